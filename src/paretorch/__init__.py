@@ -1,0 +1,1 @@
+"""paretorch: smaller networks, cheaper to train."""
