@@ -1,0 +1,7 @@
+"""The data of the thesis: image sets in memory, text, translation, image folders, shortest paths."""
+
+from paretorch.zoo.data.augment import Augment, augment, normalise
+from paretorch.zoo.data.images import Images
+from paretorch.zoo.data.registry import load
+
+__all__ = ["Augment", "Images", "augment", "load", "normalise"]

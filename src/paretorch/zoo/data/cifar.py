@@ -1,0 +1,107 @@
+"""CIFAR-10 and CIFAR-100 (Krizhevsky, 2009), from either layout that their author distributes.
+
+Binary: records of one label byte (CIFAR-100: coarse, then fine) and 3,072 pixels, red plane first. Python: pickled
+dicts of the same rows, read without running anything in them.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paretorch.errors import DataError
+from paretorch.zoo.data import _download, _pickle
+from paretorch.zoo.data.images import Images, statistics
+
+_PIXELS = 3 * 32 * 32
+
+
+class _Layout(NamedTuple):
+    """The author's files: folders of the binary and the pickled form, training and test files, what labels are."""
+
+    classes: int
+    binary: str
+    python: str
+    train: tuple[str, ...]
+    test: str
+    label_bytes: int  # the last of them is the label
+    label_key: bytes
+    archive: _download.Archive
+
+
+_LAYOUTS = {
+    "cifar10": _Layout(
+        10,
+        "cifar-10-batches-bin",
+        "cifar-10-batches-py",
+        tuple(f"data_batch_{batch}" for batch in range(1, 6)),
+        "test_batch",
+        1,
+        b"labels",
+        _download.Archive(
+            "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            170052171,
+        ),
+    ),
+    "cifar100": _Layout(
+        100,
+        "cifar-100-binary",
+        "cifar-100-python",
+        ("train",),
+        "test",
+        2,
+        b"fine_labels",
+        _download.Archive(
+            "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+            168513733,
+        ),
+    ),
+}
+
+
+def load(name: str, root: Path, download: bool = False) -> Images:
+    """The set "cifar10" or "cifar100" from the author's folder under `root`, fetched first if asked and missing."""
+    layout = _LAYOUTS[name]
+    repair = f"run: pare data {name} --download --root {root}"
+    if download and not any((root / folder).is_dir() for folder in (layout.binary, layout.python)):
+        _download.fetch(layout.archive, layout.binary, root)
+    for folder, read, suffix in ((layout.binary, _read_binary, ".bin"), (layout.python, _read_python, "")):
+        if not (root / folder).is_dir():
+            continue
+        try:
+            parts = [read(root / folder / (file + suffix), layout) for file in (*layout.train, layout.test)]
+        except (OSError, ValueError) as error:
+            raise DataError(f"{root / folder} is incomplete or damaged ({error}); {repair}") from error
+        train = (torch.cat([part[0] for part in parts[:-1]]), torch.cat([part[1] for part in parts[:-1]]))
+        return Images(name, train, parts[-1], layout.classes, *statistics(train[0]))
+    raise DataError(f"There is no {layout.binary} or {layout.python} in {root}; {repair}")
+
+
+def _read_binary(path: Path, layout: _Layout) -> tuple[Tensor, Tensor]:
+    data = np.fromfile(path, np.uint8)
+    record = layout.label_bytes + _PIXELS
+    if len(data) == 0 or len(data) % record:
+        raise ValueError(f"{path.name} has {len(data)} bytes, which is no multiple of {record}")
+    rows = data.reshape(-1, record)
+    return _checked(path, layout, rows[:, layout.label_bytes :], rows[:, layout.label_bytes - 1].astype(np.int64))
+
+
+def _read_python(path: Path, layout: _Layout) -> tuple[Tensor, Tensor]:
+    try:
+        content = _pickle.loads(path.read_bytes())
+        pixels, labels = content[b"data"], np.array(content[layout.label_key])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path.name} is not a CIFAR file: {error}") from error
+    if not isinstance(pixels, np.ndarray) or pixels.shape != (len(labels), _PIXELS) or labels.dtype.kind != "i":
+        raise ValueError(f"{path.name} does not hold one label for each row of {_PIXELS} pixels")
+    return _checked(path, layout, pixels, labels.astype(np.int64))
+
+
+def _checked(path: Path, layout: _Layout, pixels: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
+    if len(labels) == 0 or labels.min() < 0 or labels.max() >= layout.classes:
+        raise ValueError(f"{path.name} has no labels, or labels outside 0..{layout.classes - 1}")
+    return torch.from_numpy(pixels.reshape(-1, 3, 32, 32).copy()), torch.from_numpy(labels)

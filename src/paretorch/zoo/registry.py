@@ -1,0 +1,72 @@
+"""Networks by name. A built network remembers its name and options, so that an artefact can build it again."""
+
+import difflib
+import importlib
+import inspect
+import json
+import re
+from typing import Any, NamedTuple
+
+from paretorch.errors import ConfigError
+from paretorch.zoo.networks.base import Network
+
+
+class _Entry(NamedTuple):
+    """Where a network's class is; imported only when it is built."""
+
+    module: str
+    cls: str
+    fixed: dict[str, Any] = {}  # noqa: RUF012 - never changed
+
+
+_ENTRIES = {
+    "resnet20": _Entry("cifar_resnet", "CifarResNet", {"depth": 20}),
+    "resnet32": _Entry("cifar_resnet", "CifarResNet", {"depth": 32}),
+    "resnet56": _Entry("cifar_resnet", "CifarResNet", {"depth": 56}),
+    "vgg16": _Entry("vgg", "VGG16"),
+    "digits-cnn": _Entry("digits_cnn", "DigitsCNN"),
+}
+# names with numbers in them: the pattern's groups are options
+_FAMILIES = {
+    r"wrn-(?P<depth>\d+)-(?P<widen>\d+)": _Entry("wide_resnet", "WideResNet"),
+}
+_EXAMPLES = ("wrn-28-10", "wrn-28-4")
+
+
+def names() -> tuple[str, ...]:
+    """All names that `build` knows; of "wrn-D-K" and "lstm-N", for any numbers, those of the thesis."""
+    return tuple(sorted((*_ENTRIES, *_EXAMPLES)))
+
+
+def build(name: str, **options: Any) -> Network:
+    """Build a network, freshly initialised: `build("resnet20", classes=100)`.
+
+    Options are those of the network's class and must be plain JSON values. The module carries `zoo_name` and
+    `zoo_options`; `build(module.zoo_name, **module.zoo_options)` gives the same architecture.
+    """
+    entry = _find(name)
+    cls: type[Network] = getattr(importlib.import_module(f"paretorch.zoo.networks.{entry.module}"), entry.cls)
+    accepted = [option for option in inspect.signature(cls).parameters if option not in entry.fixed]
+    for option in options:
+        if option not in accepted:
+            raise ConfigError(f"The network {name!r} has no option {option!r}; it has: {', '.join(accepted)}.")
+    try:
+        kept: dict[str, Any] = json.loads(json.dumps(options))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"Options of the network {name!r} must be plain numbers, strings or lists: {error}."
+        ) from error
+    module = cls(**entry.fixed, **options)
+    module.zoo_name = name
+    module.zoo_options = kept
+    return module
+
+
+def _find(name: str) -> _Entry:
+    if name in _ENTRIES:
+        return _ENTRIES[name]
+    for pattern, entry in _FAMILIES.items():
+        if match := re.fullmatch(pattern, name):
+            return entry._replace(fixed=entry.fixed | {key: int(value) for key, value in match.groupdict().items()})
+    close = difflib.get_close_matches(name, names(), n=3, cutoff=0.5) or names()
+    raise ConfigError(f"There is no network {name!r} in the zoo; did you mean one of: {', '.join(close)}?")
