@@ -1,0 +1,10 @@
+"""The fast loop, its checkpoints and run folders."""
+
+from paretorch.training.fit import Trainer
+from paretorch.training.folder import RunFolder
+from paretorch.training.images import ImageClassification
+from paretorch.training.recipe import Recipe, Runtime
+from paretorch.training.run import prepare, train
+from paretorch.training.task import Task
+
+__all__ = ["ImageClassification", "Recipe", "RunFolder", "Runtime", "Task", "Trainer", "prepare", "train"]

@@ -1,0 +1,48 @@
+"""Files that are either the old or the new version, whole, whatever happens in between."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from paretorch.errors import PareError
+
+
+def write_atomically(path: Path, data: bytes | memoryview) -> None:
+    """Write beside `path`, flush to the disk, rename over it, flush the folder.
+
+    A crash, a kill or a full disk at any moment leaves the previous file untouched.
+    """
+    beside = path.with_name(path.name + ".tmp")
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        _remove(beside)
+        raise write_error(path, error) from error
+
+
+def write_error(path: Path, error: OSError) -> PareError:
+    """The error to show when `path` cannot be written."""
+    kept = "; the previous one is intact" if path.exists() else ""
+    reason = (error.strerror or str(error)).lower()
+    return PareError(
+        f"Cannot write {path} ({reason}){kept}. Make room or make the folder writable and continue with --resume, "
+        f"or choose another folder with --out."
+    )
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):  # in a read-only folder there is nothing to remove, and the first error is told
+        path.unlink(missing_ok=True)

@@ -1,0 +1,185 @@
+"""The loop: search, round, fine-tune, with a checkpoint whenever one is due.
+
+All that happens is a function of the recipe and of the position (epoch, step); the position is in the checkpoint, so a
+run that is killed and resumed takes the very steps of one that is not.
+"""
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from paretorch.errors import DivergenceError
+from paretorch.training import optimizers, schedules
+from paretorch.training.checkpoint import Checkpoint, random_state, require_same, restore_random
+from paretorch.training.folder import RunFolder
+from paretorch.training.progress import Progress
+from paretorch.training.recipe import Recipe, Runtime
+from paretorch.training.stepper import Stepper
+from paretorch.training.task import Task, mix
+
+if TYPE_CHECKING:
+    from paretorch.core import Plan
+
+_DIVERGED = 1e5
+
+
+class Trainer:
+    """Trains one model on one task by one recipe, into one run folder."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        recipe: Recipe,
+        folder: RunFolder,
+        *,
+        plan: "Plan | None" = None,
+        runtime: Runtime | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.model, self.task, self.recipe, self.folder, self.plan = model, task, recipe, folder, plan
+        self.runtime = runtime or Runtime()
+        self.device = device or torch.device("cpu")
+        captured = self.device.type == "cuda" and self.runtime.graph
+        rate = torch.tensor(recipe.lr, device=self.device) if captured else None
+        groups = (
+            optimizers.dense_groups(model, recipe.weight_decay)
+            if plan is None
+            else plan.param_groups(recipe.weight_decay)
+        )
+        self.optimizer = optimizers.build(recipe, groups, recipe.lr if rate is None else rate)
+        self.stepper = Stepper(
+            model,
+            task,
+            self.optimizer,
+            plan,
+            device=self.device,
+            rate=rate,
+            compile=self.device.type == "cuda" and self.runtime.compile,
+        )
+        self._epoch, self._step, self._offset = 0, 0, 0
+        self._record: torch.Tensor | None = None
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the whole run."""
+        return self.recipe.epochs + (self.recipe.finetune if self.plan is not None else 0)
+
+    def run(self, *, resume: bool = False) -> dict[str, Any]:
+        """Train to the end of the recipe; returns the last row of metrics."""
+        if resume and self.folder.checkpoint.exists():
+            self._restore()
+        with Progress(self.runtime.progress) as progress:
+            progress.start(self.epochs, self.task.steps, self._epoch * self.task.steps + self._step)
+            while self._epoch < self.epochs:
+                self._harden_when_due(progress)
+                self._train_epoch(progress)
+            self._harden_when_due(progress)
+        return self.folder.history()[-1]
+
+    def _train_epoch(self, progress: Progress) -> None:
+        epoch, steps, begun = self._epoch, self.task.steps, time.perf_counter()
+        if self._step == 0:
+            torch.manual_seed(mix(self.recipe.seed, epoch, 2))
+        self.model.train()
+        rates = self._rates(epoch)
+        self.stepper.begin(self.task.epoch(epoch), rates, self._step, self._record)
+        self._record = None
+        for step in range(self._step, steps):
+            self.stepper.step(step)
+            progress.advance()
+            done = step + 1
+            due = self.runtime.checkpoint_steps and done % self.runtime.checkpoint_steps == 0 and done < steps
+            if due or self.device.type == "cpu":
+                self._require_finite(self.stepper.record(done, self._step if due else step), done)
+            if due:
+                self._step = done
+                self._save(self.stepper.record(done))
+        record = self.stepper.record(steps)
+        self._require_finite(record, steps)
+        seconds = time.perf_counter() - begun
+        self._epoch, self._step = epoch + 1, 0
+        phase = "train" if self.plan is None else "finetune" if self.plan.is_hard else "search"
+        means = record.double().mean(0).tolist()
+        row = {
+            "phase": phase,
+            "lr": rates[-1],
+            "loss": means[0],
+            **dict(zip(self.task.tallies, means[1:], strict=True)),
+        }
+        self._tell({**row, "seconds": seconds}, progress)
+        if self._epoch % self.runtime.checkpoint_epochs == 0 or self._epoch in (self.recipe.epochs, self.epochs):
+            self._save()
+
+    def _harden_when_due(self, progress: Progress) -> None:
+        if self.plan is None or self.plan.is_hard or self._epoch < self.recipe.epochs:
+            return
+        self.plan.harden(self.optimizer)
+        self.stepper.release()
+        self._tell({"phase": "harden"}, progress)
+        self._save()
+
+    def _tell(self, row: dict[str, Any], progress: Progress) -> None:
+        self.model.eval()
+        evaluation = self.task.evaluate(self.model)
+        decisions = {} if self.plan is None else self.plan.metrics()
+        row = {"epoch": self._epoch, **row, **evaluation, **decisions, "step": self._epoch * self.task.steps}
+        broken = next((name for name, value in evaluation.items() if not math.isfinite(value)), None)
+        if broken:
+            raise self._diverged(self._epoch * self.task.steps, evaluation[broken], broken)
+        self._offset = self.folder.append(row)
+        progress.epoch(row)
+
+    def _rates(self, epoch: int) -> list[float]:
+        recipe = self.recipe
+        if epoch < recipe.epochs:
+            base, start, length, name, warmup = recipe.lr, 0, recipe.epochs, recipe.schedule, recipe.warmup
+        else:
+            base = recipe.lr / 10 if recipe.finetune_lr is None else recipe.finetune_lr
+            start, length, name, warmup = recipe.epochs, recipe.finetune, recipe.finetune_schedule, 0.0
+        schedule = schedules.build(name, length, milestones=recipe.milestones, factor=recipe.factor, warmup=warmup)
+        return [base * schedule(epoch - start + step / self.task.steps) for step in range(self.task.steps)]
+
+    def _require_finite(self, record: torch.Tensor, done: int) -> None:
+        """Look at the losses of the steps just before the step `done` of this epoch."""
+        losses = record[:, 0]
+        bad = ~losses.isfinite() | (losses.abs() > _DIVERGED)
+        if bad.any():
+            index = int(bad.to(torch.uint8).argmax())
+            step = self._epoch * self.task.steps + done - len(losses) + index
+            raise self._diverged(step, float(losses[index]), "loss")
+
+    def _diverged(self, step: int, value: float, what: str) -> DivergenceError:
+        kept = f" {self.folder.checkpoint} is the last good state." if self.folder.checkpoint.exists() else ""
+        return DivergenceError(
+            f"The {what} is {value:g} at step {step} (epoch {step // self.task.steps + 1}): try a lower learning rate "
+            f"(now {self.recipe.lr:g}) or a warm-up (--set warmup=5), and check the data for broken values.{kept}"
+        )
+
+    def _save(self, record: torch.Tensor | None = None) -> None:
+        Checkpoint(
+            recipe=self.recipe.as_dict(),
+            model=self.model.state_dict(),
+            optimizer=self.optimizer.state_dict(),
+            plan=None if self.plan is None else self.plan.state_dict(),
+            epoch=self._epoch,
+            step=self._step,
+            offset=self._offset,
+            record=torch.zeros(0) if record is None else record,
+            random=random_state(self.device),
+        ).save(self.folder.checkpoint)
+
+    def _restore(self) -> None:
+        stored = Checkpoint.load(self.folder.checkpoint, self.device)
+        require_same(self.recipe.as_dict(), stored.recipe, self.folder.path)
+        self.model.load_state_dict(stored.model)
+        optimizers.load_state(self.optimizer, stored.optimizer)
+        if self.plan is not None and stored.plan is not None:
+            self.plan.load_state_dict(stored.plan)
+        self._epoch, self._step, self._offset = stored.epoch, stored.step, stored.offset
+        self._record = stored.record if stored.step else None
+        restore_random(stored.random, self.device)
+        self.folder.rewind(stored.offset)

@@ -1,0 +1,91 @@
+"""The run folder: config.json, metrics.jsonl, checkpoint.pt, and at the end model.pare and report.html."""
+
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paretorch.errors import ArtefactError, ConfigError
+from paretorch.training.checkpoint import require_same
+from paretorch.training.files import write_atomically, write_error
+from paretorch.training.recipe import Recipe
+
+
+class RunFolder:
+    """Opens a folder for a run, new or resumed, and owns the files in it."""
+
+    def __init__(self, path: Path, recipe: Recipe, *, resume: bool = False, device: torch.device | None = None) -> None:
+        self.path = path
+        self.config = path / "config.json"
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoint = path / "checkpoint.pt"
+        self.artefact = path / "model.pare"
+        self.report = path / "report.html"
+        if self.config.exists():
+            if not resume:
+                raise ConfigError(f"{path} already holds a run; continue it with --resume or choose another --out.")
+            require_same(recipe.as_dict(), self._stored_recipe(), path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error(path, error) from error
+        if not self.config.exists():
+            content = {"recipe": recipe.as_dict(), "environment": environment(device or torch.device("cpu"))}
+            write_atomically(self.config, json.dumps(content, indent=2).encode())
+        self.rewind(0 if not self.checkpoint.exists() else None)
+
+    def rewind(self, offset: int | None) -> None:
+        """Cut metrics.jsonl to `offset` bytes (None: leave it), so that steps taken again are not told twice."""
+        try:
+            with open(self.metrics, "ab") as file:
+                if offset is not None:
+                    file.truncate(offset)
+        except OSError as error:
+            raise write_error(self.metrics, error) from error
+
+    def append(self, row: dict[str, Any]) -> int:
+        """Add one line to metrics.jsonl; returns the length of the file."""
+        try:
+            with open(self.metrics, "ab") as file:
+                file.write(json.dumps(row).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+                return file.tell()
+        except OSError as error:
+            raise write_error(self.metrics, error) from error
+
+    def history(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl so far; a last line cut by a kill is left out."""
+        return read_history(self.path)
+
+    def _stored_recipe(self) -> dict[str, Any]:
+        try:
+            recipe: dict[str, Any] = json.loads(self.config.read_text())["recipe"]
+        except (OSError, ValueError, KeyError) as error:
+            raise ArtefactError(f"{self.config} is not the configuration of a run; choose another --out.") from error
+        return recipe
+
+
+def read_history(folder: Path) -> list[dict[str, Any]]:
+    """The complete rows of a run's metrics.jsonl."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a reader needs to judge or repeat the run."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "command": " ".join(["pare", *sys.argv[1:]]),
+        "device": device.type,
+        "hardware": name,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,89 @@
+"""Image classification: the set lives on the device as uint8, and a whole epoch is augmented at once."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from paretorch.errors import ConfigError
+from paretorch.training.task import Batch, mix, shuffled
+from paretorch.zoo.data import Augment, Images, augment
+
+_EVALUATION_BATCH = 1000
+
+
+class ImageClassification:
+    """Cross-entropy on images; the last partial batch of an epoch is dropped.
+
+    Order and augmentation of an epoch are pure functions of (seed, epoch). `autocast` gives bf16 for the matrix work;
+    weights and the loss stay fp32.
+    """
+
+    tallies: tuple[str, ...] = ("accuracy",)
+
+    def __init__(
+        self,
+        images: Images,
+        *,
+        batch: int = 128,
+        how: Augment | None = None,
+        label_smoothing: float = 0.0,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        autocast: bool = False,
+    ) -> None:
+        self._device = torch.device(device)
+        self._images = images.to(self._device)
+        self._batch = batch
+        self._how = how or Augment()
+        self._smoothing = label_smoothing
+        self._seed = seed
+        self._autocast = autocast
+        self.steps = len(images.train[1]) // batch
+        if self.steps == 0:
+            raise ConfigError(f"A batch of {batch} is larger than the training set of {len(images.train[1])} images.")
+        shape = (1, len(images.mean), 1, 1)
+        self._centre = torch.tensor(images.mean, device=self._device).view(shape) * 255
+        self._scale = 1 / (torch.tensor(images.std, device=self._device).view(shape) * 255)
+
+    def epoch(self, number: int) -> Batch:
+        pixels, labels = self._images.train
+        order = shuffled(len(labels), mix(self._seed, number, 0))[: self.steps * self._batch].to(self._device)
+        pixels = augment(pixels[order], self._how, mix(self._seed, number, 1))
+        return pixels.view(self.steps, self._batch, *pixels.shape[1:]), labels[order].view(self.steps, self._batch)
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
+        pixels, labels = batch
+        logits = self._logits(model, pixels)
+        loss = F.cross_entropy(logits, labels, label_smoothing=self._smoothing)
+        return loss, ((logits.detach().argmax(1) == labels).float().mean(),)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        pixels, labels = self._images.test
+        totals = torch.zeros(2, dtype=torch.float64, device=self._device)
+        with torch.no_grad():
+            for start in range(0, len(labels), _EVALUATION_BATCH):
+                part = slice(start, start + _EVALUATION_BATCH)
+                logits = self._logits(model, pixels[part])
+                wrong = F.cross_entropy(logits, labels[part], reduction="sum")
+                totals += torch.stack([wrong.double(), (logits.argmax(1) == labels[part]).sum().double()])
+        loss, correct = (totals / len(labels)).tolist()
+        return {"test_loss": loss, "test_accuracy": correct}
+
+    def example(self) -> Tensor:
+        return self._prepared(self._images.test[0][:2])
+
+    def inputs(self, number: int, count: int) -> list[Tensor]:
+        """Up to `count` training batches of an epoch as the model sees them, to re-estimate statistics with."""
+        return [self._prepared(pixels) for pixels in self.epoch(number)[0][:count]]
+
+    def _prepared(self, pixels: Tensor) -> Tensor:
+        # Kept as tensors on the device: a captured step may not copy from the host.
+        values = (pixels.float() - self._centre) * self._scale
+        dtype = torch.bfloat16 if self._autocast else torch.float32
+        layout = torch.channels_last if self._device.type == "cuda" else torch.contiguous_format
+        return values.to(dtype).contiguous(memory_format=layout)
+
+    def _logits(self, model: nn.Module, pixels: Tensor) -> Tensor:
+        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast):
+            logits: Tensor = model(self._prepared(pixels))
+        return logits.float()

@@ -1,0 +1,49 @@
+"""Optimizers by name, set up so that their step can be captured in a CUDA graph when one is wanted."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.training.recipe import Recipe
+
+
+def dense_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """All trainable parameters in one group, as `Plan.param_groups` gives them for a compressed model."""
+    return [{"params": [weight for weight in model.parameters() if weight.requires_grad], "weight_decay": weight_decay}]
+
+
+def build(recipe: Recipe, groups: Iterable[dict[str, Any]], rate: float | Tensor) -> torch.optim.Optimizer:
+    """The recipe's optimizer. A tensor as rate means that the step will be captured in a CUDA graph."""
+    groups = [group for group in groups if group["params"]]
+    captured = isinstance(rate, Tensor)
+    eps = {} if recipe.eps is None else {"eps": recipe.eps}
+    if recipe.optimizer == "sgd":
+        nesterov = recipe.nesterov and recipe.momentum > 0
+        return torch.optim.SGD(
+            groups, lr=rate, momentum=recipe.momentum, nesterov=nesterov, fused=True if captured else None
+        )
+    if recipe.optimizer in ("adam", "adamw"):
+        kind = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.AdamW
+        options: dict[str, Any] = {**eps, **({"fused": True, "capturable": True} if captured else {})}
+        return kind(groups, lr=rate, betas=recipe.betas, **options)
+    from paretorch import optim
+
+    kinds = {"avagrad": optim.AvaGrad, "avagradw": optim.AvaGradW, "delayed-adam": optim.DelayedAdam}
+    return kinds[recipe.optimizer](groups, lr=rate, betas=recipe.betas, **eps)  # type: ignore[no-any-return]
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float | Tensor) -> None:
+    """Give every group this learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load moments and counters, keep this optimizer's own settings (it may run on another device now)."""
+    groups = [
+        {**{key: value for key, value in own.items() if key != "params"}, "params": saved["params"]}
+        for own, saved in zip(optimizer.param_groups, state["param_groups"], strict=True)
+    ]
+    optimizer.load_state_dict({"state": state["state"], "param_groups": groups})

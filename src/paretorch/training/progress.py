@@ -1,0 +1,72 @@
+"""How a run tells of itself: a bar on a terminal, a line an epoch elsewhere, or nothing."""
+
+import sys
+from types import TracebackType
+from typing import Any, Self
+
+_SHOWN = ("loss", "accuracy", "test_accuracy", "sparsity", "bits")
+
+
+class Progress:
+    """Shows epochs and, on a terminal, the steps within them with the time left."""
+
+    def __init__(self, mode: str = "auto") -> None:
+        if mode == "auto":
+            mode = "bar" if sys.stdout.isatty() else "plain"
+        self._mode = mode
+        self._bar: Any = None
+        self._task: Any = None
+        self._epochs = 0
+
+    def start(self, epochs: int, steps: int, done: int) -> None:
+        """Begin at step `done` of a run of `epochs` epochs with `steps` steps each."""
+        self._epochs = epochs
+        if self._mode != "bar":
+            return
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(*columns, refresh_per_second=4)
+        self._task = self._bar.add_task("starting", total=epochs * steps, completed=done)
+        self._bar.start()
+
+    def advance(self, steps: int = 1) -> None:
+        """So many more steps are done."""
+        if self._bar is not None:
+            self._bar.advance(self._task, steps)
+
+    def epoch(self, row: dict[str, Any]) -> None:
+        """A row of metrics is complete."""
+        told = describe(row, self._epochs)
+        if self._bar is not None:
+            self._bar.update(self._task, description=told)
+        elif self._mode == "plain":
+            print(told, flush=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def describe(row: dict[str, Any], epochs: int) -> str:
+    """One line of a row: 'search 3/20  loss 0.4123  accuracy 87.10 %  sparsity 50.00 %  bits 3.20'."""
+    parts = [f"{row['phase']} {row['epoch']}/{epochs}"]
+    for name in _SHOWN:
+        if name in row:
+            percent = name.endswith(("accuracy", "sparsity"))
+            value = f"{100 * row[name]:.2f} %" if percent else f"{row[name]:.4g}"
+            parts.append(f"{name.replace('_', ' ')} {value}")
+    if "seconds" in row:
+        parts.append(f"{row['seconds']:.2f} s")
+    return "  ".join(parts)

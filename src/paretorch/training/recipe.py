@@ -1,0 +1,193 @@
+"""What decides a run's result: one frozen record, readable from TOML or JSON.
+
+Where and how it runs (device, compilation, checkpoints) is kept apart, in `Runtime`: a run may be resumed under another
+runtime but never under another recipe.
+"""
+
+import dataclasses
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paretorch.errors import ConfigError
+from paretorch.training.schedules import SCHEDULES
+
+OPTIMIZERS = ("sgd", "adam", "adamw", "avagrad", "avagradw", "delayed-adam")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Network, data, optimizer, schedule and what to compress.
+
+    network, network_options: a zoo network and the options of its builder.
+    data, validation: a zoo data set, and how many training images to hold out and evaluate on instead of the test set.
+    epochs, finetune: epochs until decisions are rounded, and epochs after that.
+    optimizer, lr, momentum, nesterov, betas, eps, weight_decay: `momentum` is for sgd, `betas` and `eps` are for the
+        others; an eps of None is the optimizer's own.
+    schedule, milestones, factor, warmup: see `paretorch.training.schedules`; milestones and warmup are in epochs.
+    finetune_lr, finetune_schedule: the rate after rounding; None is a tenth of lr.
+    pad, flip, cutout, label_smoothing: augmentation of a training epoch, and the loss.
+    sparsity, bits, budget: targets for the fraction of zeros, the bits per weight and the bytes of the artefact; None
+        leaves that decision out. `sparsity_options` and `precision_options` go to the methods as they are.
+    dtype: "fp32", "bf16" (autocast), or "auto": bf16 on a GPU and fp32 elsewhere.
+    """
+
+    network: str = "resnet20"
+    network_options: Mapping[str, Any] = field(default_factory=dict)
+    data: str = "cifar10"
+    validation: int = 0
+    epochs: int = 200
+    finetune: int = 0
+    batch: int = 128
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9
+    nesterov: bool = True
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float | None = None
+    weight_decay: float = 5e-4
+    schedule: str = "cosine"
+    milestones: tuple[float, ...] = ()
+    factor: float = 0.1
+    warmup: float = 0.0
+    finetune_lr: float | None = None
+    finetune_schedule: str = "cosine"
+    pad: int = 4
+    flip: bool = True
+    cutout: int = 0
+    label_smoothing: float = 0.0
+    sparsity: float | None = None
+    sparsity_options: Mapping[str, Any] = field(default_factory=dict)
+    bits: float | None = None
+    precision_options: Mapping[str, Any] = field(default_factory=dict)
+    budget: int | None = None
+    dtype: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))
+        object.__setattr__(self, "milestones", tuple(self.milestones))
+        _one_of("optimizer", self.optimizer, OPTIMIZERS)
+        _one_of("schedule", self.schedule, SCHEDULES)
+        _one_of("finetune_schedule", self.finetune_schedule, SCHEDULES)
+        _one_of("dtype", self.dtype, ("auto", "bf16", "fp32"))
+        _at_least("epochs", self.epochs, 1)
+        _at_least("batch", self.batch, 1)
+        for name in ("finetune", "validation", "lr", "weight_decay", "warmup", "pad", "cutout", "seed"):
+            _at_least(name, getattr(self, name), 0)
+        if self.schedule == "steps" and not self.milestones:
+            raise ConfigError("The schedule 'steps' needs milestones in epochs, for example milestones = [80, 120].")
+        if self.finetune and not self.compresses:
+            raise ConfigError("finetune needs something to round first: set sparsity, bits or budget.")
+
+    @property
+    def compresses(self) -> bool:
+        """Whether any decision is trained beside the weights."""
+        return self.sparsity is not None or self.bits is not None or self.budget is not None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields as JSON would give them back."""
+        plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return plain
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where and how a run is executed; none of it belongs to the recipe.
+
+    root, download: the folder of the data sets (None: the zoo's own choice), and whether to fetch what is missing.
+    device: "auto" is the first GPU, else the CPU.
+    compile, graph: `torch.compile` and one CUDA graph per step, both on a GPU only.
+    checkpoint_epochs, checkpoint_steps: a checkpoint every so many epochs, and every so many steps within an epoch (0:
+        none within).
+    progress: "auto" is a bar on a terminal and a line an epoch elsewhere.
+    """
+
+    root: str | None = None
+    download: bool = False
+    device: str = "auto"
+    compile: bool = True
+    graph: bool = True
+    checkpoint_epochs: int = 1
+    checkpoint_steps: int = 0
+    progress: str = "auto"
+
+    def __post_init__(self) -> None:
+        _one_of("progress", self.progress, ("auto", "bar", "plain", "quiet"))
+        _at_least("checkpoint_epochs", self.checkpoint_epochs, 1)
+        _at_least("checkpoint_steps", self.checkpoint_steps, 0)
+
+
+def recipe_from(values: Mapping[str, Any], source: str = "the configuration") -> Recipe:
+    """A recipe from plain values; unknown names and wrong types are refused by name."""
+    known = {each.name: each.type for each in dataclasses.fields(Recipe)}
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ConfigError(f"{source} has unknown fields: {', '.join(unknown)}; known are {', '.join(sorted(known))}.")
+    return Recipe(**{name: _typed(name, known[name], value, source) for name, value in values.items()})
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The values of a TOML or JSON file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Cannot read the configuration {path}: {error}.") from error
+    try:
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}.") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a table of fields, such as lr = 0.1.")
+    return values
+
+
+_UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "KIB": 1024, "MIB": 1024**2}
+
+
+def parse_bytes(text: str | int) -> int:
+    """'48KB' (1000 bytes a KB) or '48KiB' (1024) or '48000' as a number of bytes."""
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", str(text))
+    if match is None or match[2].upper() not in _UNITS:
+        raise ConfigError(f"{text!r} is no size; write it like 48KB, 48KiB, 1.5MB or 48000.")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _typed(name: str, kind: Any, value: Any, source: str) -> Any:
+    """Loose where nothing is lost (1 for 1.0, lists for tuples, '48KB' for bytes), strict elsewhere."""
+    if name == "budget" and value is not None:
+        return parse_bytes(value)
+    wanted = str(kind if isinstance(kind, str) else getattr(kind, "__name__", kind))
+    if value is None:
+        fits = "None" in wanted
+    elif "tuple" in wanted:
+        fits = isinstance(value, list | tuple) and all(_is_number(each) for each in value)
+    elif "Mapping" in wanted:
+        fits = isinstance(value, Mapping)
+    elif "float" in wanted:
+        fits = _is_number(value)
+    elif wanted.startswith("int"):
+        fits = isinstance(value, int) and not isinstance(value, bool)
+    else:
+        fits = isinstance(value, bool if wanted == "bool" else str)
+    if not fits:
+        raise ConfigError(f"{source}: {name} should be of type {wanted}, not {value!r}.")
+    return float(value) if "float" in wanted and _is_number(value) else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(choices)}.")
+
+
+def _at_least(name: str, value: float, bound: float) -> None:
+    if not value >= bound:
+        raise ConfigError(f"{name} must be at least {bound}, not {value}.")

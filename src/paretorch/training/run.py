@@ -1,0 +1,81 @@
+"""A whole run from a recipe: network and data from the zoo, the plan, training, the artefact and the report."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from paretorch.errors import ConfigError
+from paretorch.training.compression import attach
+from paretorch.training.fit import Trainer
+from paretorch.training.folder import RunFolder
+from paretorch.training.images import ImageClassification
+from paretorch.training.recipe import Recipe, Runtime
+
+if TYPE_CHECKING:
+    from paretorch.core import Plan
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that a recipe names, built."""
+
+    model: nn.Module
+    task: ImageClassification
+    plan: "Plan | None"
+    device: torch.device
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; "auto" is the first GPU, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"{name!r} is no device; use cpu, cuda or cuda:1.") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"Training runs on cpu and cuda, not on {name!r}.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("There is no usable GPU here; use --device cpu.")
+    return device
+
+
+def prepare(recipe: Recipe, runtime: Runtime) -> Setup:
+    """Build the network (from the recipe's seed), load the data, attach what is to be compressed."""
+    from paretorch import zoo
+
+    device = choose_device(runtime.device)
+    images = zoo.data.load(recipe.data, runtime.root, runtime.download)
+    if recipe.validation:
+        images = images.validation(recipe.validation, seed=0)
+    autocast = recipe.dtype == "bf16" or (recipe.dtype == "auto" and device.type == "cuda")
+    task = ImageClassification(
+        images,
+        batch=recipe.batch,
+        how=zoo.data.Augment(recipe.pad, recipe.flip, recipe.cutout),
+        label_smoothing=recipe.label_smoothing,
+        seed=recipe.seed,
+        device=device,
+        autocast=autocast,
+    )
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+        torch.set_float32_matmul_precision("high")
+    torch.manual_seed(recipe.seed)
+    model: nn.Module = zoo.build(recipe.network, **{"classes": images.classes, **recipe.network_options})
+    model = model.to(device)
+    if device.type == "cuda":
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Setup(model, task, attach(model, recipe, steps=recipe.epochs * task.steps, example=task.example()), device)
+
+
+def train(recipe: Recipe, out: Path, runtime: Runtime | None = None, *, resume: bool = False) -> dict[str, Any]:
+    """Run a recipe to its end in the folder `out`; returns the last row of metrics."""
+    runtime = runtime or Runtime()
+    setup = prepare(recipe, runtime)
+    folder = RunFolder(out, recipe, resume=resume, device=setup.device)
+    trainer = Trainer(setup.model, setup.task, recipe, folder, plan=setup.plan, runtime=runtime, device=setup.device)
+    return trainer.run(resume=resume)

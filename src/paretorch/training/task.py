@@ -1,0 +1,50 @@
+"""What is trained: batches, a loss and an evaluation. The loop knows nothing else about the data."""
+
+import hashlib
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+Batch = tuple[Tensor, ...]
+
+
+class Task(Protocol):
+    """A thing to learn.
+
+    An epoch comes as a whole: tensors of shape [steps, ...] on the device, of which the loop takes row i at step i. So
+    a captured step finds its batch by a counter on the device and waits for nothing. `epoch` must be a pure function of
+    its argument (and the task's seed), with the same shapes every time; `loss` must not look at values on the host.
+    """
+
+    tallies: tuple[str, ...]
+    """Names of what `loss` reports beside the loss, such as ("accuracy",)."""
+    steps: int
+    """Steps per epoch."""
+
+    def epoch(self, number: int) -> Batch:
+        """All batches of an epoch, in training order."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The loss to minimise and the tallies, 0-dim tensors, means over the batch."""
+        ...
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Metrics on held-out data; `model` is in eval mode."""
+        ...
+
+    def example(self) -> Tensor:
+        """A small input as the model sees it, for tracing shapes and timing."""
+        ...
+
+
+def mix(*parts: int) -> int:
+    """One seed from several integers, far apart for neighbours, the same on every machine."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def shuffled(count: int, seed: int) -> Tensor:
+    """A permutation of 0 .. count - 1, drawn on the CPU so that every device sees the same order."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
