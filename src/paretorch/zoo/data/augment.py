@@ -60,29 +60,26 @@ def _draw(how: Augment, count: int, height: int, width: int, device: torch.devic
         return torch.randint(high, (count,), generator=generator, device=device)
 
     top, left, mirrored = integers(2 * how.pad + 1), integers(2 * how.pad + 1), integers(2)
-    return top, left, mirrored.bool() & how.flip, integers(height), integers(width)
+    return top, left, mirrored.bool(), integers(height), integers(width)
 
 
 def _transform(
     images: Tensor, how: Augment, top: Tensor, left: Tensor, mirrored: Tensor, row: Tensor, column: Tensor
 ) -> Tensor:
     height, width = images.shape[2:]
-    y = torch.arange(height, device=images.device)
-    x = torch.arange(width, device=images.device)
-    padded = F.pad(images, (how.pad,) * 4)
-    rows = top[:, None] + y
-    columns = left[:, None] + torch.where(mirrored[:, None], width - 1 - x, x)
-    image = torch.arange(len(images), device=images.device)
-    channel = torch.arange(images.shape[1], device=images.device)
-    out = padded[image[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
+    # every crop of every padded image, as a view; indexing copies the chosen ones alone
+    crops = F.pad(images, (how.pad,) * 4).unfold(2, height, 1).unfold(3, width, 1)
+    out = crops[torch.arange(len(images), device=images.device), :, top, left]
+    if how.flip:
+        out = torch.where(mirrored[:, None, None, None], out.flip(-1), out)
     if how.cutout:
-        in_rows = _within(y, row, how.cutout)[:, :, None]
-        in_columns = _within(x, column, how.cutout)[:, None, :]
+        in_rows = _within(height, row, how.cutout)[:, :, None]
+        in_columns = _within(width, column, how.cutout)[:, None, :]
         out = out.masked_fill((in_rows & in_columns)[:, None], 0)
     return out
 
 
-def _within(positions: Tensor, centre: Tensor, side: int) -> Tensor:
-    """Which positions lie in [centre − side // 2, centre − side // 2 + side), one row per centre."""
-    offset = positions - (centre[:, None] - side // 2)
+def _within(size: int, centre: Tensor, side: int) -> Tensor:
+    """Which of `size` positions lie in [centre − side // 2, centre − side // 2 + side), one row per centre."""
+    offset = torch.arange(size, device=centre.device) - (centre[:, None] - side // 2)
     return (offset >= 0) & (offset < side)
