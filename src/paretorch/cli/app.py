@@ -1,0 +1,18 @@
+"""The commands of `pare`, put together."""
+
+import typer
+
+from paretorch.cli.data import data
+from paretorch.cli.guard import guarded
+from paretorch.cli.train import train
+
+app = typer.Typer(
+    help="Make PyTorch networks smaller and cheaper to train.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="markdown",
+)
+for command in (train, data):
+    app.command()(guarded(command))

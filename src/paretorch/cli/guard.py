@@ -1,0 +1,48 @@
+"""From errors to one line on stderr and an exit code: a user's mistake never ends in a traceback."""
+
+import functools
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from typing import ParamSpec
+
+import typer
+
+from paretorch.errors import ConfigError, PareError
+
+P = ParamSpec("P")
+
+
+def guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """The command with its errors told briefly: 2 for wrong arguments, 1 for a failed run, 130 for an interrupt."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except KeyboardInterrupt:
+            raise _stop(f"Stopped. {_how_to_resume()}", 130) from None
+        except BrokenPipeError:
+            # The reader went away (`pare ... | head`): nothing to tell, and nothing more to flush.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
+        except ConfigError as error:
+            raise _stop(str(error), 2) from None
+        except PareError as error:
+            raise _stop(str(error), 1) from None
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            raise _stop(f"{where}{error.strerror or error}.", 1) from None
+
+    return run
+
+
+def _stop(message: str, code: int) -> typer.Exit:
+    typer.echo(f"pare: {message}", err=True)
+    return typer.Exit(code)
+
+
+def _how_to_resume() -> str:
+    words = [word for word in sys.argv[1:] if word != "--resume"]
+    return f"Continue with: {shlex.join(['pare', *words])} --resume" if words[:1] == ["train"] else ""

@@ -1,0 +1,145 @@
+"""`pare train`."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paretorch.errors import ConfigError
+from paretorch.training.recipe import Recipe, Runtime, parse_bytes, read_config, recipe_from
+
+_WHAT = "What to train"
+_HOW = "How to train"
+_SMALL = "How small"
+_WHERE = "Where and with what"
+
+Text = str | None
+Number = float | None
+Whole = int | None
+
+
+def train(
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML or JSON file of recipe fields, or a run's config.json.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/NETWORK-DATA-seedSEED")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --out where its checkpoint is.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print layers, groups and expected bytes; stop.")] = False,
+    network: Annotated[Text, typer.Option(help="A network of the zoo.", rich_help_panel=_WHAT)] = None,
+    data: Annotated[Text, typer.Option(help="digits, cifar10 or cifar100.", rich_help_panel=_WHAT)] = None,
+    seed: Annotated[Whole, typer.Option(help="Decides every random number.", rich_help_panel=_WHAT)] = None,
+    epochs: Annotated[Whole, typer.Option(help="Epochs until decisions are rounded.", rich_help_panel=_HOW)] = None,
+    finetune: Annotated[Whole, typer.Option(help="Epochs after that.", rich_help_panel=_HOW)] = None,
+    batch: Annotated[Whole, typer.Option(help="Images per step.", rich_help_panel=_HOW)] = None,
+    optimizer: Annotated[
+        Text, typer.Option(help="sgd, adam, adamw, avagrad, avagradw, delayed-adam.", rich_help_panel=_HOW)
+    ] = None,
+    lr: Annotated[Number, typer.Option(help="Learning rate.", rich_help_panel=_HOW)] = None,
+    weight_decay: Annotated[Number, typer.Option(help="Weight decay.", rich_help_panel=_HOW)] = None,
+    schedule: Annotated[
+        Text, typer.Option(help="constant, cosine, linear, onecycle, steps.", rich_help_panel=_HOW)
+    ] = None,
+    milestones: Annotated[Text, typer.Option(help="Epochs of the drops, such as 80,120.", rich_help_panel=_HOW)] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other recipe field: NAME=VALUE.", rich_help_panel=_HOW)
+    ] = None,
+    sparsity: Annotated[Number, typer.Option(help="Fraction of zeros, such as 0.95.", rich_help_panel=_SMALL)] = None,
+    bits: Annotated[Number, typer.Option(help="Bits per weight, such as 2.0.", rich_help_panel=_SMALL)] = None,
+    budget: Annotated[Text, typer.Option(help="Bytes of the artefact, such as 48KB.", rich_help_panel=_SMALL)] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.", rich_help_panel=_WHERE)] = "auto",
+    root: Annotated[Text, typer.Option(help="Folder of the data sets.", rich_help_panel=_WHERE)] = None,
+    download: Annotated[bool, typer.Option("--download", help="Fetch missing data.", rich_help_panel=_WHERE)] = False,
+    compile: Annotated[bool, typer.Option(help="Compile the step (GPU).", rich_help_panel=_WHERE)] = True,
+    graph: Annotated[bool, typer.Option(help="Replay it as a CUDA graph (GPU).", rich_help_panel=_WHERE)] = True,
+    checkpoint_epochs: Annotated[int, typer.Option(help="Checkpoint every N epochs.", rich_help_panel=_WHERE)] = 1,
+    checkpoint_steps: Annotated[
+        int, typer.Option(help="And every N steps within an epoch; 0: not.", rich_help_panel=_WHERE)
+    ] = 0,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print nothing while training.", rich_help_panel=_WHERE)
+    ] = False,
+) -> None:
+    """Train a network, dense or compressed, into a run folder.
+
+    Examples:
+
+        pare train --network digits-cnn --data digits --epochs 20
+
+        pare train --network resnet20 --data cifar10 --download --sparsity 0.95 --bits 2 --finetune 40
+
+        pare train --config recipe.toml --lr 0.05 --out runs/mine
+
+        pare train --out runs/mine --resume
+    """
+    flags = {
+        "network": network,
+        "data": data,
+        "seed": seed,
+        "epochs": epochs,
+        "finetune": finetune,
+        "batch": batch,
+        "optimizer": optimizer,
+        "lr": lr,
+        "weight_decay": weight_decay,
+        "schedule": schedule,
+        "milestones": None if milestones is None else _numbers(milestones),
+        "sparsity": sparsity,
+        "bits": bits,
+        "budget": None if budget is None else parse_bytes(budget),
+    }
+    given = {name: value for name, value in flags.items() if value is not None} | _assignments(set_ or [])
+    if config is None and resume and out is not None and (out / "config.json").exists():
+        config = out / "config.json"
+    recipe = make_recipe(config, given)
+    runtime = Runtime(
+        root=root,
+        download=download,
+        device=device,
+        compile=compile,
+        graph=graph,
+        checkpoint_epochs=checkpoint_epochs,
+        checkpoint_steps=checkpoint_steps,
+        progress="quiet" if quiet else "auto",
+    )
+    if dry_run:
+        from paretorch.cli.dry_run import show_plan
+
+        show_plan(recipe, runtime)
+        return
+    from paretorch.training.run import train as run
+
+    folder = out or Path("runs") / f"{recipe.network}-{recipe.data}-seed{recipe.seed}"
+    last = run(recipe, folder, runtime, resume=resume)
+    if not quiet:
+        typer.echo(f"{folder}: test accuracy {100 * last['test_accuracy']:.2f} %")
+
+
+def make_recipe(config: Path | None, given: dict[str, Any]) -> Recipe:
+    """Defaults, then the file, then the flags."""
+    values: dict[str, Any] = {} if config is None else read_config(config)
+    values = values.get("recipe", values) if isinstance(values.get("recipe"), dict) else values
+    return recipe_from({**values, **given}, str(config) if config is not None else "the command line")
+
+
+def _assignments(texts: list[str]) -> dict[str, Any]:
+    """NAME=VALUE with the value as JSON, or as text where it is none."""
+    made: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--set takes NAME=VALUE, such as --set cutout=8, not {text!r}.")
+        try:
+            made[name.strip().replace("-", "_")] = json.loads(value)
+        except ValueError:
+            made[name.strip().replace("-", "_")] = value
+    return made
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--milestones takes epochs such as 80,120, not {text!r}.") from error
