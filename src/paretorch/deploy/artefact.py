@@ -1,0 +1,160 @@
+"""The artefact: a finalized network as one small file. `save`, `load`, and the size that `save` would give."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.deploy.blob import BlobReader, storage_key, write_blob
+from paretorch.deploy.container import pack, read_file, write_file
+from paretorch.deploy.edits import check_edits, replay_edits
+from paretorch.deploy.sizes import Sizes
+from paretorch.errors import ArtefactError, ConfigError, PareError
+
+StrPath = str | os.PathLike[str]
+
+
+def save(
+    model: nn.Module, path: StrPath, *, norms: torch.dtype = torch.float32, summary: Mapping[str, Any] | None = None
+) -> Sizes:
+    """Write the module's state as an artefact (`.pare`) and return where its bytes went.
+
+    Zeros, ties, scales and precisions are read off the values, so any module can be saved; compressed ones get small.
+    Every bit comes back on load, except that -0.0 becomes 0.0. `norms=torch.bfloat16` rounds the vectors of norm layers
+    (weight, bias, running statistics) to bfloat16: half the bytes, no longer exact. `summary`: plain JSON values to
+    keep in the file. Attributes `zoo_name`, `zoo_options` and `paretorch_edits` are kept as well. The same module
+    gives the same bytes. The file is replaced at once or left as it was.
+    """
+    data, sizes = _encode(model, norms, summary)
+    write_file(Path(path), data)
+    return sizes
+
+
+def sizes(
+    model: nn.Module | Mapping[str, Tensor],
+    *,
+    norms: torch.dtype = torch.float32,
+    summary: Mapping[str, Any] | None = None,
+) -> Sizes:
+    """What `save` would return, without writing. A plain state dict is taken as a module without a name."""
+    return _encode(model, norms, summary)[1]
+
+
+def encoded_size(state: Mapping[str, Tensor]) -> int:
+    """Bytes of the artefact of a state dict: exact, by encoding it."""
+    return sizes(state).total
+
+
+def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
+    """Fill `into` from an artefact, in place, and return it; without `into`, build the zoo network that the file names.
+
+    The file must name the tensors of the module, no more and no fewer, with their shapes and dtypes; tied tensors are
+    tied again. A network built here is in eval mode. Nothing in the file is executed, and no more memory is taken than
+    the module has. Damage is found before the module is touched.
+    """
+    reader = BlobReader(read_file(Path(path)))
+    edits = check_edits(reader.head.get("edits", []))
+    module = _build(reader) if into is None else into
+    if edits:
+        replay_edits(module, edits)
+    _fill(module, reader)
+    if edits:
+        module.paretorch_edits = edits  # type: ignore[assignment]
+    return module
+
+
+def _encode(
+    model: nn.Module | Mapping[str, Tensor], norms: torch.dtype, summary: Mapping[str, Any] | None
+) -> tuple[bytes, Sizes]:
+    head: dict[str, Any] = {}
+    if isinstance(model, nn.Module):
+        state: Mapping[str, Tensor] = _rounded(model, norms)
+        if isinstance(name := getattr(model, "zoo_name", None), str):
+            head["zoo"] = [name, dict(getattr(model, "zoo_options", None) or {})]
+        if edits := getattr(model, "paretorch_edits", None):
+            head["edits"] = check_edits(edits)
+    else:
+        state = model
+    if summary:
+        head["summary"] = dict(summary)
+    try:
+        blob, tensors = write_blob(state, head)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, PareError):
+            raise
+        raise ConfigError(f"summary and zoo_options must be plain JSON values: {error}") from error
+    data = pack(blob)
+    codes, masks, maps = (sum(getattr(size, kind) for size in tensors.values()) for kind in ("codes", "masks", "maps"))
+    dense = sum(size.dense for size in tensors.values())
+    return data, Sizes(len(data), codes, masks, maps, len(data) - codes - masks - maps, dense, tensors)
+
+
+def _rounded(model: nn.Module, norms: torch.dtype) -> dict[str, Tensor]:
+    """The state dict, the floating vectors of norm layers rounded to `norms`."""
+    if norms not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ConfigError(f"norms must be torch.float32 (exact), torch.bfloat16 or torch.float16, not {norms}")
+    state = dict(model.state_dict())
+    if norms == torch.float32:
+        return state
+    for prefix, module in model.named_modules():
+        if "norm" in type(module).__name__.lower():
+            for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+                key = f"{prefix}.{name}" if prefix else name
+                if key in state and tensor.is_floating_point():
+                    state[key] = tensor.detach().to(norms).to(tensor.dtype)
+    return state
+
+
+def _build(reader: BlobReader) -> nn.Module:
+    zoo = reader.head.get("zoo")
+    if zoo is None:
+        raise ArtefactError("the file names no zoo network; pass the module to fill: load(path, into=model)")
+    if not (isinstance(zoo, list) and len(zoo) == 2 and isinstance(zoo[0], str) and isinstance(zoo[1], dict)):
+        raise ArtefactError("the artefact's zoo entry is not a name with options")
+    from paretorch.zoo import build
+
+    try:
+        return build(zoo[0], **zoo[1]).eval()
+    except (PareError, TypeError, ValueError) as error:
+        raise ArtefactError(f"the zoo network that the artefact names cannot be built: {error}") from error
+
+
+def _fill(module: nn.Module, reader: BlobReader) -> None:
+    state = module.state_dict()
+    missing, extra = set(state) - set(reader.names), set(reader.names) - set(state)
+    if missing or extra:
+        parts = [f"lacks {_some(missing)}"] if missing else []
+        parts += [f"has {_some(extra)} too many"] if extra else []
+        raise ArtefactError(f"the file does not fit {type(module).__name__}: it {' and '.join(parts)}")
+    written: dict[Any, str] = {}
+    most = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    for name, tensor in reader.tensors(state, most):
+        if isinstance(tensor, str):
+            _tie(module, name, tensor)
+            continue
+        key = storage_key(state[name])
+        if key is not None and written.setdefault(key, name) != name:
+            raise ArtefactError(f"{name} and {written[key]} are one tensor in the module and two in the file")
+        state[name].copy_(tensor)
+
+
+def _some(names: set[str]) -> str:
+    shown = sorted(names)[:3]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
+
+
+def _tie(module: nn.Module, name: str, first: str) -> None:
+    """Let `name` be the very tensor that `first` is."""
+    path, _, leaf = name.rpartition(".")
+    first_path, _, first_leaf = first.rpartition(".")
+    owner, source = module.get_submodule(path), module.get_submodule(first_path)
+    for kind in ("_parameters", "_buffers"):
+        if leaf in getattr(owner, kind) and first_leaf in getattr(source, kind):
+            getattr(owner, kind)[leaf] = getattr(source, kind)[first_leaf]
+            return
+    raise ArtefactError(f"{name} and {first} are tied in the file, and cannot be in {type(module).__name__}")

@@ -1,0 +1,145 @@
+"""A state dict and what belongs to it as one string of bytes, and back.
+
+checksum (16 bytes of SHA-256 over the rest) | index, deflated | entropy-coded words | plain bytes
+
+The index holds a JSON head (tensor names, zoo network, edits, summary), then for every tensor its dtype, shape, way of
+coding and model. Everything read is checked before it is believed; nothing read is ever executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paretorch.deploy.entropy import Decoder
+from paretorch.deploy.sizes import TensorSize
+from paretorch.deploy.tensors import Sink, Source, decode_tensor, encode_tensor
+from paretorch.deploy.values import DTYPES, dtype_number
+from paretorch.deploy.wire import ByteReader, ByteWriter
+from paretorch.errors import ArtefactError, ConfigError
+
+_CHECKSUM = 16
+_INDEX_LIMIT = 1 << 24  # inflated; ResNet-50 needs 30 kB
+_MOST_DIMS = 16
+_ALIAS = 0  # in the place of a dtype: the tensor is an earlier one again
+
+
+def write_blob(state: Mapping[str, Tensor], head: Mapping[str, Any]) -> tuple[bytes, dict[str, TensorSize]]:
+    """Bytes and the size of each tensor; a tied tensor is stored and counted once."""
+    sink = Sink()
+    seen: dict[Any, int] = {}
+    sizes: dict[str, TensorSize] = {}
+    text = json.dumps({**head, "names": list(state)}, separators=(",", ":"), sort_keys=True, allow_nan=False)
+    sink.index.block(text.encode())
+    for position, (name, tensor) in enumerate(state.items()):
+        if not isinstance(tensor, Tensor):
+            raise ConfigError(f"{name} is a {type(tensor).__name__}; an artefact holds tensors only")
+        if tensor.layout != torch.strided or tensor.is_meta:
+            raise ConfigError(
+                f"{name} has no plain values ({tensor.layout}, {tensor.device}); give it some before saving"
+            )
+        key = storage_key(tensor)
+        if key is not None and key in seen:
+            sink.index.number(_ALIAS)
+            sink.index.number(seen[key])
+            continue
+        if key is not None:
+            seen[key] = position
+        sink.index.number(1 + dtype_number(name, tensor.dtype))
+        sink.index.number(tensor.dim())
+        for length in tensor.shape:
+            sink.index.number(length)
+        sizes[name] = encode_tensor(tensor, sink)
+    deflater = zlib.compressobj(9, zlib.DEFLATED, -15, 9)
+    deflated = deflater.compress(bytes(sink.index.data)) + deflater.flush()
+    gain = len(deflated) / len(sink.index.data)
+    out = ByteWriter()
+    out.block(deflated)
+    out.block(sink.coded.finish())
+    out.data += sink.plain
+    checksum = hashlib.sha256(out.data).digest()[:_CHECKSUM]
+    return checksum + bytes(out.data), {name: replace(size, rest=size.rest * gain) for name, size in sizes.items()}
+
+
+def storage_key(tensor: Tensor) -> tuple[Any, ...] | None:
+    """What two names of the same tensor have in common; None for a tensor without elements."""
+    if tensor.numel() == 0:
+        return None
+    shape = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+    return (
+        (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), *shape) if not tensor.is_meta else (id(tensor),)
+    )
+
+
+class BlobReader:
+    """Checks the bytes and reads the head at once; `tensors` then gives one tensor after another."""
+
+    def __init__(self, blob: bytes | memoryview) -> None:
+        blob = memoryview(blob)
+        if len(blob) < _CHECKSUM or hashlib.sha256(blob[_CHECKSUM:]).digest()[:_CHECKSUM] != bytes(blob[:_CHECKSUM]):
+            raise ArtefactError("the artefact is damaged: its checksum does not match; get a fresh copy")
+        body = ByteReader(blob[_CHECKSUM:])
+        index, words = ByteReader(_inflate(bytes(body.block()))), body.block()
+        if len(words) % 4:
+            raise ArtefactError("the artefact's coded part is not made of whole words")
+        self._source = Source(index, Decoder(words), ByteReader(body.take(body.left)))
+        self.head = _read_head(index)
+        self.names: list[str] = self.head.pop("names")
+
+    def tensors(self, expect: Mapping[str, Tensor] | None, most: int) -> Iterator[tuple[str, Tensor | str]]:
+        """Name and tensor, or name and the earlier name that it is tied to.
+
+        `expect`: tensors whose dtypes and shapes must be met; `most`: how many bytes may be produced in all.
+        """
+        source = self._source
+        for position, name in enumerate(self.names):
+            number = source.index.number(len(DTYPES))
+            if number == _ALIAS:
+                if position == 0:
+                    raise ArtefactError("the artefact's first tensor refers to an earlier one")
+                yield name, self.names[source.index.number(position - 1)]
+                continue
+            dtype = DTYPES[number - 1]
+            shape = tuple(source.index.number() for _ in range(source.index.number(_MOST_DIMS)))
+            if expect is not None and (shape != tuple(expect[name].shape) or dtype != expect[name].dtype):
+                wanted = f"{expect[name].dtype} {tuple(expect[name].shape)}"
+                raise ArtefactError(f"{name} is {dtype} {shape} in the file and {wanted} in the module")
+            most -= math.prod(shape) * dtype.itemsize
+            if most < 0:
+                raise ArtefactError(f"{name} of shape {shape} is larger than a file of this size may declare")
+            yield name, decode_tensor(source, math.prod(shape), dtype).reshape(shape)
+        source.index.finish("the index")
+        source.coded.finish()
+        source.plain.finish("the plain part")
+
+
+def _inflate(data: bytes) -> bytes:
+    inflater = zlib.decompressobj(-15)
+    try:
+        index = inflater.decompress(data, _INDEX_LIMIT)
+    except zlib.error as error:
+        raise ArtefactError("the artefact's index cannot be inflated") from error
+    if not inflater.eof or inflater.unused_data:
+        raise ArtefactError("the artefact's index is cut, or larger than any index")
+    return index
+
+
+def _read_head(index: ByteReader) -> dict[str, Any]:
+    try:
+        head: dict[str, Any] = json.loads(bytes(index.block()).decode())
+    except (ValueError, RecursionError) as error:
+        raise ArtefactError("the artefact's head is not valid JSON") from error
+    names = head.get("names") if isinstance(head, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ArtefactError("the artefact's head lists no tensor names")
+    if len(set(names)) != len(names):
+        raise ArtefactError("the artefact names a tensor twice")
+    return head

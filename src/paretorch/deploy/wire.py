@@ -1,0 +1,69 @@
+"""Bytes and small numbers: the index of an artefact, written and read back with every read checked."""
+
+from __future__ import annotations
+
+from paretorch.errors import ArtefactError
+
+_VARINT_BYTES = 10  # enough for the bit pattern of a 64-bit value
+
+
+class ByteWriter:
+    """Appends numbers (LEB128: seven bits a byte, low bits first) and byte strings."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def number(self, value: int) -> None:
+        while value > 127:
+            self.data.append(value & 127 | 128)
+            value >>= 7
+        self.data.append(value)
+
+    def signed(self, value: int) -> None:
+        """Zigzag: 0, -1, 1, -2, ... become 0, 1, 2, 3, ..."""
+        self.number(2 * value if value >= 0 else -2 * value - 1)
+
+    def block(self, data: bytes) -> None:
+        self.number(len(data))
+        self.data += data
+
+
+class ByteReader:
+    """Reads what ByteWriter wrote. Anything that does not fit is an ArtefactError, never an index error."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self._data = memoryview(data)
+        self._at = 0
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._at
+
+    def number(self, limit: int = 2**62) -> int:
+        value = 0
+        for i in range(_VARINT_BYTES):
+            byte = self.take(1)[0]
+            value |= (byte & 127) << 7 * i
+            if byte < 128:
+                if value > limit:
+                    raise ArtefactError(f"the artefact declares {value} where at most {limit} is possible")
+                return value
+        raise ArtefactError("the artefact holds a number of more than 64 bits")
+
+    def signed(self, limit: int = 2**61) -> int:
+        value = self.number(2 * limit + 1)
+        return value // 2 if value % 2 == 0 else -(value // 2) - 1
+
+    def take(self, count: int) -> memoryview:
+        if count > self.left:
+            raise ArtefactError(f"the artefact ends {count - self.left} bytes early")
+        part = self._data[self._at : self._at + count]
+        self._at += count
+        return part
+
+    def block(self) -> memoryview:
+        return self.take(self.number(self.left))
+
+    def finish(self, what: str) -> None:
+        if self.left:
+            raise ArtefactError(f"the artefact holds {self.left} bytes too many in {what}")

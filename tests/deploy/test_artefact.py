@@ -1,0 +1,219 @@
+"""save and load: every bit, every dtype, ties, edits, the zoo, and files that do not fit."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from paretorch.deploy import encoded_size, load, save, sizes
+from paretorch.errors import ArtefactError, ConfigError
+
+
+def bits(tensor: Tensor) -> np.ndarray:
+    """The bit patterns, with negative zero as zero."""
+    tensor = torch.where(tensor == 0, torch.zeros_like(tensor), tensor) if tensor.is_floating_point() else tensor
+    return np.frombuffer(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes(), dtype=np.uint8)
+
+
+def smol(weight: Tensor, precision: Tensor, exponent: int = 0) -> Tensor:
+    """The nearest odd multiple of 2**(1-p), p per weight, zero where p is 0."""
+    step = 2.0 ** (1 - precision.double())
+    half = 2.0 ** (precision.double() - 1)
+    j = torch.floor(weight.double() / 2.0**exponent / (2 * step)).clamp(-half, half - 1)
+    return torch.where(precision == 0, 0.0, (2 * j + 1) * step * 2.0**exponent).to(weight.dtype)
+
+
+class Bag(nn.Module):
+    """A module of given tensors and nothing else."""
+
+    def __init__(self, **tensors: Tensor) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+
+    @classmethod
+    def like(cls, other: Bag) -> Bag:
+        return cls(**{name: torch.zeros_like(tensor) for name, tensor in other.state_dict().items()})
+
+
+def roundtrip(model: nn.Module, path: Path, into: nn.Module) -> dict[str, Tensor]:
+    total = save(model, path).total
+    assert total == path.stat().st_size
+    return load(path, into=into).state_dict()
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 4, 5))
+    with torch.no_grad():
+        for i in (0, 4):
+            weight = model[i].weight
+            weight.copy_(smol(weight, torch.randint(0, 5, weight.shape), exponent=-2))
+    model(torch.randn(4, 3, 4, 4))
+    return model
+
+
+def test_a_network_comes_back_bit_for_bit(tmp_path: Path) -> None:
+    model = network()
+    back = roundtrip(model, tmp_path / "net.pare", into=network())
+    for name, tensor in model.state_dict().items():
+        assert (bits(tensor) == bits(back[name])).all(), name
+    x = torch.randn(2, 3, 4, 4)
+    assert torch.equal(model.eval()(x), load(tmp_path / "net.pare", into=network()).eval()(x))
+
+
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,), (3,), (7, 5), (70, 30)])
+def test_every_dtype_and_shape(dtype: torch.dtype, shape: tuple[int, ...], tmp_path: Path) -> None:
+    width = 1 if dtype == torch.bool else dtype.itemsize
+    raw = torch.randint(0, 256, (width * math.prod(shape),), dtype=torch.uint8)
+    random = (raw > 99 if dtype == torch.bool else raw.view(dtype)).reshape(shape)
+    model = Bag(random=random, ones=torch.ones(shape, dtype=dtype), sparse=random * (random > 0))
+    back = roundtrip(model, tmp_path / "bag.pare", into=Bag.like(model))
+    for name, tensor in model.state_dict().items():
+        assert back[name].dtype == dtype
+        assert back[name].shape == shape
+        assert (bits(tensor) == bits(back[name])).all()
+
+
+SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, 1e-38, 3.4e38, 2.0**-126, 65536.0, 65535.5, 2.0**-60]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=st.lists(st.floats(width=32) | st.sampled_from(SPECIAL) | st.integers(-9, 9).map(float), max_size=40),
+    repeat=st.integers(1, 3),
+    shift=st.integers(-140, 100),
+)
+def test_any_floats_come_back(
+    values: list[float], repeat: int, shift: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    scaled = torch.tensor(values * repeat, dtype=torch.float32) * 2.0**shift
+    model = Bag(plain=torch.tensor(values * repeat), scaled=scaled)
+    back = roundtrip(model, tmp_path_factory.mktemp("floats") / "bag.pare", into=Bag.like(model))
+    assert (bits(model.plain) == bits(back["plain"])).all()
+    assert (bits(model.scaled) == bits(back["scaled"])).all()
+
+
+def test_negative_zero_becomes_zero(tmp_path: Path) -> None:
+    model = Bag(w=torch.tensor([-0.0, 1.5, -0.5]))
+    back = roundtrip(model, tmp_path / "zero.pare", into=Bag.like(model))["w"]
+    assert math.copysign(1.0, float(back[0])) == 1.0
+
+
+def test_same_module_same_bytes(tmp_path: Path) -> None:
+    save(network(), tmp_path / "a.pare", summary={"b": 1, "a": [2.5, "x"]})
+    save(network(), tmp_path / "b.pare", summary={"a": [2.5, "x"], "b": 1})
+    assert (tmp_path / "a.pare").read_bytes() == (tmp_path / "b.pare").read_bytes()
+
+
+def test_the_size_is_the_file(tmp_path: Path) -> None:
+    model = network()
+    written = save(model, tmp_path / "net.pare")
+    assert encoded_size(model.state_dict()) == sizes(model).total == written.total
+    assert written.codes + written.masks + written.maps + written.rest == pytest.approx(written.total)
+
+
+def test_precisions_are_read_from_the_values() -> None:
+    precision = torch.randint(0, 6, (40, 50))
+    weight = smol(torch.randn(40, 50), precision, exponent=3)
+    found = sizes({"w": weight}).tensors["w"]
+    assert found.precisions == {p: int((precision == p).sum()) for p in range(6)}
+    assert found.zeros == int((precision == 0).sum())
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.5, 0.95])
+def test_the_entropy_bound_holds(sparsity: float) -> None:
+    torch.manual_seed(1)
+    precision = torch.randint(1, 4, (300, 300)) * (torch.rand(300, 300) >= sparsity)
+    weight = smol(torch.randn(300, 300), precision)
+    _, counts = np.unique(weight.numpy(), return_counts=True)
+    entropy = -(counts * np.log2(counts / counts.sum())).sum() / 8
+    assert encoded_size({"w": weight}) <= 1.01 * entropy + 300
+
+
+class Tied(nn.Module):
+    def __init__(self, tie: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(6, 4)
+        self.head = nn.Linear(4, 6, bias=False)
+        if tie:
+            self.head.weight = self.embed.weight
+
+
+def test_tied_tensors_are_stored_once_and_tied_again(tmp_path: Path) -> None:
+    tied = Tied(tie=True)
+    assert save(tied, tmp_path / "tied.pare").dense == 6 * 4 * 4
+    for target in (Tied(tie=True), Tied(tie=False)):
+        loaded = load(tmp_path / "tied.pare", into=target)
+        assert loaded.head.weight is loaded.embed.weight
+        assert torch.equal(loaded.head.weight, tied.head.weight)
+
+
+def test_two_tensors_cannot_fill_a_tied_one(tmp_path: Path) -> None:
+    save(Tied(tie=False), tmp_path / "free.pare")
+    with pytest.raises(ArtefactError, match="one tensor in the module and two in the file"):
+        load(tmp_path / "free.pare", into=Tied(tie=True))
+
+
+def test_buffers_that_are_not_persistent_stay_out(tmp_path: Path) -> None:
+    model = Bag(w=torch.ones(3))
+    model.register_buffer("scratch", torch.full((3,), 7.0), persistent=False)
+    assert set(save(model, tmp_path / "bag.pare").tensors) == {"w"}
+
+
+def test_bfloat16_norms_are_rounded_and_the_rest_is_not(tmp_path: Path) -> None:
+    model = network()
+    assert save(model, tmp_path / "net.pare", norms=torch.bfloat16).total < sizes(model).total
+    back = load(tmp_path / "net.pare", into=network()).state_dict()
+    for name, tensor in model.state_dict().items():
+        rounded = tensor.bfloat16().float() if name.startswith("1.") and tensor.is_floating_point() else tensor
+        assert torch.equal(back[name], rounded), name
+    with pytest.raises(ConfigError, match="norms"):
+        save(model, tmp_path / "net.pare", norms=torch.int8)
+
+
+def test_edits_are_kept_and_unknown_ones_refused(tmp_path: Path) -> None:
+    model = network()
+    model.paretorch_edits = [{"kind": "scale", "weight": "0.weight", "exponent": -2}]
+    save(model, tmp_path / "net.pare")
+    assert load(tmp_path / "net.pare", into=network()).paretorch_edits == model.paretorch_edits
+    for wrong in ({"kind": "exec", "weight": "0.weight"}, {"kind": "scale", "weight": 3, "exponent": 1}, {}, "scale"):
+        model.paretorch_edits = [wrong]
+        with pytest.raises(ArtefactError):
+            save(model, tmp_path / "net.pare")
+
+
+def test_misfits_are_named(tmp_path: Path) -> None:
+    save(nn.Linear(4, 3), tmp_path / "net.pare")
+    for target, words in [
+        (nn.Linear(4, 3, bias=False), "has bias too many"),
+        (nn.Sequential(nn.Linear(4, 3)), "lacks 0.bias, 0.weight and has bias, weight"),
+        (nn.Linear(5, 3), r"weight is torch.float32 \(3, 4\) in the file"),
+        (nn.Linear(4, 3).half(), "torch.float16"),
+    ]:
+        with pytest.raises(ArtefactError, match=words):
+            load(tmp_path / "net.pare", into=target)
+    with pytest.raises(ArtefactError, match="into="):
+        load(tmp_path / "net.pare")
+
+
+def test_what_cannot_be_saved_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="complex64"):
+        save(Bag(z=torch.zeros(2, dtype=torch.complex64)), tmp_path / "x.pare")
+    with pytest.raises(ConfigError, match="JSON"):
+        save(network(), tmp_path / "x.pare", summary={"x": object()})
+    with pytest.raises(ConfigError, match="meta"):
+        save(nn.Linear(2, 2, device="meta"), tmp_path / "x.pare")
+    assert not list(tmp_path.iterdir())
