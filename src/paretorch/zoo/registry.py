@@ -24,13 +24,24 @@ _ENTRIES = {
     "resnet32": _Entry("cifar_resnet", "CifarResNet", {"depth": 32}),
     "resnet56": _Entry("cifar_resnet", "CifarResNet", {"depth": 56}),
     "vgg16": _Entry("vgg", "VGG16"),
+    "conv6": _Entry("conv6", "Conv6"),
+    "mobilenetv2": _Entry("mobilenet", "MobileNetV2"),
+    "shufflenet": _Entry("shufflenet", "ShuffleNet"),
+    "dcgan-generator": _Entry("dcgan", "Generator"),
+    "dcgan-discriminator": _Entry("dcgan", "Discriminator"),
+    "transformer": _Entry("transformer", "Transformer"),
+    "resnet18": _Entry("imagenet_resnet", "ImageNetResNet", {"depth": 18, "widen": 1}),
+    "resnet50": _Entry("imagenet_resnet", "ImageNetResNet", {"depth": 50, "widen": 1}),
+    "wrn-50-2": _Entry("imagenet_resnet", "ImageNetResNet", {"depth": 50, "widen": 2}),
+    "shortest-paths-cnn": _Entry("shortest_paths_cnn", "ShortestPathsCNN"),
     "digits-cnn": _Entry("digits_cnn", "DigitsCNN"),
 }
 # names with numbers in them: the pattern's groups are options
 _FAMILIES = {
     r"wrn-(?P<depth>\d+)-(?P<widen>\d+)": _Entry("wide_resnet", "WideResNet"),
+    r"lstm-(?P<units>\d+)": _Entry("lstm", "LanguageModel"),
 }
-_EXAMPLES = ("wrn-28-10", "wrn-28-4")
+_EXAMPLES = ("wrn-28-10", "wrn-28-4", "lstm-300", "lstm-1000")
 
 
 def names() -> tuple[str, ...]:

@@ -9,20 +9,23 @@ from paretorch.zoo.networks.base import Network, conv, kaiming
 
 
 class DigitsCNN(Network):
-    """Four 3×3 convolutions with batch norm (two at `width` channels, two at twice that), one linear layer."""
+    """Six 3×3 convolutions with batch norm (three at `width` channels, three at twice that), one linear layer.
+
+    Three to a stage, so that two of each can share their weights.
+    """
 
     leave_out: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "sparsity": ("head",),
         "precision": (),
-        "sharing": ("features.0", "features.7", "head"),
+        "sharing": ("features.0", "features.10", "head"),
     }
 
-    def __init__(self, width: int = 24, classes: int = 10, channels: int = 1) -> None:
+    def __init__(self, width: int = 20, classes: int = 10, channels: int = 1) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         inputs = channels
         for outputs in (width, 2 * width):
-            for _ in range(2):
+            for _ in range(3):
                 layers += [conv(inputs, outputs, 3), nn.BatchNorm2d(outputs), nn.ReLU()]
                 inputs = outputs
             layers.append(nn.MaxPool2d(2))

@@ -1,0 +1,88 @@
+"""ShuffleNet (Zhang et al., 2018, version 1) for 32×32 images, chapter 5.
+
+Grouped 1×1 convolutions, made to talk to each other by a fixed shuffle of the channels. For CIFAR the stem keeps the
+resolution and there is no pooling after it; the rest is the paper's, with its channels for each number of groups.
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.errors import ConfigError
+from paretorch.zoo.networks.base import Network, conv, kaiming
+
+_STEM = 24
+_CHANNELS = {1: 144, 2: 200, 3: 240, 4: 272, 8: 384}  # of the first stage, by number of groups
+_BLOCKS = (4, 8, 4)
+
+
+class ShuffleBlock(nn.Module):
+    """Squeeze to a quarter (grouped 1×1), shuffle, filter (depthwise 3×3), widen (grouped 1×1).
+
+    At stride 1 the input is added; at stride 2 its average pooling is concatenated.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, groups: int) -> None:
+        super().__init__()
+        middle = outputs // 4
+        self.groups = groups
+        # the paper does not group the first layer after the stem: its inputs are too few
+        self.squeeze = conv(inputs, middle, 1, groups=1 if inputs == _STEM else groups)
+        self.bn1 = nn.BatchNorm2d(middle)
+        self.relu1 = nn.ReLU()
+        self.depthwise = conv(middle, middle, 3, stride, groups=middle)
+        self.bn2 = nn.BatchNorm2d(middle)
+        widened = outputs - inputs if stride == 2 else outputs
+        self.widen = conv(middle, widened, 1, groups=groups)
+        self.bn3 = nn.BatchNorm2d(widened)
+        self.pool = nn.AvgPool2d(3, 2, 1) if stride == 2 else None
+        self.relu2 = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = shuffle(self.relu1(self.bn1(self.squeeze(x))), self.groups)
+        out = self.bn3(self.widen(self.bn2(self.depthwise(out))))
+        out = out + x if self.pool is None else torch.cat([out, self.pool(x)], 1)
+        return self.relu2(out)  # type: ignore[no-any-return]
+
+
+def shuffle(x: Tensor, groups: int) -> Tensor:
+    """Deal the channels out like cards: channel g·n + i goes to i·groups + g, for n channels to a group."""
+    count, channels, height, width = x.shape
+    return x.view(count, groups, channels // groups, height, width).transpose(1, 2).reshape(x.shape)
+
+
+class ShuffleNet(Network):
+    """ShuffleNet v1 with 1, 2, 3, 4 or 8 `groups`."""
+
+    leave_out: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "sparsity": ("head",),
+        "precision": (),
+        "sharing": ("stem", "stages.?.0.*", "head"),
+    }
+
+    def __init__(self, groups: int = 2, classes: int = 10, channels: int = 3) -> None:
+        super().__init__()
+        if groups not in _CHANNELS:
+            raise ConfigError(f"A ShuffleNet has 1, 2, 3, 4 or 8 groups, not {groups}.")
+        self.stem = conv(channels, _STEM, 3)
+        self.bn = nn.BatchNorm2d(_STEM)
+        self.relu = nn.ReLU()
+        stages = []
+        inputs = _STEM
+        for stage, blocks in enumerate(_BLOCKS):
+            outputs = _CHANNELS[groups] * 2**stage
+            layers = []
+            for block in range(blocks):
+                layers.append(ShuffleBlock(inputs, outputs, 2 if block == 0 else 1, groups))
+                inputs = outputs
+            stages.append(nn.Sequential(*layers))
+        self.stages = nn.Sequential(*stages)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.head = nn.Linear(inputs, classes)
+        kaiming(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stages(self.relu(self.bn(self.stem(x))))
+        return self.head(self.pool(x).flatten(1))  # type: ignore[no-any-return]
