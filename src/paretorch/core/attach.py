@@ -1,0 +1,84 @@
+"""Putting chains on weights and taking them off again, by `torch.nn.utils.parametrize`.
+
+All owners of a tied weight get the same chain and keep the same Parameter object, so a tied weight stays tied.
+Recurrent layers read each weight several times a forward and cache it: their weights are computed once per forward
+and the cache is emptied afterwards, so that `deepcopy` never meets a tensor that is part of a graph.
+"""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from paretorch.core.relaxation import Chain
+from paretorch.core.sites import Site
+
+
+def attach(site: Site, chain: Chain) -> None:
+    """Make every owner of the weight compute chain(weight)."""
+    for module, attribute, _ in site.owners:
+        order = list(module._parameters)
+        parametrize.register_parametrization(module, attribute, chain, unsafe=True)
+        module.__dict__.setdefault("_paretorch_order", order)
+        if isinstance(module, nn.RNNBase) and "_paretorch_hooks" not in module.__dict__:
+            before = module.register_forward_pre_hook(_hold_weights)
+            after = module.register_forward_hook(_release_weights, always_call=True)
+            module.__dict__["_paretorch_hooks"] = (before, after)
+            _forget_flat_weights(module)
+
+
+def original(site: Site) -> nn.Parameter:
+    """The trained Parameter behind the weight, as it is now (sharding may have replaced the object)."""
+    module, attribute, _ = site.owners[0]
+    parameter: nn.Parameter = module.parametrizations[attribute].original  # type: ignore[index,union-attr]
+    return parameter
+
+
+def detach(site: Site, value: Tensor) -> None:
+    """Remove the chain from every owner; the original Parameter object takes the value, keys keep their order."""
+    parameter = original(site)
+    for module, attribute, _ in site.owners:
+        if isinstance(module, nn.RNNBase):
+            for handle in module.__dict__.pop("_paretorch_hooks", ()):
+                handle.remove()
+        parametrize.remove_parametrizations(module, attribute, leave_parametrized=False)
+        module._parameters[attribute] = parameter
+        if not parametrize.is_parametrized(module):
+            order = module.__dict__.pop("_paretorch_order")
+            module._parameters = {name: module._parameters[name] for name in order}
+            if isinstance(module, nn.RNNBase):
+                module._init_flat_weights()
+    with torch.no_grad():
+        parameter.copy_(value)
+
+
+def chains_of(module: nn.Module) -> list[tuple[Chain, Tensor]]:
+    """The chains on a module's own weights, each with its original."""
+    if not parametrize.is_parametrized(module):
+        return []
+    lists: Any = module.parametrizations
+    return [(one[0], one.original) for one in lists.values() if isinstance(one[0], Chain)]
+
+
+def _hold_weights(module: nn.Module, _: Any) -> None:
+    for chain, weight in chains_of(module):
+        chain.hold(chain(weight))
+
+
+def _release_weights(module: nn.Module, *_: Any) -> None:
+    for chain, _weight in chains_of(module):
+        chain.hold(None)
+    _forget_flat_weights(module)  # type: ignore[arg-type]
+
+
+class _Nothing:
+    """Something to hold a dead weak reference to."""
+
+
+def _forget_flat_weights(module: nn.RNNBase) -> None:
+    # A dead reference reads as "the weight has changed": the next forward collects the weights afresh.
+    dead = weakref.ref(_Nothing())
+    module._flat_weights = []
+    module._flat_weight_refs = [dead for _ in module._flat_weights_names]  # type: ignore[misc]

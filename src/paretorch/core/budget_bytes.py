@@ -1,0 +1,113 @@
+"""A budget in bytes of the saved file: what to aim for while searching, and how to land on it.
+
+A mask of density d costs H(d) bits a weight, a kept weight its code. Before training the budget becomes targets for
+the methods that have none; at `harden` the targets are scaled until the file, really encoded, fits; at `finalize`
+what fine-tuning added is trimmed by zeroing the smallest weights.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.method import Method
+from paretorch.core.sites import Site
+from paretorch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paretorch.core.plan import Plan
+
+Meter = Callable[[Mapping[str, Tensor]], int]
+_KEPT_BITS = 2.5  # bits of a kept weight where both density and precision are free
+_MAP_BITS = 0.6  # what telling the precisions apart costs, about
+_AIM = 0.985  # of the budget at harden: room for what fine-tuning changes
+
+
+def assign_targets(
+    methods: tuple[Method, ...], model: nn.Module, chosen: Mapping[str, list[Site]], budget: int, meter: Meter
+) -> tuple[Method, ...]:
+    """Methods without a target get one from the budget."""
+    weights = {id(site.weight): site for sites in chosen.values() for site in sites}
+    state = model.state_dict(keep_vars=True)
+    empty = {key: torch.zeros_like(value) if id(value) in weights else value.detach() for key, value in state.items()}
+    rest, count = meter(empty), sum(site.weight.numel() for site in weights.values())
+    available = 8 * (budget - rest) / count
+    if available <= 0.02:
+        raise ConfigError(
+            f"budget={budget}: {rest} bytes go to what is not compressed (norms, biases, the index); allow at least {int(rest * 1.1)}"
+        )
+    units = {method.unit for method in methods}
+    kept_bits = _KEPT_BITS + _MAP_BITS if "bits" in units else 32.0
+    density = 1.0
+    if "kept" in units:
+        density = _density(available, kept_bits)
+    bits = max((available - _entropy(density)) / density - _MAP_BITS, 1.0) * density
+    shares = {"kept": density, "bits": bits}
+    return tuple(method.aim(shares[method.unit]) for method in methods)
+
+
+def _entropy(p: float) -> float:
+    return 0.0 if p <= 0.0 or p >= 1.0 else -p * math.log2(p) - (1 - p) * math.log2(1 - p)
+
+
+def _density(available: float, kept_bits: float) -> float:
+    """The density at which mask and codes together take `available` bits a weight."""
+    low, high = 0.0, 0.95
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _entropy(middle) + middle * kept_bits <= available else (low, middle)
+    return max(low, 1e-4)
+
+
+@dataclass(frozen=True)
+class ByteBudget:
+    """Keeps the file of a plan's model between 0.95 and 1.00 of `target` bytes where its methods can reach that."""
+
+    target: int
+    meter: Meter
+
+    def fit(self, plan: "Plan", before: list[Tensor]) -> None:
+        """Round again with scaled targets until the file fits; `before` are the decisions as they were trained."""
+        low, high = 0.02, 1.0
+        if self._bytes(plan, before, high) <= self.target * _AIM:
+            low, high = 1.0, 16.0
+        for _ in range(14):
+            middle = math.sqrt(low * high)
+            size = self._bytes(plan, before, middle)
+            if 0.975 * self.target <= size <= _AIM * self.target:
+                return
+            low, high = (middle, high) if size <= _AIM * self.target else (low, middle)
+        if self._bytes(plan, before, low) > self.target:
+            raise ConfigError(
+                f"budget={self.target}: the methods cannot get below {self._bytes(plan, before, low)} bytes; allow more or compress more layers"
+            )
+
+    def _bytes(self, plan: "Plan", before: list[Tensor], factor: float) -> int:
+        plan.round_again(before, factor)
+        return self.meter(plan.dense_state_dict())
+
+    def trim(self, state: dict[str, Tensor], names: list[str]) -> None:
+        """Zero the smallest non-zero weights of the named tensors, ties by index, in place, until the file fits."""
+        if self.meter(state) <= self.target:
+            return
+        flat = torch.cat([state[name].flatten() for name in names])
+        order = torch.argsort(flat.abs(), stable=True)
+        order = order[flat[order] != 0]
+        low, high = 1, len(order)
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (
+                (low, middle)
+                if self.meter(_without(state, names, flat, order[:middle])) <= self.target
+                else (middle + 1, high)
+            )
+        state.update(_without(state, names, flat, order[:high]))
+
+
+def _without(state: dict[str, Tensor], names: list[str], flat: Tensor, dropped: Tensor) -> dict[str, Tensor]:
+    flat = flat.index_fill(0, dropped, 0.0)
+    parts = flat.split([state[name].numel() for name in names])
+    return state | {name: part.view(state[name].shape) for name, part in zip(names, parts, strict=True)}

@@ -1,0 +1,120 @@
+"""`compress`: one verb that turns a model and some methods into a plan."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from paretorch.core.attach import attach
+from paretorch.core.budget_bytes import ByteBudget, assign_targets
+from paretorch.core.groups import grouping
+from paretorch.core.method import Method, Term
+from paretorch.core.noise import seed_for
+from paretorch.core.plan import Plan
+from paretorch.core.relaxation import PREFIX, Chain, Relaxation
+from paretorch.core.sites import Site, choose, find_sites
+from paretorch.core.state import PlanState
+from paretorch.errors import ConfigError
+
+Meter = Callable[[Mapping[str, Tensor]], int]
+
+
+def compress(
+    model: nn.Module,
+    *methods: Method,
+    steps: int,
+    example: Tensor | None = None,
+    budget: int | None = None,
+    seed: int = 0,
+    meter: Meter | None = None,
+) -> Plan:
+    """Attach the methods to the model's weights and return the plan that trains, rounds and removes them.
+
+    steps: optimizer steps until `harden`. example: an input, where shapes or coupled channels are needed.
+    budget: bytes of the saved file, kept at `finalize`. seed: of the noise. meter: counts the bytes of a state.
+    Load pretrained weights before; wrap in DDP, FSDP2, compile or an average after.
+    """
+    _check(model, methods, steps, budget)
+    sites = find_sites(model)
+    chosen = {method.room: choose(sites, method.include, method.exclude) for method in methods}
+    for method in methods:
+        if not chosen[method.room]:
+            raise ConfigError(
+                f"{type(method).__name__} finds no layer to act on: include={method.include!r}, exclude={method.exclude!r}; "
+                f"the model has {', '.join(site.name for site in sites[:4]) or 'no weight of two dimensions'}{' …' if len(sites) > 4 else ''}"
+            )
+    aimed = methods
+    if budget is not None and meter is not None:
+        aimed = assign_targets(methods, model, chosen, budget, meter)
+    state = PlanState(model, aimed, steps, seed, next(iter(sites)).weight.device)
+    terms = {m.room: Term(m, model, steps, [], [], []) for m in aimed}
+    touched, chains = [], []
+    for site in sites:
+        acting = sorted((m for m in aimed if site in chosen[m.room]), key=lambda m: m.order)
+        if not acting:
+            continue
+        relaxations = [_relax(m, site, seed, {one.room for one in acting}, state) for m in acting]
+        chain = Chain(relaxations)
+        for method, relaxation in zip(acting, relaxations, strict=True):
+            term = terms[method.room]
+            term.sites.append(site)
+            term.relaxations.append(relaxation)
+            term.chains.append(chain)
+            term.weights += site.weight.numel()
+        chain.train(site.owners[0][0].training)
+        touched.append(site)
+        chains.append(chain)
+    for site, chain in zip(touched, chains, strict=True):
+        attach(site, chain)
+    plan = Plan(model, touched, chains, list(terms.values()), state)
+    if budget is not None and meter is not None:
+        plan.keep_to(ByteBudget(budget, meter))
+    return plan
+
+
+def _relax(method: Method, site: Site, seed: int, together: set[str], state: PlanState) -> Relaxation:
+    own = method.for_site(site)
+    grid = grouping(own.group, site.name, site.weight, site.channel_axis)
+    relaxation = own.relax(site, grid, seed_for(seed, site.name), together)
+    shared = ""
+    if own.group == "network":
+        shared = f"{PREFIX}{method.room}_shared"
+        if not hasattr(state.root, shared):
+            state.add_shared(shared, relaxation.decision.detach().flatten().clone())
+    relaxation.bind(state.root, shared)
+    return relaxation
+
+
+def _check(model: nn.Module, methods: tuple[Method, ...], steps: int, budget: int | None) -> None:
+    if not methods:
+        raise ConfigError(
+            "compress needs at least one method, such as ContinuousSparsification(target=0.9) or SMOL(target_bits=2.0)"
+        )
+    for method in methods:
+        if not isinstance(method, Method):
+            raise ConfigError(f"{method!r} is no method: pass objects such as ContinuousSparsification(target=0.9)")
+        method.check()
+    rooms = [method.room for method in methods]
+    if len(set(rooms)) < len(rooms):
+        raise ConfigError(
+            "two methods of one kind cannot act on one model: give one of them, with overrides for the layers that differ"
+        )
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ConfigError(
+            f"steps={steps!r}: give the number of optimizer steps until harden, such as epochs * len(loader)"
+        )
+    if budget is not None and budget < 1:
+        raise ConfigError(f"budget={budget!r}: give the bytes of the file, such as 48_000")
+    for name, module in model.named_modules():
+        if parametrize.is_parametrized(module):
+            raise ConfigError(
+                f"{name or 'the model'} is parametrized already: pass all methods to one compress, or finalize the old plan first"
+            )
+    if any(p.is_meta for p in model.parameters()):
+        raise ConfigError("the model has no values yet (meta device): load or initialize its weights before compress")
+    if any(isinstance(p.data, torch.distributed.tensor.DTensor) for p in model.parameters()):
+        raise ConfigError("the model is sharded already: compress first, then fully_shard")
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
+            raise ConfigError(f"{name} has values that are not finite: load or initialize its weights before compress")

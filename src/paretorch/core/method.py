@@ -1,0 +1,143 @@
+"""What a method is: a frozen record of its options, and the few moments of its life that differ from the others'.
+
+The life (attach, price, step, harden, finalize) is the plan's. A method says how one weight is relaxed (`relax`),
+how its schedules run (`schedule`), how it keeps to its target (`steer`, `round`), and what to log (`measure`).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.groups import Group, Grouping
+from paretorch.core.relaxation import Chain, Relaxation, scalars_of
+from paretorch.core.sites import Selector, Site
+from paretorch.core.tensors import total, whole
+from paretorch.errors import ConfigError
+
+OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """Options that every method has.
+
+    group: what shares one decision: "weight", "channel", "layer", "network", a block shape, or a callable.
+    include, exclude: name patterns, module types, predicates `(name, module) -> bool`, or lists of these.
+    overrides: options that differ for some layers: `{"fc*": {"group": "channel"}}`; the last match wins.
+    optimizer: builds the optimizer of the decisions from a list of parameters; None: the method's own.
+    """
+
+    group: Group = "weight"
+    include: Selector | None = None
+    exclude: Selector = ()
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    optimizer: OptimizerFactory | None = None
+
+    room: ClassVar[str]
+    unit: ClassVar[str]  # what a target counts: "kept" weights or "bits"
+    order: ClassVar[int]  # innermost first: sharing 0, precision 1, sparsity 2
+    scalars: ClassVar[tuple[str, ...]] = ()
+
+    def check(self) -> None:  # noqa: B027 - most options need no check
+        """Refuse options that cannot work, before anything is touched."""
+
+    @abstractmethod
+    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Relaxation:
+        """The relaxation of one weight; `together` names all rooms that act on it."""
+
+    @abstractmethod
+    def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
+        """The method's own optimizer for decisions."""
+
+    @abstractmethod
+    def schedule(self, term: "Term", step: Tensor) -> None:
+        """Write the schedule values of this step into the term's scalars; device operations only."""
+
+    def price(self, term: "Term") -> Tensor | None:
+        """λ, the price of one unit (a kept weight, a bit) now; None: this method puts no price on anything."""
+        return None
+
+    def steer(self, term: "Term", step: Tensor) -> None:  # noqa: B027 - a method without target steers nothing
+        """Feedback towards the target after each update; device operations only."""
+
+    @abstractmethod
+    def round(self, term: "Term", factor: float) -> None:
+        """Write discrete decisions into the decisions, exactly on `factor` times the target; the plan then sets `hard`."""
+
+    @abstractmethod
+    def aim(self, share: float) -> Self:
+        """These options with a target of `share` units a weight, unless they have a target already."""
+
+    @abstractmethod
+    def measure(self, term: "Term") -> dict[str, Tensor]:
+        """What to log: 0-dim tensors by name."""
+
+    def for_site(self, site: Site) -> Self:
+        """These options with the overrides that match the weight."""
+        names = {one.name for one in fields(self)} - {"overrides", "include", "exclude", "optimizer"}
+        changes: dict[str, Any] = {}
+        for pattern, options in self.overrides.items():
+            if unknown := set(options) - names:
+                raise ConfigError(
+                    f"overrides[{pattern!r}]: {', '.join(sorted(unknown))} is no option of {type(self).__name__}"
+                )
+            if site.matches(pattern):
+                changes.update(options)
+        changed = replace(self, **changes)
+        changed.check()
+        return changed
+
+
+@dataclass(eq=False)
+class Term:
+    """A method at work in a plan: its relaxations, in the order of the weights."""
+
+    method: Method
+    root: nn.Module
+    steps: int
+    sites: list[Site]
+    relaxations: list[Relaxation]
+    chains: list[Chain]
+    optimizer: torch.optim.Optimizer | None = None
+    weights: int = 0
+
+    @property
+    def scalars(self) -> Tensor:
+        return scalars_of(self.root, self.method.room)
+
+    def set_scalar(self, name: str, value: Tensor | float) -> None:
+        self.scalars[self.method.scalars.index(name)] = value
+
+    def scalar(self, name: str) -> Tensor:
+        return self.scalars[self.method.scalars.index(name)]
+
+    def decisions(self) -> list[nn.Parameter]:
+        """Every decision once."""
+        return list({id(r.decision): r.decision for r in self.relaxations}.values())
+
+    def groups(self) -> list[tuple[nn.Parameter, list[Relaxation], Tensor]]:
+        """Every decision once, with the relaxations that read it and the number of weights behind each entry."""
+        found: dict[int, tuple[nn.Parameter, list[Relaxation], Tensor]] = {}
+        for r in self.relaxations:
+            decision = r.decision
+            zeros = torch.zeros(decision.shape, device=decision.device)
+            _, members, sizes = found.setdefault(id(decision), (decision, [], zeros))
+            members.append(r)
+            sizes += torch.as_tensor(r.grouping.sizes, device=sizes.device).expand(r.grouping.grid).reshape(sizes.shape)
+        return list(found.values())
+
+    def mean(self, function: Callable[[Relaxation, Tensor], Tensor]) -> Tensor:
+        """The average over all weights of a per-weight quantity given on each relaxation's grid."""
+        sums = [total(lambda s, r=r: function(r, s) * r.grouping.sizes, _gridded(r)) for r in self.relaxations]  # type: ignore[misc]
+        return torch.stack(sums).sum() / self.weights
+
+
+def _gridded(relaxation: Relaxation) -> Tensor:
+    # A block or label grid has sizes that are whole tensors: such a decision is read whole where it is sharded.
+    if isinstance(relaxation.grouping.sizes, Tensor) or relaxation.s is None:
+        return relaxation.grid(whole(relaxation.decision))
+    return relaxation.decision.detach()

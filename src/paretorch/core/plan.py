@@ -1,0 +1,264 @@
+"""The plan: the life of all relaxations on one model, in step with the user's own loop.
+
+plan = compress(model, *methods, steps=N)
+loss.backward(); optimizer.step(); plan.step(); optimizer.zero_grad()
+plan.harden(optimizer); small = plan.finalize()
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.attach import detach, original
+from paretorch.core.budget_bytes import ByteBudget
+from paretorch.core.method import Method, Term
+from paretorch.core.recalibrate import recalibrate_norms
+from paretorch.core.relaxation import PREFIX, Chain
+from paretorch.core.sites import Site
+from paretorch.core.state import PlanState
+from paretorch.core.tensors import local, whole, write
+from paretorch.core.update import add_price, check_finite, clip_weights, price_now
+from paretorch.errors import ConfigError, DivergenceError
+
+_ATTRIBUTE = "_paretorch_plan"
+
+
+class Plan:
+    """Made by `compress`; found again by `Plan.of(model)` after deepcopy, averaging, wrapping or loading."""
+
+    def __init__(
+        self, model: nn.Module, sites: list[Site], chains: list[Chain], terms: list[Term], state: PlanState
+    ) -> None:
+        self.model = model
+        self._sites, self._chains, self._terms, self._state = sites, chains, terms, state
+        self._budget: ByteBudget | None = None
+        model.__dict__[_ATTRIBUTE] = self
+        for term in terms:
+            term.method.schedule(term, state.step)
+        state.watch(self._set_phase)
+
+    @staticmethod
+    def of(model: nn.Module) -> "Plan":
+        """The plan of a compressed model, through wrappers (DDP, averaged and compiled models)."""
+        for module in model.modules():
+            plan = module.__dict__.get(_ATTRIBUTE)
+            if isinstance(plan, Plan):
+                return plan
+        raise ConfigError("this model has no plan: make one with paretorch.compress(model, ...)")
+
+    # Training
+
+    def param_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+        """Everything that the user's optimizer trains: all parameters but the decisions."""
+        mine = {id(decision) for term in self._terms for decision in term.decisions()}
+        weights = [p for p in self.model.parameters() if id(p) not in mine and p.requires_grad]
+        return [{"params": weights, "weight_decay": weight_decay}]
+
+    def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
+        """After `optimizer.step()` (and before `scaler.update()`): price, update and clip; then the schedules advance."""
+        with torch.no_grad():
+            if not self.is_hard:
+                for term in self._terms:
+                    self._update(term, scaler)
+                self._state.step.add_(1)
+                for term in self._terms:
+                    term.method.schedule(term, self._state.step)
+                    term.method.steer(term, self._state.step)
+            for term in self._terms:
+                for decision in term.decisions():
+                    decision.grad = None
+            clip_weights(self._sites, self._chains)
+
+    def _update(self, term: Term, scaler: torch.amp.GradScaler | None) -> None:
+        optimizer = self._optimizer(term)
+        check_finite(term, self._state.step, scaler)
+        if scaler is not None and any(d.grad is not None for d in term.decisions()):
+            scaler.unscale_(optimizer)
+            add_price(term, self._terms)
+            scaler.step(optimizer)
+        else:
+            add_price(term, self._terms)
+            optimizer.step()
+
+    def _optimizer(self, term: Term) -> torch.optim.Optimizer:
+        # Made at the first step: sharding after `compress` replaces the parameter objects.
+        if term.optimizer is None:
+            parameters = term.decisions()
+            build = term.method.optimizer
+            term.optimizer = build(parameters) if build else term.method.decisions_optimizer(parameters, term.steps)
+        return term.optimizer
+
+    def penalty(self) -> Tensor:
+        """The price now, λ_keep Σ keep + λ_bits Σ keep·bits; for logging, the plan adds its gradient itself."""
+        return price_now(self._terms)
+
+    def metrics(self) -> dict[str, float]:
+        """Step, sparsity, bits, temperature … as numbers; reads them from the device, so call it when you log."""
+        values: dict[str, Tensor] = {}
+        for term in self._terms:
+            values |= term.method.measure(term)
+        numbers = {name: float(value) for name, value in values.items()}
+        if bad := [name for name, value in numbers.items() if value != value]:
+            raise DivergenceError(
+                f"{', '.join(bad)} is not a number any more: lower the learning rate, or go back to a checkpoint"
+            )
+        return {"step": float(self._state.step), **numbers}
+
+    # Deciding
+
+    @property
+    def is_hard(self) -> bool:
+        """Whether `harden` was called."""
+        return self._state.is_hard
+
+    @property
+    def steps(self) -> int:
+        """The horizon: optimizer steps until `harden`."""
+        return self._state.steps
+
+    def harden(self, optimizer: torch.optim.Optimizer | None = None, recalibrate: Iterable[Any] | None = None) -> None:
+        """Round every decision, exactly on target. Weights may go on training with the decisions fixed.
+
+        `optimizer` forgets its momentum of dropped weights; `recalibrate`, batches of inputs, re-estimates batch norm.
+        """
+        if not self.is_hard:
+            before = [whole(decision).clone() for decision in self._decisions()]
+            self.round_again(before, 1.0)
+            if self._budget is not None:
+                self._budget.fit(self, before)
+            clip_weights(self._sites, self._chains)
+            if optimizer is not None:
+                self._forget_dropped(optimizer)
+        if recalibrate is not None:
+            recalibrate_norms(self.model, recalibrate)
+
+    def round_again(self, before: list[Tensor], factor: float) -> None:
+        """Round the trained decisions `before`, with every target scaled by `factor`."""
+        self._set_phase(False)
+        for decision, value in zip(self._decisions(), before, strict=True):
+            write(decision, value)
+        # Masks first: a dropped weight costs no bits, whatever its precision.
+        for term in sorted(self._terms, key=lambda one: -one.method.order):
+            with torch.no_grad():
+                term.method.round(term, factor)
+            for relaxation in term.relaxations:
+                relaxation.hard = True
+        self._set_phase(True)
+
+    def _decisions(self) -> list[nn.Parameter]:
+        return [decision for term in self._terms for decision in term.decisions()]
+
+    def keep_to(self, budget: ByteBudget) -> None:
+        """Hold the saved file to a number of bytes."""
+        self._budget = budget
+
+    def _forget_dropped(self, optimizer: torch.optim.Optimizer) -> None:
+        for site, chain in zip(self._sites, self._chains, strict=True):
+            weight = original(site)
+            state = optimizer.state.get(weight, {})
+            kept = chain.keep()
+            if kept is None:
+                continue
+            for value in state.values():
+                if isinstance(value, Tensor) and value.shape == weight.shape:
+                    write(value, whole(value) * (kept > 0))
+
+    @contextmanager
+    def hardened(self) -> Iterator[nn.Module]:
+        """Preview: inside, the model computes with rounded decisions; afterwards everything is as before."""
+        if self.is_hard:
+            yield self.model
+            return
+        own = [tensor for term in self._terms for r in term.relaxations for tensor in (*r.parameters(), *r.buffers())]
+        own += [decision for term in self._terms for decision in term.decisions()]
+        own += [original(site) for site in self._sites]
+        saved = [local(tensor).detach().clone() for tensor in own]
+        try:
+            self.harden()
+            yield self.model
+        finally:
+            self._set_phase(False)
+            with torch.no_grad():
+                for tensor, value in zip(own, saved, strict=True):
+                    local(tensor).copy_(value)
+
+    def _set_phase(self, hard: bool) -> None:
+        self._state.is_hard = hard
+        for term in self._terms:
+            for relaxation in term.relaxations:
+                relaxation.hard = hard
+
+    # Leaving
+
+    def effective(self, site: Site, chain: Chain) -> Tensor:
+        """The weight that the network computes with: no noise, whole on every rank."""
+        modes = [(r, r.training) for r in chain.relaxations()]
+        chain.eval()
+        try:
+            with torch.no_grad():
+                value: Tensor = chain(whole(original(site))) + 0.0  # no negative zeros
+                return value
+        finally:
+            for relaxation, mode in modes:
+                relaxation.train(mode)
+
+    def dense_state_dict(self) -> dict[str, Tensor]:
+        """The state of the plain network: its own keys, effective weights."""
+        plain = {
+            id(original(site)): self.effective(site, chain)
+            for site, chain in zip(self._sites, self._chains, strict=True)
+        }
+        found: dict[str, Tensor] = {}
+        for key, value in self.model.state_dict(keep_vars=True).items():
+            head, mark, tail = key.partition("parametrizations.")
+            if mark and tail.endswith(".original"):
+                found[head + tail.removesuffix(".original")] = plain[id(value)]
+            elif not mark and not key.rpartition(".")[2].startswith(PREFIX):
+                found[key] = whole(value)
+        return {key: found[key] for key in self._state.order if key in found}
+
+    def finalize(self) -> nn.Module:
+        """The model as an ordinary module again, with the same outputs and its original keys; hardens if need be."""
+        self.harden()
+        state = self.dense_state_dict()
+        if self._budget is not None:
+            self._budget.trim(state, [site.name for site in self._sites])
+        edits = []
+        for site, chain in zip(self._sites, self._chains, strict=True):
+            exponents: list[int] = [e for r in chain.relaxations() if (e := r.scale_exponent()) is not None]
+            if exponents and sum(exponents) != 0:
+                edits.append({"kind": "scale", "weight": site.name, "exponent": sum(exponents)})
+            if isinstance(original(site).data, torch.distributed.tensor.DTensor):
+                raise ConfigError(
+                    "finalize needs a whole model: load plan.dense_state_dict() into a plain copy instead"
+                )
+            detach(site, state[site.name])
+        self._state.remove()
+        del self.model.__dict__[_ATTRIBUTE]
+        if edits:
+            self.model.__dict__["paretorch_edits"] = edits
+        return self.model
+
+    # Saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the decisions' optimizers; everything else is in the model's own state."""
+        return {term.method.room: term.optimizer.state_dict() for term in self._terms if term.optimizer is not None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the decisions' optimizers; load the model's own state first."""
+        for term in self._terms:
+            if term.method.room in state:
+                self._optimizer(term).load_state_dict(state[term.method.room])
+
+    def methods(self) -> tuple[Method, ...]:
+        """The methods, in the order given."""
+        return tuple(term.method for term in self._terms)
+
+    def __repr__(self) -> str:
+        names = ", ".join(type(term.method).__name__ for term in self._terms)
+        phase = "hardened" if self.is_hard else f"searching, {self.steps} steps"
+        return f"Plan({names}: {len(self._sites)} weights, {phase})"

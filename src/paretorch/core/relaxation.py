@@ -1,0 +1,136 @@
+"""One decision on one weight: the piece of a method that sits in the network while it trains.
+
+A relaxation is an `nn.Module` f(weight, decision). While `hard` is False the decision is continuous and trained;
+afterwards it is read as rounded. Its state is fp32 and keeps its keys through all phases.
+"""
+
+from collections.abc import Callable
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.groups import Grouping
+from paretorch.core.tensors import whole
+
+PREFIX = "paretorch_"
+
+
+def scalars_of(root: nn.Module, room: str) -> Tensor:
+    """A room's schedule values (temperature, price …): fp32, kept as int32 bits so that `.half()` leaves them alone."""
+    buffer: Tensor = getattr(root, f"{PREFIX}{room}")
+    return buffer.view(torch.float32)
+
+
+class Relaxation(nn.Module):
+    """W = f(w, s). Subclasses give `forward`, and what the plan needs to price, clip and round the decision."""
+
+    room: ClassVar[str]
+    s: nn.Parameter | None
+
+    def __init__(self, grouping: Grouping, start: float, device: torch.device) -> None:
+        super().__init__()
+        self.grouping = grouping.to(device)
+        self.s = nn.Parameter(torch.full(grouping.grid, start, dtype=torch.float32, device=device))
+        self.hard = False
+        self._root: tuple[nn.Module, ...] = ()
+        self._shared = ""
+
+    def bind(self, root: nn.Module, shared: str = "") -> None:
+        """Tell where the plan's scalars live, and the name of a decision that several weights share."""
+        self._root, self._shared = (root,), shared
+        if shared:
+            self.s = None
+
+    @property
+    def decision(self) -> nn.Parameter:
+        """The trained variable, on this weight's grid or shared by name."""
+        if self.s is not None:
+            return self.s
+        shared: nn.Parameter = getattr(self._root[0], self._shared)
+        return shared
+
+    def grid(self, decision: Tensor | None = None) -> Tensor:
+        """The decision (or values of its shape) laid out on this weight's grid."""
+        return (self.decision if decision is None else decision).view(self.grouping.grid)
+
+    def scalar(self, index: int) -> Tensor:
+        """One of the room's schedule values, a 0-dim tensor on the device."""
+        return scalars_of(self._root[0], self.room)[index]
+
+    @property
+    def step(self) -> Tensor:
+        counter: Tensor = getattr(self._root[0], f"{PREFIX}step")
+        return counter
+
+    # What the plan asks of a relaxation; `s` is the whole decision on this weight's grid.
+
+    def keep(self, s: Tensor) -> Tensor | None:
+        """How much of each weight is kept, 0 to 1, expanded to the weight; None: all of it."""
+        return None
+
+    def bits(self, s: Tensor) -> Tensor | None:
+        """Bits of each weight, expanded to the weight; None: this relaxation decides no bits."""
+        return None
+
+    def price_slope(self, s: Tensor) -> Tensor:
+        """d(price of one weight)/ds on the grid, where the price is `keep` or `bits`."""
+        return torch.zeros_like(s)
+
+    def limit(self, s: Tensor) -> Tensor | None:
+        """The largest |w| allowed, broadcastable to the weight; None: any."""
+        return None
+
+    def scale_exponent(self) -> int | None:
+        """k where the values are a grid times 2^k, or None where there is no grid."""
+        return None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move with the model, but stay fp32 when the model changes its dtype."""
+        slots: list[dict[str, Tensor | None]] = [self._parameters, self._buffers]  # type: ignore[list-item]
+        before = [
+            (slot, name, t.data)
+            for slot in slots
+            for name, t in slot.items()
+            if t is not None and t.dtype == torch.float32
+        ]
+        super()._apply(fn, recurse)
+        for slot, name, data in before:
+            tensor = slot[name]
+            if tensor is not None and tensor.dtype != torch.float32:
+                tensor.data = data.to(tensor.device)
+        return self
+
+
+class Chain(nn.Module):
+    """All relaxations of one weight, innermost first; this is what is registered as its parametrization."""
+
+    def __init__(self, relaxations: list[Relaxation]) -> None:
+        super().__init__()
+        for relaxation in relaxations:
+            self.add_module(relaxation.room, relaxation)
+        self._held: Tensor | None = None
+
+    def relaxations(self) -> list[Relaxation]:
+        return list(self._modules.values())  # type: ignore[arg-type]
+
+    def keep(self, but: Relaxation | None = None) -> Tensor | None:
+        """How much of each weight all relaxations (but one) keep together; None: all of it."""
+        kept: Tensor | None = None
+        for relaxation in self.relaxations():
+            if relaxation is not but:
+                one = relaxation.keep(relaxation.grid(whole(relaxation.decision)))
+                kept = one if kept is None else kept if one is None else kept * one
+        return kept
+
+    def forward(self, weight: Tensor) -> Tensor:
+        if self._held is not None:
+            return self._held
+        for relaxation in self._modules.values():
+            assert relaxation is not None
+            weight = relaxation(weight)
+        return weight
+
+    def hold(self, value: Tensor | None) -> None:
+        """Answer with this value until released (None): layers that read a weight many times in one forward."""
+        self._held = value

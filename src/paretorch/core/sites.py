@@ -1,0 +1,79 @@
+"""Where decisions can sit: every weight of a model, once, with all its owners, and how users choose among them."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from paretorch.errors import ConfigError
+
+Selector = str | type[nn.Module] | Callable[[str, nn.Module], bool] | Iterable["Selector"]
+
+WEIGHTED: tuple[type[nn.Module], ...] = (
+    nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
+    nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention,
+)  # fmt: skip
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One Parameter object: its first name, and every (module, attribute, module name) that holds it."""
+
+    name: str
+    weight: nn.Parameter
+    owners: tuple[tuple[nn.Module, str, str], ...]
+
+    @property
+    def channel_axis(self) -> int:
+        """The dimension of output channels: the second of a transposed convolution, else the first."""
+        return 1 if isinstance(self.owners[0][0], _TRANSPOSED) else 0
+
+    @property
+    def is_usual(self) -> bool:
+        """The weight of a layer that has weights: no position table, no norm, no bias."""
+        return any(isinstance(module, WEIGHTED) and "weight" in attribute for module, attribute, _ in self.owners)
+
+    def matches(self, selector: Selector) -> bool:
+        """A pattern matches the weight's or a module's name; a type or predicate matches an owner."""
+        if isinstance(selector, str):
+            names = {self.name, *(module_name for *_, module_name in self.owners)}
+            names |= {f"{module_name}.{attribute}" for _, attribute, module_name in self.owners}
+            return any(fnmatchcase(name, selector) for name in names)
+        if isinstance(selector, type):
+            return any(isinstance(module, selector) for module, *_ in self.owners)
+        if callable(selector):
+            return any(selector(module_name, module) for module, _, module_name in self.owners)
+        if not isinstance(selector, Iterable):
+            raise ConfigError(
+                f"{selector!r} selects no layer: use a name pattern, a module type, a predicate, or a list of these"
+            )
+        return any(self.matches(one) for one in selector)
+
+
+def find_sites(model: nn.Module) -> list[Site]:
+    """All parameters with two or more dimensions, each Parameter object once."""
+    found: dict[int, list[tuple[nn.Module, str, str]]] = {}
+    for module_name, module in model.named_modules():
+        for attribute, parameter in module._parameters.items():
+            if isinstance(parameter, nn.UninitializedParameter):
+                raise ConfigError(
+                    f"{module_name} is not initialized yet: run one batch through the model before compress"
+                )
+            if parameter is not None and parameter.dim() >= 2:
+                found.setdefault(id(parameter), []).append((module, attribute, module_name))
+    return [_site(owners) for owners in found.values()]
+
+
+def _site(owners: list[tuple[nn.Module, str, str]]) -> Site:
+    module, attribute, module_name = owners[0]
+    parameter = module._parameters[attribute]
+    assert parameter is not None
+    return Site(f"{module_name}.{attribute}" if module_name else attribute, parameter, tuple(owners))
+
+
+def choose(sites: list[Site], include: Selector | None, exclude: Selector) -> list[Site]:
+    """The sites that `include` admits (None: the weights of the usual layers) and `exclude` does not take away."""
+    admitted = [site for site in sites if (site.is_usual if include is None else site.matches(include))]
+    return [site for site in admitted if not site.matches(exclude)]

@@ -1,0 +1,118 @@
+"""The plan's state inside the model: buffers on the root module, with the same keys in every phase.
+
+    paretorch_step    the one step counter, from which all schedules follow
+    paretorch_phase   0 while searching, 1 once hardened
+    paretorch_config  the configuration as JSON bytes: a checkpoint of another configuration is refused
+    paretorch_<room>  that method's schedule and controller values (fp32, kept as int32 bits)
+
+Buffers on the root and no submodule: a model that iterates over its children (`nn.Sequential`) is left alone.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.method import Method
+from paretorch.core.relaxation import PREFIX
+from paretorch.errors import ConfigError
+
+
+class PlanState:
+    """Reads and writes the buffers; keeps the hooks that watch the loading of a state."""
+
+    def __init__(
+        self, root: nn.Module, methods: tuple[Method, ...], steps: int, seed: int, device: torch.device
+    ) -> None:
+        self.root, self.steps = root, steps
+        self.order = list(root.state_dict())
+        config = {"steps": steps, "seed": seed, **{method.room: _describe(method) for method in methods}}
+        self._config = json.dumps(config, sort_keys=True)
+        self._names = [f"{PREFIX}{name}" for name in ("step", "phase", "config", *(m.room for m in methods))]
+        values = [
+            torch.zeros((), dtype=torch.int64),
+            torch.zeros((), dtype=torch.int64),
+            torch.tensor(list(self._config.encode()), dtype=torch.uint8),
+            *(torch.zeros(max(len(m.scalars), 1), dtype=torch.int32) for m in methods),
+        ]
+        for name, value in zip(self._names, values, strict=True):
+            root.register_buffer(name, value.to(device))
+        self._on_phase: Callable[[bool], None] = lambda hard: None
+        self._handles = [
+            root.register_load_state_dict_pre_hook(self._compare),
+            root.register_load_state_dict_post_hook(self._reread),
+        ]
+        self._hard = False
+
+    def watch(self, on_phase: Callable[[bool], None]) -> None:
+        """Call back when a loaded state changes the phase."""
+        self._on_phase = on_phase
+
+    @property
+    def step(self) -> Tensor:
+        counter: Tensor = getattr(self.root, f"{PREFIX}step")
+        return counter
+
+    @property
+    def is_hard(self) -> bool:
+        return self._hard
+
+    @is_hard.setter
+    def is_hard(self, hard: bool) -> None:
+        self._hard = hard
+        phase: Tensor = getattr(self.root, f"{PREFIX}phase")
+        phase.fill_(int(hard))
+
+    def add_shared(self, name: str, value: Tensor) -> None:
+        """A decision that several weights share lives on the root, once."""
+        self.root.register_parameter(name, nn.Parameter(value))
+        self._names.append(name)
+
+    def remove(self) -> None:
+        """Leave no buffer, parameter or hook behind."""
+        for handle in self._handles:
+            handle.remove()
+        for name in self._names:
+            delattr(self.root, name)
+
+    def _compare(self, _module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        saved = state.get(f"{prefix}{PREFIX}config")
+        if saved is None:
+            raise ConfigError("this state has no plan in it: load plain weights before compress, not after")
+        text = bytes(saved.to(torch.uint8).tolist()).decode(errors="replace")
+        if text != self._config:
+            raise ConfigError(f"this state belongs to another plan: {_difference(text, self._config)}")
+
+    def _reread(self, *_: Any) -> None:
+        phase: Tensor = getattr(self.root, f"{PREFIX}phase")
+        self._on_phase(bool(phase))
+
+
+def _describe(method: Method) -> dict[str, str]:
+    return {"method": type(method).__name__, **{one.name: _text(getattr(method, one.name)) for one in fields(method)}}
+
+
+def _text(value: Any) -> str:
+    if callable(value):
+        return str(getattr(value, "__qualname__", type(value).__name__))
+    return repr(value)
+
+
+def _difference(saved: str, present: str) -> str:
+    try:
+        old, new = json.loads(saved), json.loads(present)
+        flat_old, flat_new = _flatten(old), _flatten(new)
+    except (ValueError, AttributeError):
+        return "its configuration cannot be read"
+    keys = [key for key in sorted(flat_old.keys() | flat_new.keys()) if flat_old.get(key) != flat_new.get(key)]
+    return "; ".join(f"{key} was {flat_old.get(key, 'absent')}, is {flat_new.get(key, 'absent')}" for key in keys)
+
+
+def _flatten(config: dict[str, Any]) -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        flat |= {f"{key}.{k}": str(v) for k, v in value.items()} if isinstance(value, dict) else {key: str(value)}
+    return flat

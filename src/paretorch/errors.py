@@ -1,0 +1,25 @@
+"""What can go wrong, as types. A message is one sentence that says what is wrong and what would be right."""
+
+
+class PareError(Exception):
+    """Base of every error that a user's mistake or a damaged input can cause."""
+
+
+class ConfigError(PareError, ValueError):
+    """An argument or a combination of arguments that cannot work."""
+
+
+class DataError(PareError):
+    """Data that is missing or damaged; the message names the folder and the command that repairs it."""
+
+
+class ArtefactError(PareError):
+    """A file that is not a readable artefact: cut, altered, of another version, or hostile."""
+
+
+class DivergenceError(PareError, ArithmeticError):
+    """A loss or gradient that is no longer finite."""
+
+
+class MissingExtraError(PareError, ImportError):
+    """An optional package is not installed; the message names the extra that brings it."""

@@ -1,0 +1,70 @@
+"""From real precisions to whole bits: one common offset, so that the average meets the target; ties by index."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paretorch.core.attach import original
+from paretorch.core.budget import raise_levels
+from paretorch.core.method import Term
+from paretorch.core.tensors import whole, write
+from paretorch.precision.grid import MAX_BITS, s_of_bits
+
+if TYPE_CHECKING:
+    from paretorch.precision.smol import Precision
+
+
+def allocate(term: Term, members: Sequence["Precision"], budget: float | None) -> None:
+    """Write whole bits into the decisions: as they stand (no budget), or raised or lowered together to `budget` bits."""
+    index = {id(r): i for i, r in enumerate(members)}
+    kept = [_kept(term, i, r) for i, r in enumerate(members)]
+    decisions = [(decision, [index[id(r)] for r in group]) for decision, group, _ in term.groups()]
+    values = [whole(decision) for decision, _ in decisions]
+
+    def levels(offset: float) -> list[Tensor]:
+        return [members[who[0]].levels(s, offset) for s, (_, who) in zip(values, decisions, strict=True)]
+
+    def counts(p: list[Tensor]) -> list[Tensor]:
+        """How many weights pay for each entry."""
+        found = []
+        for one, (_, who) in zip(p, decisions, strict=True):
+            found.append(torch.stack([_paying(term, i, members[i], kept[i], one) for i in who]).sum(0).view(one.shape))
+        return found
+
+    def cost(p: list[Tensor]) -> float:
+        return sum(float((n * one).sum()) for n, one in zip(counts(p), p, strict=True))
+
+    chosen = levels(0.0)
+    if budget is not None:
+        low, high = raise_levels(lambda offset: cost(levels(offset)), budget, -MAX_BITS, MAX_BITS)
+        chosen = levels(low)
+        if not any(r.zero_precision for r in members):
+            _fill(chosen, levels(high), counts(chosen), budget - cost(chosen))
+    for p, (decision, who) in zip(chosen, decisions, strict=True):
+        for i in who:
+            if members[i].zero_precision:
+                members[i].find_zeros(whole(original(term.sites[i])), members[i].grid(p))
+        write(decision, s_of_bits(p.double() + 0.5))
+
+
+def _kept(term: Term, index: int, r: "Precision") -> Tensor:
+    kept = term.chains[index].keep(but=r)
+    shape = r.grouping.shape
+    return torch.ones(shape, device=r.decision.device) if kept is None else kept.expand(shape)
+
+
+def _paying(term: Term, index: int, r: "Precision", kept: Tensor, p: Tensor) -> Tensor:
+    if r.zero_precision:
+        weight = whole(original(term.sites[index]))
+        kept = kept * ~r.is_zero(weight, r.grouping.expand(r.grid(p)))
+    return r.grouping.reduce(kept).double().reshape(-1)
+
+
+def _fill(chosen: list[Tensor], above: list[Tensor], counts: list[Tensor], left: float) -> None:
+    """Raise entries to the next level in order of index while the budget lasts, in place."""
+    extra = torch.cat([((b - a) * n).flatten() for a, b, n in zip(chosen, above, counts, strict=True)])
+    taken = (torch.cumsum(extra, 0) <= left + 1e-9).split([a.numel() for a in chosen])
+    for a, b, take in zip(chosen, above, taken, strict=True):
+        a.copy_(torch.where(take.view(a.shape), b, a))

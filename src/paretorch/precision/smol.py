@@ -1,0 +1,216 @@
+"""SMOL: learned precision (chapter 5, Definition 5.5 and Algorithm 5).
+
+    W = w + σ(s) ⊙ ε, ε ~ U(−1, 1),   price λ Σ log₂(1 + e⁻ˢ),   w clipped to ±(2 − σ(s)),
+    p = ⌊1 + log₂(1 + e⁻ˢ)⌋,   then W = Q(w, p) with straight-through gradients.
+
+What differs from the printed algorithm:
+
+- `target_bits`: λ follows the error of the average bits against a falling goal (proportional and integral), and at
+  `harden` one common offset to all precisions makes the average exact.
+- `scale` 2^k: the grid times a power of two, per layer, so that weights of any magnitude can use it; 1 as printed.
+- Zero precision is given where |w| ≤ |w − Q(w, p)|; a dropped weight counts no bits.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.groups import Grouping
+from paretorch.core.method import Method, Term
+from paretorch.core.noise import uniform
+from paretorch.core.relaxation import Relaxation
+from paretorch.core.schedule import cubic, progress
+from paretorch.core.sites import Site
+from paretorch.core.tensors import whole
+from paretorch.errors import ConfigError
+from paretorch.precision.allocate import allocate
+from paretorch.precision.grid import LOG2, MAX_BITS, power_of_two, quantize, real_bits, s_of_bits, whole_bits
+
+_PROPORTIONAL, _INTEGRAL = 40.0, 800.0  # of ln λ against the relative error of the bits
+
+
+@dataclass(frozen=True, kw_only=True)
+class SMOL(Method):
+    """Learn how many bits each weight needs.
+
+    target_bits: average bits over the selected weights, dropped ones counting 0; None: `penalty` decides.
+    penalty: λ, the price of one bit; with a target, only where λ starts (None: 0.27 over the number of weights, which
+    is the thesis' 1e-6 for ResNet-20). init_bits: precision at the start. anneal: share of the steps until the target.
+    zero_precision: give 0 bits to weights that are nearer to zero than to their grid. rounding: "floor" or "round".
+    allowed_bits: only these precisions. scale: "one", "auto" (from the weights at the start), or the exponent k.
+    lr: of the decisions' Adam; None: 1e-3, or more where the steps would not suffice to reach the target.
+    """
+
+    target_bits: float | None = None
+    penalty: float | None = None
+    init_bits: float = 8.0
+    anneal: float = 0.85
+    zero_precision: bool = False
+    rounding: str = "floor"
+    allowed_bits: tuple[int, ...] = ()
+    scale: str | int = "one"
+    lr: float | None = None
+
+    room: ClassVar[str] = "precision"
+    unit: ClassVar[str] = "bits"
+    order: ClassVar[int] = 1
+    scalars: ClassVar[tuple[str, ...]] = ("price", "integral")
+
+    def check(self) -> None:
+        lowest = 0.0 if self.zero_precision else 1.0
+        if self.target_bits is not None and not 0.0 < self.target_bits <= MAX_BITS:
+            raise ConfigError(
+                f"target_bits={self.target_bits!r}: give the average bits of a weight, above 0, up to {MAX_BITS}"
+            )
+        if not 1.0 < self.init_bits <= MAX_BITS:
+            raise ConfigError(f"init_bits={self.init_bits!r}: give more than 1 and at most {MAX_BITS}")
+        if self.target_bits is not None and lowest <= self.target_bits > self.init_bits:
+            raise ConfigError(
+                f"target_bits={self.target_bits!r} is above init_bits={self.init_bits!r}: start with more bits than you aim for"
+            )
+        if self.penalty is not None and not self.penalty >= 0.0:
+            raise ConfigError(f"penalty={self.penalty!r}: a price is 0 or more")
+        if not 0.0 < self.anneal <= 1.0:
+            raise ConfigError(f"anneal={self.anneal!r}: give the share of the steps until the target, above 0, up to 1")
+        if self.rounding not in ("floor", "round"):
+            raise ConfigError(f'rounding={self.rounding!r}: use "floor" or "round"')
+        if any(not isinstance(b, int) or not 1 <= b <= MAX_BITS for b in self.allowed_bits):
+            raise ConfigError(
+                f"allowed_bits={self.allowed_bits!r}: give whole numbers from 1 to {MAX_BITS}, such as (1, 2, 4, 8)"
+            )
+        if not (self.scale in ("one", "auto") or (isinstance(self.scale, int) and -60 <= self.scale <= 60)):
+            raise ConfigError(f'scale={self.scale!r}: use "one", "auto", or an exponent from -60 to 60')
+
+    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "Precision":
+        top = float(site.weight.detach().abs().max())
+        exponent = self.scale if isinstance(self.scale, int) else 0
+        if self.scale == "auto" and top > 0:
+            exponent = math.ceil(math.log2(top)) - 1
+        if top > 2.0 ** (exponent + 1):
+            raise ConfigError(
+                f'{site.name} has weights up to {top:.3g}, outside the grid of ±{2.0 ** (exponent + 1):g}: use scale="auto", or exclude it'
+            )
+        return Precision(self, site, grouping, seed, exponent)
+
+    def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
+        lr = self.lr
+        if lr is None:
+            goal = max(self.target_bits, 1.2) if self.target_bits is not None else 1.2
+            way = float(s_of_bits(goal) - s_of_bits(self.init_bits))
+            lr = max(1e-3, 3.0 * abs(way) / (self.anneal * steps))
+        cuda = parameters[0].is_cuda
+        return torch.optim.Adam(parameters, lr=lr, foreach=True, capturable=cuda)
+
+    def schedule(self, term: Term, step: Tensor) -> None:
+        if self.target_bits is None:
+            term.set_scalar("price", self._start_price(term))
+
+    def _start_price(self, term: Term) -> float:
+        return self.penalty if self.penalty is not None else 0.27 / max(term.weights, 1)
+
+    def price(self, term: Term) -> Tensor | None:
+        return term.scalar("price")
+
+    def steer(self, term: Term, step: Tensor) -> None:
+        if self.target_bits is None:
+            return
+        bits, kept = _average(term)
+        goal = cubic(progress(step, self.anneal * term.steps), self.init_bits * kept, self.target_bits)
+        error = (bits - goal) / self.init_bits
+        integral = (term.scalar("integral") + error / term.steps).clamp(-0.02, 0.02)
+        term.set_scalar("integral", integral)
+        exponent = (_PROPORTIONAL * error + _INTEGRAL * integral).clamp(-30.0, 30.0)
+        term.set_scalar("price", self._start_price(term) * torch.exp(exponent))
+
+    def round(self, term: Term, factor: float) -> None:
+        budget = None
+        if self.target_bits is not None or factor != 1.0:
+            target = self.target_bits if self.target_bits is not None else float(_average(term)[0])
+            budget = target * factor * term.weights
+        allocate(term, [r for r in term.relaxations if isinstance(r, Precision)], budget)
+
+    def aim(self, share: float) -> Self:
+        return self if self.target_bits is not None else replace(self, target_bits=min(share, self.init_bits))
+
+    def measure(self, term: Term) -> dict[str, Tensor]:
+        return {"bits": _average(term)[0], "bit_price": term.scalar("price")}
+
+
+def _average(term: Term) -> tuple[Tensor, Tensor]:
+    """Bits per selected weight, a dropped weight counting 0, and the share of weights kept."""
+    bits, shares = [], []
+    for r, chain in zip(term.relaxations, term.chains, strict=True):
+        own, kept = r.bits(r.grid(whole(r.decision))), chain.keep()
+        assert own is not None
+        kept = own.new_ones(()) if kept is None else kept
+        used, count = own * kept, math.prod(r.grouping.shape)
+        bits.append(used.sum() * (count / used.numel()))
+        shares.append(kept.sum() * (count / kept.numel()))
+    return torch.stack(bits).sum() / term.weights, torch.stack(shares).sum() / term.weights
+
+
+class Precision(Relaxation):
+    """W = w + 2^k σ(s) ⊙ ε while searching; W = 2^k Q(w / 2^k, p) once hard."""
+
+    room: ClassVar[str] = "precision"
+    zero: Tensor
+
+    def __init__(self, method: SMOL, site: Site, grouping: Grouping, seed: int, exponent: int) -> None:
+        super().__init__(grouping, float(s_of_bits(method.init_bits)), site.weight.device)
+        self.seed, self.exponent, self.scale = seed, exponent, 2.0**exponent
+        self.allowed, self.rounding, self.zero_precision = method.allowed_bits, method.rounding, method.zero_precision
+        shape = site.weight.shape if method.zero_precision else torch.Size(())
+        self.register_buffer("zero", torch.zeros(shape, dtype=torch.bool, device=site.weight.device))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        s = self.grid()
+        if not self.hard:
+            if not self.training:
+                return weight
+            noise = uniform(weight.shape, self.step, self.seed) * (self.scale * self.grouping.expand(torch.sigmoid(s)))
+            return weight + noise.to(weight.dtype)
+        rounded = self.quantize(weight.detach(), self.grouping.expand(self.levels(s.detach())))
+        if not self.training:
+            return rounded
+        # Straight through: the value of Q(w, p), the gradient of w; a zero gradient for s, so that DDP sees it.
+        through = weight - weight.detach() + self.grouping.expand(0.0 * s).to(weight.dtype)
+        if self.zero_precision:
+            through = through * ~self.zero
+        return rounded + through
+
+    def quantize(self, weight: Tensor, p: Tensor) -> Tensor:
+        value = quantize(weight.to(torch.float32) / self.scale, p) * self.scale
+        if self.zero_precision:
+            value = value * ~self.zero
+        return value.to(weight.dtype)
+
+    def levels(self, s: Tensor, offset: float = 0.0) -> Tensor:
+        """Whole bits from s, after an offset to the real precision."""
+        return whole_bits(real_bits(s) + offset, self.allowed, self.rounding)
+
+    def is_zero(self, weight: Tensor, p: Tensor) -> Tensor:
+        """Zero-precision allocation: |w| ≤ |w − Q(w, p)|."""
+        scaled = weight.to(torch.float32) / self.scale
+        return scaled.abs() <= (scaled - quantize(scaled, p)).abs()
+
+    def find_zeros(self, weight: Tensor, p: Tensor) -> None:
+        self.zero.copy_(self.is_zero(weight, self.grouping.expand(p)))
+
+    def bits(self, s: Tensor) -> Tensor:
+        return self.grouping.expand(self.levels(s).to(torch.float32) if self.hard else real_bits(s))
+
+    def keep(self, s: Tensor) -> Tensor | None:
+        return (~self.zero).to(torch.float32) if self.hard and self.zero_precision else None
+
+    def price_slope(self, s: Tensor) -> Tensor:
+        return -torch.sigmoid(-s) / LOG2
+
+    def limit(self, s: Tensor) -> Tensor:
+        half = power_of_two(1 - self.levels(s)) if self.hard else torch.sigmoid(s)
+        return self.scale * (2.0 - self.grouping.expand(half))
+
+    def scale_exponent(self) -> int | None:
+        return self.exponent

@@ -1,0 +1,30 @@
+"""`compress` as users call it: the core's, with byte budgets measured by the artefact's own encoder."""
+
+from torch import Tensor, nn
+
+from paretorch.core.compress import Meter
+from paretorch.core.compress import compress as _compress
+from paretorch.core.method import Method
+from paretorch.core.plan import Plan
+
+
+def compress(
+    model: nn.Module,
+    *methods: Method,
+    steps: int,
+    example: Tensor | None = None,
+    budget: int | None = None,
+    seed: int = 0,
+) -> Plan:
+    """Attach the methods to the model's weights and return the plan that trains, rounds and removes them.
+
+    steps: optimizer steps until `harden`. example: an input, where shapes or coupled channels are needed.
+    budget: bytes of the saved file, kept at `finalize`. seed: of the noise.
+    Load pretrained weights before; wrap in DDP, FSDP2, compile or an average after.
+    """
+    meter: Meter | None = None
+    if budget is not None:
+        from paretorch.deploy import encoded_size
+
+        meter = encoded_size
+    return _compress(model, *methods, steps=steps, example=example, budget=budget, seed=seed, meter=meter)

@@ -1,0 +1,152 @@
+"""Continuous Sparsification (chapter 4, Algorithm 1).
+
+    W = c · θ ⊙ σ(βs),   price λ Σ σ(βs),   β from 1 to β_final,   m = 1{s ≥ 0}
+
+c = 1/σ(s_init) keeps the layers' scale at the first forward pass (rounded to a power of two where the precision of the
+same weight is learned too, so that the grid stays a grid). What differs from the printed algorithm:
+
+- β reaches its final value after `anneal` of the steps and stays there, and s keeps a constant learning rate: rounding
+  then changes next to nothing, while with the printed schedule it does.
+- `target`: the share of weights with s < 0 follows a cubic schedule to the target. A small common shift of all s,
+  proportional to the error and to the spread of s, does it; which weights go is decided by their gradients alone.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.budget import keep_best
+from paretorch.core.groups import Grouping
+from paretorch.core.method import Method, Term
+from paretorch.core.relaxation import Relaxation
+from paretorch.core.schedule import cubic, geometric, progress
+from paretorch.core.sites import Site
+from paretorch.core.tensors import local, whole, write
+from paretorch.errors import ConfigError
+from paretorch.sparsity.gates import GATES
+
+_GAIN = 0.1  # share of the spread of s by which a full error shifts it in one step
+_TINY = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContinuousSparsification(Method):
+    """Learn which weights to drop.
+
+    target: share of the selected weights to drop, met exactly at `harden`; None: `init` and `penalty` decide.
+    init: s at the start. penalty: λ, the price of one kept weight. final_temperature: β at the end.
+    anneal: share of the steps after which β and the target are reached. gate: "sigmoid", "erf", "arctan", "algebraic".
+    lr, momentum: of the decisions' SGD.
+    """
+
+    target: float | None = None
+    init: float = 0.0
+    penalty: float = 0.0
+    final_temperature: float = 200.0
+    anneal: float = 0.75
+    gate: str = "sigmoid"
+    lr: float = 0.1
+    momentum: float = 0.9
+
+    room: ClassVar[str] = "sparsity"
+    unit: ClassVar[str] = "kept"
+    order: ClassVar[int] = 2
+    scalars: ClassVar[tuple[str, ...]] = ("temperature", "shift")
+
+    def check(self) -> None:
+        if self.target is not None and not 0.0 <= self.target < 1.0:
+            raise ConfigError(
+                f"target={self.target!r}: give the share of weights to drop, from 0 to just below 1, such as 0.95"
+            )
+        if self.gate not in GATES:
+            raise ConfigError(f"gate={self.gate!r} is not known: use one of {', '.join(GATES)}")
+        if not self.final_temperature >= 1.0:
+            raise ConfigError(
+                f"final_temperature={self.final_temperature!r}: the temperature grows from 1, so give 1 or more"
+            )
+        if not 0.0 < self.anneal <= 1.0:
+            raise ConfigError(
+                f"anneal={self.anneal!r}: give the share of the steps until the final temperature, above 0, up to 1"
+            )
+        if not self.penalty >= 0.0:
+            raise ConfigError(f"penalty={self.penalty!r}: a price is 0 or more")
+
+    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "Mask":
+        return Mask(self, grouping, site.weight.device, on_grid="precision" in together)
+
+    def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, foreach=True)
+
+    def schedule(self, term: Term, step: Tensor) -> None:
+        term.set_scalar("temperature", geometric(progress(step, self.anneal * term.steps), self.final_temperature))
+
+    def price(self, term: Term) -> Tensor | None:
+        return term.scalars.new_tensor(self.penalty) if self.penalty else None
+
+    def steer(self, term: Term, step: Tensor) -> None:
+        if self.target is None:
+            return
+        goal = cubic(progress(step, self.anneal * term.steps), 1.0, 1.0 - self.target)
+        kept = term.mean(lambda _, s: (s >= 0).to(s.dtype))
+        spread = term.mean(lambda _, s: s.abs())
+        shift = _GAIN * spread * (goal - kept)
+        for decision in term.decisions():
+            local(decision.data).add_(shift)
+
+    def round(self, term: Term, factor: float) -> None:
+        groups = term.groups()
+        scores = [whole(decision) for decision, _, _ in groups]
+        if self.target is None and factor == 1.0:
+            keep = [score >= 0 for score in scores]
+        else:
+            share = (
+                1.0 - self.target if self.target is not None else float(term.mean(lambda _, s: (s >= 0).to(s.dtype)))
+            )
+            keep = keep_best(scores, [sizes for *_, sizes in groups], min(share * factor, 1.0) * term.weights)
+        for (decision, _, _), score, kept in zip(groups, scores, keep, strict=True):
+            size = score.abs().clamp_min(_TINY)
+            write(decision, torch.where(kept, size, -size))
+
+    def aim(self, share: float) -> Self:
+        return self if self.target is not None else replace(self, target=1.0 - share)
+
+    def measure(self, term: Term) -> dict[str, Tensor]:
+        return {
+            "sparsity": 1.0 - term.mean(lambda _, s: (s >= 0).to(s.dtype)),
+            "temperature": term.scalar("temperature"),
+        }
+
+
+class Mask(Relaxation):
+    """W = c · w ⊙ σ(βs); hard: c · w ⊙ 1{s ≥ 0}."""
+
+    room: ClassVar[str] = "sparsity"
+
+    def __init__(
+        self, method: ContinuousSparsification, grouping: Grouping, device: torch.device, on_grid: bool
+    ) -> None:
+        super().__init__(grouping, method.init, device)
+        self.gate = GATES[method.gate]
+        start = float(self.gate.value(torch.tensor(method.init), torch.tensor(1.0)))
+        self.on_grid = on_grid
+        self.factor = 2.0 ** round(-math.log2(start)) if on_grid else 1.0 / start
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * (self.keep(self.grid()) * self.factor).to(weight.dtype)
+
+    def keep(self, s: Tensor) -> Tensor:
+        if self.hard:
+            # Decisions stay in the graph with a zero gradient: DDP waits for every parameter.
+            mask = (s >= 0).to(s.dtype) + 0.0 * s if self.training else (s >= 0).to(s.dtype)
+        else:
+            mask = self.gate.value(s, self.scalar(0))
+        return self.grouping.expand(mask)
+
+    def price_slope(self, s: Tensor) -> Tensor:
+        return self.gate.slope(s, self.scalar(0))
+
+    def scale_exponent(self) -> int | None:
+        return round(math.log2(self.factor)) if self.on_grid else None
