@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from paretorch.errors import DivergenceError
+from paretorch.errors import ArtefactError, DivergenceError
 from paretorch.training import optimizers, schedules
 from paretorch.training.checkpoint import Checkpoint, random_state, require_same, restore_random
 from paretorch.training.folder import RunFolder
@@ -175,10 +175,14 @@ class Trainer:
     def _restore(self) -> None:
         stored = Checkpoint.load(self.folder.checkpoint, self.device)
         require_same(self.recipe.as_dict(), stored.recipe, self.folder.path)
-        self.model.load_state_dict(stored.model)
-        optimizers.load_state(self.optimizer, stored.optimizer)
-        if self.plan is not None and stored.plan is not None:
-            self.plan.load_state_dict(stored.plan)
+        try:
+            self.model.load_state_dict(stored.model)
+            optimizers.load_state(self.optimizer, stored.optimizer)
+            if self.plan is not None and stored.plan is not None:
+                self.plan.load_state_dict(stored.plan)
+        except (RuntimeError, ValueError, KeyError) as error:
+            told = f"{self.folder.checkpoint} does not fit this network; it comes from another version of it."
+            raise ArtefactError(f"{told} Choose another --out.") from error
         self._epoch, self._step, self._offset = stored.epoch, stored.step, stored.offset
         self._record = stored.record if stored.step else None
         restore_random(stored.random, self.device)

@@ -1,0 +1,24 @@
+"""Fixtures of the training tests."""
+
+from pathlib import Path
+
+import pytest
+
+from paretorch.training import Recipe, RunFolder, Runtime, Trainer
+
+from .blobs import Blobs, Make, small_model
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """A trainer of the blobs in `tmp_path / name`, as a fresh process would build it."""
+
+    def build(
+        recipe: Recipe | None = None, *, name: str = "run", resume: bool = False, steps: int = 0, epochs: int = 1
+    ) -> Trainer:
+        recipe = recipe or Recipe(epochs=3, batch=4, lr=0.05)
+        runtime = Runtime(checkpoint_steps=steps, checkpoint_epochs=epochs, progress="quiet")
+        folder = RunFolder(tmp_path / name, recipe, resume=resume)
+        return Trainer(small_model(), Blobs(recipe.seed), recipe, folder, runtime=runtime)
+
+    return build

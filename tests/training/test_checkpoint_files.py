@@ -1,0 +1,99 @@
+"""Checkpoints are whole or not there, and failing to write one is told plainly."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from paretorch.errors import ArtefactError, PareError
+from paretorch.training.checkpoint import Checkpoint
+from paretorch.training.files import write_atomically
+
+from .blobs import Make
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("true",)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(PareError, match=r"no space left.*previous one is intact"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_full_disk_during_training_keeps_the_last_checkpoint(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make()
+    replace, calls = os.replace, []
+
+    def sometimes_full(source: str, target: str) -> None:
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", sometimes_full)
+    with pytest.raises(PareError, match="--resume"):
+        trainer.run()
+    monkeypatch.undo()
+    assert Checkpoint.load(trainer.folder.checkpoint, torch.device("cpu")).epoch == 1
+    assert make(resume=True).run(resume=True)["epoch"] == 3
+
+
+def test_a_device_that_is_full_is_a_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    (tmp_path / "file.tmp").symlink_to("/dev/full")
+    with pytest.raises(PareError, match="no space left on device"):
+        write_atomically(path, b"x" * 100_000)
+    assert not path.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_a_clear_error(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(PareError, match=r"Cannot write .*file/run"):
+        make(name="file/run")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder_is_a_clear_error(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(PareError, match="permission denied"):
+        make(name="locked/run")
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "text", "hostile", "other"])
+def test_a_damaged_checkpoint_is_refused(make: Make, damage: str) -> None:
+    trainer = make()
+    trainer.run()
+    path = trainer.folder.checkpoint
+    content = path.read_bytes()
+    if damage == "hostile":
+        torch.save({"format": 1, "model": _Evil()}, path)
+    elif damage == "other":
+        torch.save({"format": 99}, path)
+    else:
+        path.write_bytes({"cut": content[: len(content) // 2], "empty": b"", "text": b"no checkpoint"}[damage])
+    with pytest.raises(ArtefactError, match=r"checkpoint.pt"):
+        make(resume=True).run(resume=True)
+
+
+def test_metrics_after_the_checkpoint_are_told_once(make: Make) -> None:
+    trainer = make()
+    trainer.run()
+    lines = trainer.folder.metrics.read_bytes()
+    with open(trainer.folder.metrics, "ab") as file:
+        file.write(b'{"epoch": 4, "phase"')
+    assert len(trainer.folder.history()) == 3
+    make(resume=True).run(resume=True)
+    assert trainer.folder.metrics.read_bytes() == lines

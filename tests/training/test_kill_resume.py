@@ -1,0 +1,66 @@
+"""A real process, killed with SIGKILL at random moments, ends where an undisturbed one does."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+_ARGUMENTS = (
+    "train --network digits-cnn --data digits --epochs 4 --batch 128 --lr 0.05 --set pad=1 --checkpoint-steps 1"
+)
+
+
+def _start(out: Path) -> subprocess.Popen[bytes]:
+    words = [
+        *_ARGUMENTS.split(),
+        "--set",
+        'network_options={"width": 4}',
+        "--out",
+        str(out),
+        "--resume",
+        "--device",
+        "cpu",
+    ]
+    return subprocess.Popen([sys.executable, "-m", "paretorch.cli", *words], stdout=subprocess.DEVNULL)
+
+
+def _kill_after_checkpoints(process: subprocess.Popen[bytes], checkpoint: Path, count: int, delay: float) -> bool:
+    """Whether the process was killed, rather than done before."""
+    seen: set[tuple[int, int]] = set()
+    while process.poll() is None and len(seen) < count:
+        if checkpoint.exists():
+            found = checkpoint.stat()
+            seen.add((found.st_ino, found.st_mtime_ns))
+    time.sleep(delay)
+    process.send_signal(signal.SIGKILL)
+    return process.wait() == -signal.SIGKILL
+
+
+def _rows(folder: Path) -> list[dict[str, object]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
+@pytest.mark.timeout(240)
+def test_killed_runs_continue_bit_for_bit(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert _start(whole).wait() == 0
+    kills = [
+        _kill_after_checkpoints(
+            _start(killed), killed / "checkpoint.pt", chance.randint(1, 14), chance.uniform(0, 0.01)
+        )
+        for _ in range(3)
+    ]
+    assert all(kills)
+    assert _start(killed).wait() == 0
+    expected, found = (torch.load(folder / "checkpoint.pt", weights_only=True)["model"] for folder in (whole, killed))
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert _rows(whole) == _rows(killed)

@@ -1,0 +1,78 @@
+"""Recipes from files, and what they refuse."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paretorch.errors import ConfigError
+from paretorch.training import Recipe
+from paretorch.training.recipe import parse_bytes, read_config, recipe_from
+
+
+def test_toml_and_json_give_the_same_recipe(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(
+        'network = "vgg16"\nlr = 1\nmilestones = [80, 120]\nschedule = "steps"\nbudget = "48KB"\n'
+    )
+    (tmp_path / "a.json").write_text(
+        json.dumps({"network": "vgg16", "lr": 1, "milestones": [80, 120], "schedule": "steps", "budget": 48000})
+    )
+    toml, other = (recipe_from(read_config(tmp_path / name)) for name in ("a.toml", "a.json"))
+    assert toml == other == Recipe(network="vgg16", lr=1.0, milestones=(80, 120), schedule="steps", budget=48000)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lr=st.floats(0, 10),
+    seed=st.integers(0, 2**31),
+    sparsity=st.none() | st.floats(0, 0.99),
+    options=st.dictionaries(st.sampled_from(["a", "b"]), st.integers() | st.text(max_size=3)),
+)
+def test_a_recipe_survives_json(lr: float, seed: int, sparsity: float | None, options: dict[str, Any]) -> None:
+    recipe = Recipe(lr=lr, seed=seed, sparsity=sparsity, network_options=options)
+    assert recipe_from(json.loads(json.dumps(recipe.as_dict()))) == recipe
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"learning_rate": 0.1}, "unknown fields: learning_rate"),
+        ({"lr": "fast"}, "lr should be of type float"),
+        ({"epochs": 1.5}, "epochs should be of type int"),
+        ({"epochs": True}, "epochs should be of type int"),
+        ({"nesterov": 1}, "nesterov should be of type bool"),
+        ({"network": 20}, "network should be of type str"),
+        ({"network": None}, "network should be of type str"),
+        ({"milestones": "80"}, "milestones should be of type"),
+        ({"network_options": [1]}, "network_options should be of type"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"lr": float("nan")}, "lr must be at least 0"),
+        ({"optimizer": "sdg"}, "choose one of sgd"),
+        ({"schedule": "steps"}, "needs milestones"),
+        ({"finetune": 3}, "set sparsity, bits or budget"),
+        ({"budget": "48 potatoes"}, "is no size"),
+        ({"dtype": "fp8"}, "choose one of auto"),
+    ],
+)
+def test_wrong_values_are_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        recipe_from(values)
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.toml", "lr ="), ("a.json", "{"), ("b.json", "[1]")])
+def test_a_broken_file_is_named(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=name):
+        read_config(tmp_path / name)
+    with pytest.raises(ConfigError, match=r"missing.toml"):
+        read_config(tmp_path / "missing.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("48KB", 48000), ("48 KiB", 49152), ("1.5MB", 1_500_000), ("7", 7), (12, 12), ("3b", 3)]
+)
+def test_sizes(text: str | int, size: int) -> None:
+    assert parse_bytes(text) == size
