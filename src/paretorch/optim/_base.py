@@ -1,0 +1,185 @@
+"""The life of a step, shared by the optimizers of this folder; what differs between them is a `Rule`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, TypedDict
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from paretorch.errors import ConfigError
+from paretorch.optim._bucket import TorchBucket
+from paretorch.optim._checks import check_group
+from paretorch.optim._clock import Clock
+from paretorch.optim._leaf import Leaf, check_gradient, new_state
+from paretorch.optim._modes import choose_mode, make_bucket
+from paretorch.optim._norm import combine, root_mean_square
+from paretorch.optim._rule import Hyper, Rule, Scalar
+from paretorch.optim._state import STATE_VERSION, restore
+
+Group = dict[str, Any]
+Params = Iterable[Tensor] | Iterable[Group] | Iterable[tuple[str, Tensor]]
+Bucket = TorchBucket
+Gradients = list[Tensor | None]
+
+
+class Options(TypedDict, total=False):
+    """What every optimizer here takes beside its numbers; the names and meanings are those of torch.optim."""
+
+    maximize: bool
+    """Ascend instead."""
+    foreach: bool | None
+    """Force the multi-tensor implementation (True) or one tensor at a time (False)."""
+    fused: bool | None
+    """Force one pass over memory: cache-sized pieces on a CPU, a Triton kernel on a GPU. None does so where it can."""
+    capturable: bool
+    """Keep the step count on the device, so that the step can be captured in a CUDA graph."""
+    differentiable: bool
+    """Refused if True."""
+    state_dtype: torch.dtype | None
+    """Of m and v: fp32 (fp64 for fp64 parameters) unless given; bf16 is rounded stochastically."""
+    seed: int
+    """Of that rounding, which depends on (seed, step, parameter, element) alone."""
+
+
+_OPTIONS = Options(
+    maximize=False, foreach=None, fused=None, capturable=False, differentiable=False, state_dtype=None, seed=0
+)
+
+
+class AdaptiveOptimizer(Optimizer):
+    """w ← w − α · η ⊙ m, η = 1/(√v + ε), with the variations that `rule` names.
+
+    The sums behind the norm are in no checkpoint: they are taken from v again after loading.
+    """
+
+    rule: ClassVar[Rule]
+    _buckets: list[tuple[Group, Bucket]] | None
+    _has_history: bool
+    _clock: Clock
+
+    def __init__(self, params: Params, numbers: Group, options: Options) -> None:
+        unknown = set(options) - set(_OPTIONS)
+        if unknown:
+            raise TypeError(f"{type(self).__name__} knows no {sorted(unknown)}; its options are {sorted(_OPTIONS)}.")
+        self._forget()
+        super().__init__(params, {**numbers, **_OPTIONS, **options, "version": STATE_VERSION})
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add parameters. They have no history, so the first-step rule holds for each of their coordinates."""
+        self._check({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+        self._buckets = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Take one step; a closure is evaluated first and its loss returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_capture()
+        work = self._refreshed()
+        if not work:
+            return loss
+        now = self._clock.tick(getattr(self, "found_inf", None))
+        hypers = [self._hyper(group, now[bucket.device]) for group, bucket in work]
+        grads = [[leaf.gradient() for leaf in bucket.leaves] for _, bucket in work]
+        rms = self._rms(work, grads, hypers) if self.rule.normalised else None
+        for (_, bucket), gradients, hyper in zip(work, grads, hypers, strict=True):
+            scale: Scalar = 1.0 if rms is None else _on(rms, bucket.device)
+            bucket.update(gradients, hyper, scale, now[bucket.device])
+        self._look_for_history(work)
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, also one of torch.optim.Adam or of an earlier version; unknown entries are dropped."""
+        restore(self, state_dict, super().load_state_dict)
+        self._forget()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget()
+
+    def _check(self, group: Group) -> None:
+        check_group(group, type(self).__name__)
+
+    def _hyper(self, group: Group, now: Scalar) -> Hyper:
+        beta1, beta2 = group["betas"]
+        lr = group["lr"]
+        if isinstance(lr, Tensor) and lr.device.type == "cpu":
+            lr = float(lr)
+        return Hyper(lr, beta1, beta2, group["eps"], group["weight_decay"], group["maximize"], self.rule)
+
+    def _rms(self, work: list[tuple[Group, Bucket]], grads: list[Gradients], hypers: list[Hyper]) -> Tensor:
+        for (_, bucket), hyper in zip(work, hypers, strict=True):
+            if bucket.stale(hyper):
+                bucket.measure(hyper)
+        self._look_for_history(work)
+        if self._has_history:
+            return root_mean_square(_total(work))
+        previews = [bucket.preview(g, hyper) for (_, bucket), g, hyper in zip(work, grads, hypers, strict=True)]
+        return root_mean_square(combine((p, bucket.shards) for p, (_, bucket) in zip(previews, work, strict=True)))
+
+    def _look_for_history(self, work: list[tuple[Group, Bucket]]) -> None:
+        # Until the first gradient has been seen, and then never again, the host waits for the count of live coordinates.
+        if self.rule.normalised and not self._has_history:
+            self._has_history = bool(_total(work)[1] > 0)
+
+    def _refreshed(self) -> list[tuple[Group, Bucket]]:
+        """The buckets, built again when a parameter or a state appeared, vanished or moved."""
+        fresh = False
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None and "exp_avg" not in self.state[param]:
+                    check_gradient(param, type(self).__name__)
+                    self.state[param] = new_state(param, group["state_dtype"])
+                    fresh = True
+        built = self._buckets
+        if fresh or built is None or not all(leaf.current() for _, bucket in built for leaf in bucket.leaves):
+            built = self._buckets = self._build()
+        return built
+
+    def _build(self) -> list[tuple[Group, Bucket]]:
+        found: dict[tuple[Any, ...], list[Leaf]] = {}
+        index = 0
+        for number, group in enumerate(self.param_groups):
+            for param in group["params"]:
+                index += 1
+                if "exp_avg" not in self.state.get(param, {}):
+                    continue
+                leaf = Leaf(param, self.state[param], index)
+                mode = choose_mode(group, leaf.p, type(self).__name__)
+                key = (number, mode, leaf.p.device, leaf.p.dtype, leaf.m.dtype, leaf.shards)
+                found.setdefault(key, []).append(leaf)
+        leaves = [(self.param_groups[key[0]], leaf) for key, members in found.items() for leaf in members]
+        self._clock = Clock([(leaf, bool(group["capturable"])) for group, leaf in leaves])
+        return [
+            (self.param_groups[key[0]], make_bucket(key[1], members, self.param_groups[key[0]]["seed"]))
+            for key, members in found.items()
+        ]
+
+    def _check_capture(self) -> None:
+        if not _capturing():
+            return
+        if not all(group["capturable"] for group in self.param_groups):
+            raise ConfigError(f"To capture {type(self).__name__} in a CUDA graph, build it with capturable=True.")
+        if self._buckets is None or (self.rule.normalised and not self._has_history):
+            raise ConfigError(f"Take one step of {type(self).__name__} with gradients before capturing it in a graph.")
+
+    def _forget(self) -> None:
+        self._buckets, self._has_history = None, False
+
+
+def _total(work: list[tuple[Group, Bucket]]) -> Tensor:
+    return combine((bucket.stats(), bucket.shards) for _, bucket in work)
+
+
+def _on(rms: Tensor, device: torch.device) -> Scalar:
+    return float(rms) if device.type == "cpu" else rms.to(device, non_blocking=True)
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,68 @@
+"""Adam with a schedule for ε (thesis chapter 6, corollary 6.1): the rate of SGD without a delay.
+
+    m_t     = β₁ m_{t−1} + (1 − β₁) g_t
+    v_t     = β₂ v_{t−1} + (1 − β₂) g_t²
+    ε_t     = c · T^p₁ · t^p₂
+    α_t     = α · ε_t / √T
+    w_{t+1} = w_t − α_t · m_t / (√v_t + ε_t)
+
+The bound O(1/√T) holds for p₁, p₂ ≥ 0 (the printed "> 0" would exclude its own example ε_t = √t) with p₁ + p₂ ≥ ½.
+There is no bias correction, as in the thesis. What differs: t counts from 1 and α is multiplied by an ordinary learning
+rate schedule on top, if there is one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Unpack
+
+from torch import Tensor
+
+from paretorch.errors import ConfigError
+from paretorch.optim._base import AdaptiveOptimizer, Group, Options, Params
+from paretorch.optim._rule import Hyper, Rule, Scalar
+
+
+class AnnealedAdam(AdaptiveOptimizer):
+    """Adam that becomes SGD-like as ε grows with time.
+
+    Args:
+        params: parameters or groups, as for every torch optimizer.
+        steps: T, the number of steps of the whole training.
+        lr: α in α_t = α ε_t/√T. A tensor is allowed, and needed to change it inside a CUDA graph.
+        betas: β₁ of the momentum and β₂ of the second moment.
+        eps: c in ε_t = c T^p₁ t^p₂.
+        powers: (p₁, p₂); the default (0, ½) is ε_t ∝ √t.
+        weight_decay: λ; λw is added to the gradient.
+        options: maximize, foreach, fused, capturable, state_dtype, seed (see `Options`).
+    """
+
+    rule = Rule(delayed=False, normalised=False)
+
+    def __init__(
+        self,
+        params: Params,
+        steps: int,
+        lr: float | Tensor = 0.1,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1.0,
+        powers: tuple[float, float] = (0.0, 0.5),
+        weight_decay: float = 0.0,
+        **options: Unpack[Options],
+    ) -> None:
+        numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "steps": steps, "powers": powers}
+        super().__init__(params, numbers, options)
+
+    def _check(self, group: Group) -> None:
+        super()._check(group)
+        if group["steps"] < 1:
+            raise ConfigError(f"AnnealedAdam: steps is the length of the training, at least 1, not {group['steps']}.")
+        if len(group["powers"]) != 2 or not all(power >= 0 for power in group["powers"]):
+            raise ConfigError(f"AnnealedAdam: powers are two numbers of at least 0, not {group['powers']}.")
+
+    def _hyper(self, group: Group, now: Scalar) -> Hyper:
+        constant = super()._hyper(group, now)
+        horizon, (p1, p2) = group["steps"], group["powers"]
+        eps = constant.eps * horizon**p1 * now**p2
+        return replace(constant, eps=eps, lr=constant.lr * eps / math.sqrt(horizon))

@@ -1,0 +1,43 @@
+"""AvaGradW (thesis chapter 6): AvaGrad with decoupled weight decay, as AdamW is to Adam.
+
+    w ← (1 − α λ) w       before the step of AvaGrad, whose gradient is the loss' alone
+
+What differs from AvaGrad: the decay enters neither m nor v, and so neither η nor its norm. It is multiplied by α but not
+by η, as in AdamW.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from torch import Tensor
+
+from paretorch.optim._base import AdaptiveOptimizer, Options, Params
+from paretorch.optim._rule import Rule
+
+
+class AvaGradW(AdaptiveOptimizer):
+    """AvaGrad whose weight decay shrinks the weights directly.
+
+    Args:
+        params: parameters or groups, as for every torch optimizer.
+        lr: α. A tensor is allowed, and needed to change it inside a CUDA graph.
+        betas: β₁ of the momentum and β₂ of the second moment.
+        eps: ε > 0; the smaller, the more adaptive.
+        weight_decay: λ; each step multiplies the weights by 1 − αλ.
+        options: maximize, foreach, fused, capturable, state_dtype, seed (see `Options`).
+    """
+
+    rule = Rule(decoupled=True)
+
+    def __init__(
+        self,
+        params: Params,
+        lr: float | Tensor = 0.1,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 0.1,
+        weight_decay: float = 5e-4,
+        **options: Unpack[Options],
+    ) -> None:
+        numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, numbers, options)

@@ -1,0 +1,68 @@
+"""Every optimizer, in every implementation, follows the literal transcription of its algorithm for 100 steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from paretorch.optim import AnnealedAdam, AvaGrad, AvaGradW, DelayedAdam
+from paretorch.optim._base import AdaptiveOptimizer
+
+from . import reference
+
+ALGORITHMS = {
+    AvaGrad: reference.avagrad,
+    AvaGradW: reference.avagradw,
+    DelayedAdam: reference.delayed_adam,
+    AnnealedAdam: reference.annealed_adam,
+}
+IMPLEMENTATIONS = [{"fused": True}, {"foreach": True}, {"foreach": False}, {}]
+SHAPES = [(7, 5), (3,), (4, 3, 2, 2), (1,), (11,)]
+
+
+def build(kind: type[AdaptiveOptimizer], params: list[Tensor], **options: object) -> AdaptiveOptimizer:
+    if kind is AnnealedAdam:
+        options["steps"] = 100
+    return kind(params, **options)  # type: ignore[arg-type]
+
+
+def gradients(step: int, generator: torch.Generator) -> list[Tensor | None]:
+    """Random gradients of mixed scale; some coordinates never have one, some begin late, one tensor is often missing."""
+    found: list[Tensor | None] = []
+    for i, shape in enumerate(SHAPES):
+        g = torch.randn(shape, dtype=torch.float64, generator=generator) * 10.0 ** (i - 2)
+        flat = g.view(-1)
+        if flat.numel() > 4:
+            flat[0] = 0
+            flat[1:3] *= step >= 20
+        found.append(None if i == 4 and step % 3 else g)
+    return found
+
+
+@pytest.mark.parametrize("kind", ALGORITHMS)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("eps", [1e-16, 1e-8, 0.1])
+def test_hundred_steps(kind, implementation, maximize, eps) -> None:
+    generator = torch.Generator().manual_seed(0)
+    settings = reference.Settings(lr=0.02, beta1=0.8, beta2=0.97, eps=eps, weight_decay=0.03, maximize=maximize)
+    expected = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in SHAPES]
+    expected[0].view(-1)[0] = 0  # weight and gradient stay zero: a pruned weight, with decay and all
+    params = [w.clone().requires_grad_() for w in expected]
+    optimizer = build(
+        kind, params, lr=0.02, betas=(0.8, 0.97), eps=eps, weight_decay=0.03, maximize=maximize, **implementation
+    )
+    memory = reference.Memory()
+    for step in range(100):
+        grads = gradients(step, generator)
+        for p, g in zip(params, grads, strict=True):
+            p.grad = None if g is None else g.clone()
+        optimizer.step()
+        expected = ALGORITHMS[kind](expected, grads, settings, memory)
+        for p, w, g in zip(params, expected, grads, strict=True):
+            torch.testing.assert_close(p.detach(), w, rtol=1e-9, atol=1e-12)
+            if g is not None:
+                assert torch.equal(p.grad, g), "gradients are left as they were"
+    for i, p in enumerate(params):
+        torch.testing.assert_close(optimizer.state[p]["exp_avg_sq"], memory.v[i], rtol=1e-9, atol=0)
