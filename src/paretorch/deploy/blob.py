@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from paretorch.deploy.entropy import Decoder
+from paretorch.deploy.parts import Sink, Source
 from paretorch.deploy.sizes import TensorSize
-from paretorch.deploy.tensors import Sink, Source, decode_tensor, encode_tensor
+from paretorch.deploy.tensors import decode_tensor, encode_tensor
 from paretorch.deploy.values import DTYPES, dtype_number
 from paretorch.deploy.wire import ByteReader, ByteWriter
 from paretorch.errors import ArtefactError, ConfigError
@@ -115,7 +116,7 @@ class BlobReader:
             most -= math.prod(shape) * dtype.itemsize
             if most < 0:
                 raise ArtefactError(f"{name} of shape {shape} is larger than a file of this size may declare")
-            yield name, decode_tensor(source, math.prod(shape), dtype).reshape(shape)
+            yield name, decode_tensor(source, shape, dtype)
         source.index.finish("the index")
         source.coded.finish()
         source.plain.finish("the plain part")

@@ -6,30 +6,29 @@ layer, even above it. One symbol per weight therefore carries mask, precision an
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
-from paretorch.deploy.entropy import MAX_DROP, Array, code_lengths, fit_drops
+from paretorch.deploy.entropy import MAX_DROP, Array, Decoder, Encoder, code_lengths, fit_drops
+from paretorch.deploy.groups import Groups, find_groups, view3
 from paretorch.deploy.wire import ByteReader, ByteWriter
 from paretorch.errors import ArtefactError
 
 SPAN = 1 << 17  # the widest range of integers that is treated as symbols
-_FINE_FROM = 1 << 16  # from this many symbols on, finer frequencies pay for themselves
+_STEPS = (1, 4, 16)  # how finely frequencies may be stored, in sixteenths of an octave
+_MOST_CLASSES = 64
 
 
 @dataclass(frozen=True)
-class Model:
-    """The symbols' integers, ascending, and their frequencies as drops (see entropy.frequencies)."""
+class Tables:
+    """Alphabet (ascending), the drop of each symbol in each class (see entropy.frequencies), the classes of slices."""
 
     alphabet: Array
     drops: Array
-    coarse: int
-
-    def bits(self, counts: Array) -> Array:
-        """Bits spent on each symbol of the alphabet, given how often each occurs."""
-        lengths = code_lengths(self.drops)
-        return np.where(counts > 0, counts * np.where(np.isfinite(lengths), lengths, 0.0), 0.0)
+    step: int
+    groups: Groups | None = None
 
 
 def levels(alphabet: Array) -> Array:
@@ -38,49 +37,129 @@ def levels(alphabet: Array) -> Array:
     return np.where(alphabet == 0, -1, np.log2(np.maximum(low, 1)).astype(np.int64))
 
 
-def fit(ints: Array) -> tuple[Model, Array, Array]:
-    """The model of an integer array of range < SPAN, the symbols, and the count of each symbol."""
-    low = int(ints.min())
-    histogram = np.bincount(ints.ravel() - low)
-    present = np.flatnonzero(histogram)
-    lookup = np.zeros(histogram.size, dtype=np.uint8 if present.size <= 256 else np.int32)
-    lookup[present] = np.arange(present.size)
-    counts = histogram[present]
-    coarse = 1 if ints.size >= _FINE_FROM else 4
-    return Model(present + low, fit_drops(counts, coarse), coarse), lookup[ints.ravel() - low], counts
-
-
 def _order(alphabet: Array) -> Array:
     """Zero first, then precision by precision, by magnitude: neighbours in this order are about equally frequent."""
     return np.lexsort((alphabet < 0, np.abs(alphabet), levels(alphabet)))
 
 
-def write_model(out: ByteWriter, model: Model) -> None:
-    out.number(model.alphabet.size)
-    out.signed(int(model.alphabet[0]))
-    for gap in np.diff(model.alphabet):
-        out.number(int(gap) - 1)
-    if model.alphabet.size > 1:
-        out.number(model.coarse)
-        previous = 0
-        for drop in model.drops[_order(model.alphabet)] // model.coarse:
-            out.signed(int(drop) - previous)
-            previous = int(drop)
+def _deltas(alphabet: Array, drops: Array, step: int) -> Array:
+    """What is stored of the drops: differences in units of the step, along _order, class by class."""
+    return np.diff((drops // step)[:, _order(alphabet)].ravel(), prepend=0)
 
 
-def read_model(reader: ByteReader, most: int) -> Model:
-    """`most`: how many symbols are coded; an alphabet cannot be larger."""
-    size = reader.number(min(most, SPAN))
+class Symbols:
+    """An integer array of range < SPAN with the tables fitted to it, ready to be written."""
+
+    def __init__(self, ints: Array, shape: tuple[int, ...] = ()) -> None:
+        low = int(ints.min())
+        histogram = np.bincount(ints.ravel() - low)
+        present = np.flatnonzero(histogram)
+        lookup = np.zeros(histogram.size, dtype=np.uint8 if present.size <= 256 else np.int32)
+        lookup[present] = np.arange(present.size)
+        alphabet = present + low
+        self._symbols = lookup[ints.ravel() - low]
+        self._shape = view3(shape)
+        self.counts = histogram[present][None]
+        found = None
+        if shape and present.size > 1:
+            found = find_groups(self._symbols, self._shape, levels(alphabet))
+        if found:
+            self.counts = found[1]
+        self.tables, bits = _fit(alphabet, self.counts, found[0] if found else None)
+        self.cost = bits + self.map_bits  # an estimate, for choosing
+
+    @property
+    def bits(self) -> Array:
+        """Bits spent on each symbol in each class."""
+        return _bits(self.counts, self.tables.drops)
+
+    @property
+    def map_bits(self) -> float:
+        groups = self.tables.groups
+        return 0.0 if groups is None else float(Symbols(groups.of).bits.sum())
+
+    def write(self, index: ByteWriter, coded: Encoder) -> None:
+        tables, groups = self.tables, self.tables.groups
+        index.number(tables.alphabet.size)
+        index.signed(int(tables.alphabet[0]))
+        for gap in np.diff(tables.alphabet):
+            index.number(int(gap) - 1)
+        if tables.alphabet.size == 1:
+            return
+        index.number(0 if groups is None else groups.axis + 1)
+        if groups is not None:
+            Symbols(groups.of).write(index, coded)
+        index.number(tables.step)
+        for delta in _deltas(tables.alphabet, tables.drops, tables.step):
+            index.signed(int(delta))
+        if groups is None:
+            coded.add(self._symbols, tables.drops[0])
+        else:
+            cube = self._symbols.reshape(self._shape)
+            for label, drops in enumerate(tables.drops):
+                coded.add(cube[groups.members(label)].ravel(), drops)
+
+
+def _bits(counts: Array, drops: Array) -> Array:
+    lengths = np.stack([code_lengths(row) for row in drops])
+    return np.asarray(counts * np.where(counts > 0, lengths, 0.0))
+
+
+def _table_bits(alphabet: Array, drops: Array, step: int) -> float:
+    deltas = np.abs(_deltas(alphabet, drops, step))
+    gaps = np.diff(alphabet)
+    return 24.0 + float(2.0 * np.log2(1.0 + gaps).sum() + (1.5 + 2.0 * np.log2(1.0 + deltas)).sum())
+
+
+def _fit(alphabet: Array, counts: Array, groups: Groups | None) -> tuple[Tables, float]:
+    """Frequencies as fine as pays: a wide alphabet with few samples gets coarse ones, which cost next to nothing."""
+    best, least = None, np.inf
+    for step in _STEPS:
+        drops = np.stack([fit_drops(row, step) for row in counts])
+        cost = float(_bits(counts, drops).sum()) + _table_bits(alphabet, drops, step)
+        if cost < least:
+            best, least = Tables(alphabet, drops, step, groups), cost
+    assert best is not None
+    return best, least
+
+
+def read_symbols(index: ByteReader, coded: Decoder, count: int, shape: tuple[int, ...] = ()) -> Tables:
+    """The tables of an array of `count` integers; nothing of the array's size is allocated yet."""
+    size = index.number(min(count, SPAN))
     if size == 0:
         raise ArtefactError("the artefact holds an empty alphabet")
-    first = reader.signed(2**40)
-    gaps = [reader.number(SPAN) + 1 for _ in range(size - 1)]
+    first = index.signed(2**40)
+    gaps = [index.number(SPAN) + 1 for _ in range(size - 1)]
     alphabet = first + np.concatenate([[0], np.cumsum(gaps, dtype=np.int64)]).astype(np.int64)
-    drops, coarse = np.zeros(size, dtype=np.int64), 1
-    if size > 1:
-        coarse = reader.number(MAX_DROP)
-        deltas = np.array([reader.signed(MAX_DROP) for _ in range(size)], dtype=np.int64)
-        drops[_order(alphabet)] = np.cumsum(deltas) * coarse
-        if drops.min() < 0 or drops.max() > MAX_DROP:
-            raise ArtefactError("the artefact holds a frequency that cannot be")
-    return Model(alphabet, drops, coarse)
+    if size == 1:
+        return Tables(alphabet, np.zeros((1, 1), dtype=np.int64), 1)
+    axis = index.number(3 if shape else 0)
+    groups, classes = None, 1
+    if axis:
+        length = view3(shape)[axis - 1]
+        inner = read_symbols(index, coded, length)
+        of = take_symbols(coded, inner, length, inner.alphabet)
+        classes = int(of.max()) + 1
+        if of.min() < 0 or classes > _MOST_CLASSES:
+            raise ArtefactError("the artefact sorts a tensor's slices into classes that cannot be")
+        groups = Groups(axis - 1, of)
+    step = index.number(MAX_DROP)
+    deltas = np.array([index.signed(2 * MAX_DROP) for _ in range(classes * size)], dtype=np.int64)
+    drops = np.empty((classes, size), dtype=np.int64)
+    drops[:, _order(alphabet)] = np.cumsum(deltas).reshape(classes, size)
+    drops = np.where(drops == -1, -1, drops * step)
+    if drops.min() < -1 or drops.max() > MAX_DROP or (drops.max(1) < 0).any():
+        raise ArtefactError("the artefact holds a frequency that cannot be")
+    return Tables(alphabet, drops, step, groups)
+
+
+def take_symbols(coded: Decoder, tables: Tables, count: int, values: Array, shape: tuple[int, ...] = ()) -> Array:
+    """Decode `count` symbols, each looked up in `values` (one per letter of the alphabet)."""
+    if tables.groups is None:
+        return coded.take(count, tables.drops[0], values)
+    out = np.empty(view3(shape), dtype=values.dtype)
+    for label, drops in enumerate(tables.drops):
+        members, part = tables.groups.members(label), list(out.shape)
+        part[tables.groups.axis] = int(np.count_nonzero(tables.groups.of == label))
+        out[members] = coded.take(math.prod(part), drops, values).reshape(part)
+    return out.ravel()

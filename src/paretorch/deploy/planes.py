@@ -1,0 +1,63 @@
+"""Words as planes of bytes, for values that lie on no grid: trained floats have few exponents and random mantissas."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from paretorch.deploy.entropy import Array
+from paretorch.deploy.parts import Sink, Source
+from paretorch.deploy.symbols import Symbols, read_symbols, take_symbols
+
+
+class Planes:
+    """The bytes of the words, highest first, each plane entropy-coded where that pays and plain elsewhere.
+
+    Floats are turned left by one bit, so that one byte holds the whole exponent and the next sign and top of the mantissa.
+    """
+
+    def __init__(self, words: Array, dtype: torch.dtype) -> None:
+        width = words.dtype.itemsize
+        if dtype.is_floating_point:
+            words = words << words.dtype.type(1) | words >> words.dtype.type(8 * width - 1)
+        octets = words.astype(f"<u{width}").view(np.uint8).reshape(-1, width)
+        self._planes: list[Array | Symbols] = []
+        self.cost = 0.0
+        for i in reversed(range(width)):
+            plane = np.ascontiguousarray(octets[:, i])
+            few = 0 < np.count_nonzero(np.bincount(plane, minlength=256)) <= plane.size // 4
+            symbols = Symbols(plane.astype(np.int32)) if few else None
+            if symbols and symbols.cost < 8 * plane.size:
+                self._planes.append(symbols)
+                self.cost += symbols.cost
+            else:
+                self._planes.append(plane)
+                self.cost += 8 * plane.size
+
+    def write(self, sink: Sink) -> float:
+        """Write the planes; returns the bits they take outside the index."""
+        spent = 0.0
+        for plane in self._planes:
+            sink.index.number(isinstance(plane, Symbols))
+            if isinstance(plane, Symbols):
+                plane.write(sink.index, sink.coded)
+                spent += float(plane.bits.sum())
+            else:
+                sink.plain += plane.tobytes()
+                spent += 8 * plane.size
+        return spent
+
+
+def read_planes(source: Source, count: int, dtype: torch.dtype) -> Array:
+    width = dtype.itemsize
+    octets = np.empty((count, width), dtype=np.uint8)
+    for i in reversed(range(width)):
+        if source.index.number(1):
+            tables = read_symbols(source.index, source.coded, count)
+            octets[:, i] = take_symbols(source.coded, tables, count, tables.alphabet.astype(np.uint8))
+        else:
+            octets[:, i] = np.frombuffer(source.plain.take(count), dtype=np.uint8)
+    words = octets.view(f"<u{width}").ravel().astype(f"u{width}", copy=False)
+    if dtype.is_floating_point:
+        words = words >> words.dtype.type(1) | words << words.dtype.type(8 * width - 1)
+    return words

@@ -1,0 +1,209 @@
+"""The ways to store a tensor. Each knows its cost, writes itself, and reads itself back; all are exact.
+
+constant   one value, repeated
+small      a few integers, as numbers in the index (`num_batches_tracked`)
+grid       v * 2**e with small integers v: one symbol per weight carries mask, precision and code jointly
+book       few distinct values of any kind: their list, and one symbol per weight
+planes     anything else: exponents and bytes of the mantissa, coded where that pays
+sparse     which weights are zero, then the planes of the others
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from paretorch.deploy import values
+from paretorch.deploy.entropy import Array
+from paretorch.deploy.parts import Sink, Source, Spent
+from paretorch.deploy.planes import Planes, read_planes
+from paretorch.deploy.symbols import Symbols, levels, read_symbols, take_symbols
+from paretorch.errors import ArtefactError
+
+Shape = tuple[int, ...]
+SMALL = 4  # integer tensors of at most this many values go into the index
+
+
+class Way(Protocol):
+    name: str
+
+    @property
+    def cost(self) -> float:
+        """Bits, about: for choosing."""
+
+    @property
+    def precisions(self) -> dict[int, int]:
+        """Bits p -> number of weights; empty if the values lie on no grid."""
+
+    def write(self, sink: Sink) -> Spent: ...
+
+    @staticmethod
+    def read(source: Source, shape: Shape, dtype: torch.dtype) -> Array: ...
+
+
+class Constant:
+    name = "constant"
+
+    def __init__(self, words: Array, dtype: torch.dtype) -> None:
+        self.cost = 0.0
+        self._word = int(words[0]) if words.size else 0
+        grid = values.to_grid(values.to_floats(words[:1], dtype)) if words.size else None
+        self.precisions = count_precisions(grid[0].astype(np.int64), np.array([words.size])) if grid else {}
+
+    def write(self, sink: Sink) -> Spent:
+        sink.index.number(self._word)
+        return Spent()
+
+    @staticmethod
+    def read(source: Source, shape: Shape, dtype: torch.dtype) -> Array:
+        return np.full(math.prod(shape), source.index.number(256**dtype.itemsize - 1), dtype=f"u{dtype.itemsize}")
+
+
+class Small:
+    name = "small"
+
+    def __init__(self, words: Array) -> None:
+        self.cost = 0.0
+        self.precisions: dict[int, int] = {}
+        self._words = words
+
+    def write(self, sink: Sink) -> Spent:
+        for word in self._words:
+            sink.index.number(int(word))
+        return Spent()
+
+    @staticmethod
+    def read(source: Source, shape: Shape, dtype: torch.dtype) -> Array:
+        count = math.prod(shape)
+        if count > SMALL:
+            raise ArtefactError("the artefact keeps a large tensor in its index")
+        return np.array(
+            [source.index.number(256**dtype.itemsize - 1) for _ in range(count)], dtype=f"u{dtype.itemsize}"
+        )
+
+
+class Grid:
+    name = "grid"
+
+    def __init__(self, ints: Array, exponent: int, shape: Shape) -> None:
+        self._exponent = exponent
+        self._symbols = Symbols(ints, shape)
+        self.cost = self._symbols.cost
+
+    @property
+    def precisions(self) -> dict[int, int]:
+        return count_precisions(self._symbols.tables.alphabet, self._symbols.counts.sum(0))
+
+    @property
+    def letters(self) -> int:
+        return int(self._symbols.tables.alphabet.size)
+
+    def write(self, sink: Sink) -> Spent:
+        sink.index.signed(self._exponent)
+        self._symbols.write(sink.index, sink.coded)
+        return _explain(self._symbols)
+
+    @staticmethod
+    def read(source: Source, shape: Shape, dtype: torch.dtype) -> Array:
+        exponent = source.index.signed(2000)
+        tables = read_symbols(source.index, source.coded, math.prod(shape), shape)
+        letters = values.from_grid(tables.alphabet, exponent, dtype)
+        return take_symbols(source.coded, tables, math.prod(shape), letters, shape)
+
+
+class Book:
+    name = "book"
+
+    def __init__(self, letters: Array, places: Array, dtype: torch.dtype, shape: Shape) -> None:
+        self._letters = Planes(letters, dtype)
+        self._symbols = Symbols(places, shape)
+        self.cost = self._letters.cost + self._symbols.cost
+        self.precisions: dict[int, int] = {}
+
+    def write(self, sink: Sink) -> Spent:
+        self._symbols.write(sink.index, sink.coded)
+        letters = self._letters.write(sink)
+        return Spent(codes=letters + float(self._symbols.bits.sum()), maps=self._symbols.map_bits)
+
+    @staticmethod
+    def read(source: Source, shape: Shape, dtype: torch.dtype) -> Array:
+        tables = read_symbols(source.index, source.coded, math.prod(shape), shape)
+        places = take_symbols(source.coded, tables, math.prod(shape), np.arange(tables.alphabet.size), shape)
+        return read_planes(source, tables.alphabet.size, dtype)[places]
+
+
+class Dense:
+    name = "planes"
+
+    def __init__(self, words: Array, dtype: torch.dtype) -> None:
+        self._planes = Planes(words, dtype)
+        self.cost = self._planes.cost
+        self.precisions: dict[int, int] = {}
+
+    def write(self, sink: Sink) -> Spent:
+        return Spent(codes=self._planes.write(sink))
+
+    @staticmethod
+    def read(source: Source, shape: Shape, dtype: torch.dtype) -> Array:
+        return read_planes(source, math.prod(shape), dtype)
+
+
+class Sparse:
+    name = "sparse"
+
+    def __init__(self, words: Array, dtype: torch.dtype, shape: Shape) -> None:
+        kept = words != 0
+        self._mask = Symbols(kept.astype(np.int32), shape)
+        self._planes = Planes(words[kept], dtype)
+        self.cost = self._mask.cost + self._planes.cost
+        self.precisions: dict[int, int] = {}
+
+    def write(self, sink: Sink) -> Spent:
+        self._mask.write(sink.index, sink.coded)
+        masks = float(self._mask.bits.sum()) + self._mask.map_bits
+        return Spent(codes=self._planes.write(sink), masks=masks)
+
+    @staticmethod
+    def read(source: Source, shape: Shape, dtype: torch.dtype) -> Array:
+        tables = read_symbols(source.index, source.coded, math.prod(shape), shape)
+        kept = take_symbols(source.coded, tables, math.prod(shape), tables.alphabet != 0, shape)
+        words = np.zeros(math.prod(shape), dtype=f"u{dtype.itemsize}")
+        words[kept] = read_planes(source, int(np.count_nonzero(kept)), dtype)
+        return words
+
+
+# The position is the way's number in the file: append only.
+WAYS: tuple[type[Way], ...] = (Constant, Small, Grid, Book, Dense, Sparse)
+
+
+def count_precisions(alphabet: Array, counts: Array) -> dict[int, int]:
+    """Bits p of each weight: an odd multiple of 2**(1-p), in units of the power of two at or below the largest."""
+    top = int(np.abs(alphabet).max()).bit_length()
+    found: dict[int, int] = {}
+    for level, count in zip(levels(alphabet).tolist(), counts.tolist(), strict=True):
+        p = 0 if level < 0 else top - level
+        found[p] = found.get(p, 0) + int(count)
+    return dict(sorted(found.items()))
+
+
+def _explain(symbols: Symbols) -> Spent:
+    """Bits for codes, masks and maps: the chain rule for -log2 P(symbol), class by class."""
+    rows = levels(symbols.tables.alphabet)
+    codes = masks = 0.0
+    maps = symbols.map_bits
+    for counts, bits in zip(symbols.counts, symbols.bits, strict=True):
+        share = np.where(counts > 0, 2.0 ** -(bits / np.maximum(counts, 1)), 0.0)  # P(symbol) under the model
+        kept = rows >= 0
+        keep, many = float(share[kept].sum()), float(counts[kept].sum())
+        mask = float(bits[~kept].sum()) - (many * math.log2(keep) if many else 0.0)
+        level_bits = 0.0
+        for row in np.unique(rows[kept & (counts > 0)]):
+            here = rows == row
+            level_bits -= float(counts[here].sum()) * math.log2(float(share[here].sum()) / keep)
+        masks += mask
+        maps += level_bits
+        codes += float(bits.sum()) - mask - level_bits
+    return Spent(codes, masks, maps)
