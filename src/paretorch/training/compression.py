@@ -9,7 +9,7 @@ from paretorch.errors import ConfigError
 from paretorch.training.recipe import Recipe
 
 if TYPE_CHECKING:
-    from paretorch.core import Plan
+    from paretorch.core.plan import Plan
 
 
 def attach(model: nn.Module, recipe: Recipe, *, steps: int, example: Tensor) -> "Plan | None":

@@ -21,7 +21,7 @@ from paretorch.training.stepper import Stepper
 from paretorch.training.task import Task, mix
 
 if TYPE_CHECKING:
-    from paretorch.core import Plan
+    from paretorch.core.plan import Plan
 
 _DIVERGED = 1e5
 
@@ -76,11 +76,17 @@ class Trainer:
             progress.start(self.epochs, self.task.steps, self._epoch * self.task.steps + self._step)
             while self._epoch < self.epochs:
                 self._harden_when_due(progress)
-                self._train_epoch(progress)
+                self._tell(self.train_epoch(progress), progress)
+                if self._epoch % self.runtime.checkpoint_epochs == 0 or self._epoch in (
+                    self.recipe.epochs,
+                    self.epochs,
+                ):
+                    self._save()
             self._harden_when_due(progress)
         return self.folder.history()[-1]
 
-    def _train_epoch(self, progress: Progress) -> None:
+    def train_epoch(self, progress: Progress) -> dict[str, Any]:
+        """Take the steps of one epoch, or the rest of them after a resume; returns their row of metrics."""
         epoch, steps, begun = self._epoch, self.task.steps, time.perf_counter()
         if self._step == 0:
             torch.manual_seed(mix(self.recipe.seed, epoch, 2))
@@ -104,15 +110,8 @@ class Trainer:
         self._epoch, self._step = epoch + 1, 0
         phase = "train" if self.plan is None else "finetune" if self.plan.is_hard else "search"
         means = record.double().mean(0).tolist()
-        row = {
-            "phase": phase,
-            "lr": rates[-1],
-            "loss": means[0],
-            **dict(zip(self.task.tallies, means[1:], strict=True)),
-        }
-        self._tell({**row, "seconds": seconds}, progress)
-        if self._epoch % self.runtime.checkpoint_epochs == 0 or self._epoch in (self.recipe.epochs, self.epochs):
-            self._save()
+        tallies = dict(zip(self.task.tallies, means[1:], strict=True))
+        return {"phase": phase, "lr": rates[-1], "loss": means[0], **tallies, "seconds": seconds}
 
     def _harden_when_due(self, progress: Progress) -> None:
         if self.plan is None or self.plan.is_hard or self._epoch < self.recipe.epochs:

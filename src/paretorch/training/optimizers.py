@@ -18,20 +18,20 @@ def build(recipe: Recipe, groups: Iterable[dict[str, Any]], rate: float | Tensor
     """The recipe's optimizer. A tensor as rate means that the step will be captured in a CUDA graph."""
     groups = [group for group in groups if group["params"]]
     captured = isinstance(rate, Tensor)
-    eps = {} if recipe.eps is None else {"eps": recipe.eps}
     if recipe.optimizer == "sgd":
         nesterov = recipe.nesterov and recipe.momentum > 0
-        return torch.optim.SGD(
-            groups, lr=rate, momentum=recipe.momentum, nesterov=nesterov, fused=True if captured else None
-        )
+        fused = True if captured else None
+        return torch.optim.SGD(groups, lr=rate, momentum=recipe.momentum, nesterov=nesterov, fused=fused)
+    options: dict[str, Any] = {"lr": rate, "betas": recipe.betas, "capturable": captured}
+    if recipe.eps is not None:
+        options["eps"] = recipe.eps
     if recipe.optimizer in ("adam", "adamw"):
         kind = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.AdamW
-        options: dict[str, Any] = {**eps, **({"fused": True, "capturable": True} if captured else {})}
-        return kind(groups, lr=rate, betas=recipe.betas, **options)
+        return kind(groups, fused=True if captured else None, **options)
     from paretorch import optim
 
     kinds = {"avagrad": optim.AvaGrad, "avagradw": optim.AvaGradW, "delayed-adam": optim.DelayedAdam}
-    return kinds[recipe.optimizer](groups, lr=rate, betas=recipe.betas, **eps)  # type: ignore[no-any-return]
+    return kinds[recipe.optimizer](groups, **options)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float | Tensor) -> None:

@@ -15,7 +15,7 @@ from paretorch.training.images import ImageClassification
 from paretorch.training.recipe import Recipe, Runtime
 
 if TYPE_CHECKING:
-    from paretorch.core import Plan
+    from paretorch.core.plan import Plan
 
 
 @dataclass(frozen=True)

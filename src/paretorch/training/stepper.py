@@ -14,7 +14,7 @@ from paretorch.training.optimizers import set_rate
 from paretorch.training.task import Batch, Task
 
 if TYPE_CHECKING:
-    from paretorch.core import Plan
+    from paretorch.core.plan import Plan
 
 _WARMUP = 3
 
