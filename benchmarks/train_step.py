@@ -25,11 +25,9 @@ from pathlib import Path
 
 import torch
 
-from paretorch.training import ImageClassification, Recipe, RunFolder, Runtime, Trainer
-from paretorch.training.compression import attach
+from paretorch.training import Recipe, RunFolder, Runtime, Trainer, prepare
 from paretorch.training.folder import environment
 from paretorch.training.progress import Progress
-from paretorch.zoo import build
 from paretorch.zoo.data import Images
 
 VARIANTS = {
@@ -53,22 +51,15 @@ def synthetic(count: int) -> Images:
     return Images("synthetic", part(count), part(16), 10, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
 
-def make(network: str, variant: str, args: argparse.Namespace, device: torch.device, folder: Path) -> Trainer:
+def make(network: str, variant: str, args: argparse.Namespace, folder: Path) -> Trainer:
     """A trainer, as `pare train` would build it."""
     # A small rate, since nothing can be learned here: what is timed are the steps, whatever they lead to.
     recipe = Recipe(network=network, epochs=200, batch=args.batch, lr=0.01, **VARIANTS[variant])
     images = synthetic(args.images or (16_640 if network.startswith("wrn") else 50_000))
-    task = ImageClassification(images, batch=args.batch, device=device, autocast=device.type == "cuda")
-    torch.manual_seed(0)
-    model = build(network, classes=10).to(device)
-    if device.type == "cuda":
-        torch.backends.cudnn.benchmark = True
-        torch.set_float32_matmul_precision("high")
-        model = model.to(memory_format=torch.channels_last)
-    plan = attach(model, recipe, steps=recipe.epochs * task.steps, example=task.example())
     runtime = Runtime(compile=not args.no_compile, graph=not args.no_graph, progress="quiet")
+    setup = prepare(recipe, runtime, images)
     place = RunFolder(folder / f"{network}-{variant}", recipe)
-    return Trainer(model, task, recipe, place, plan=plan, runtime=runtime, device=device)
+    return Trainer(setup.model, setup.task, recipe, place, plan=setup.plan, runtime=runtime, device=setup.device)
 
 
 def timed(trainer: Trainer) -> float:
@@ -93,10 +84,10 @@ def compile_ahead(networks: list[str], variants: list[str], args: argparse.Names
         job.wait()
 
 
-def measure(network: str, variants: list[str], args: argparse.Namespace, device: torch.device) -> dict[str, dict]:
+def measure(network: str, variants: list[str], args: argparse.Namespace) -> dict[str, dict]:
     """Seconds per epoch of each variant, over interleaved rounds."""
     with tempfile.TemporaryDirectory() as folder:
-        trainers = {variant: make(network, variant, args, device, Path(folder)) for variant in variants}
+        trainers = {variant: make(network, variant, args, Path(folder)) for variant in variants}
         for trainer in trainers.values():
             timed(trainer)
         rounds = [{variant: timed(trainer) for variant, trainer in trainers.items()} for _ in range(args.rounds)]
@@ -135,7 +126,7 @@ def main() -> None:
         print(f"compiled ahead in {time.perf_counter() - begun:.0f} s", flush=True)
     results = {}
     for network in networks:
-        results[network] = measure(network, variants, args, device)
+        results[network] = measure(network, variants, args)
         for variant, found in results[network].items():
             told = f"{found['seconds']:9.3f} s per epoch  (spread {found['spread']:.3f})  {found['ratio']:.3f} x {variants[0]}"
             print(f"{network:12} {variant:8} {told}", flush=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from paretorch.training import Recipe, RunFolder, Runtime, Trainer
+from paretorch.training.compression import attach
 
 from .blobs import Blobs, Make, small_model
 
@@ -19,6 +20,8 @@ def make(tmp_path: Path) -> Make:
         recipe = recipe or Recipe(epochs=3, batch=4, lr=0.05)
         runtime = Runtime(checkpoint_steps=steps, checkpoint_epochs=epochs, progress="quiet")
         folder = RunFolder(tmp_path / name, recipe, resume=resume)
-        return Trainer(small_model(), Blobs(recipe.seed), recipe, folder, runtime=runtime)
+        model, task = small_model(), Blobs(recipe.seed)
+        plan = attach(model, recipe, steps=recipe.epochs * task.steps, example=task.example())
+        return Trainer(model, task, recipe, folder, plan=plan, runtime=runtime)
 
     return build

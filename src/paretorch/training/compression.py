@@ -40,7 +40,9 @@ def _methods(recipe: Recipe, leave_out: Mapping[str, Sequence[str]]) -> list[Any
 
 
 def _made(method: Any, options: dict[str, Any], where: str) -> Any:
+    """The method with these options; None is its default, and a list (from JSON or TOML) is a tuple."""
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
     try:
-        return method(**{name: value for name, value in options.items() if value is not None})
+        return method(**{name: value for name, value in given.items() if value is not None})
     except TypeError as error:
         raise ConfigError(f"{where}: {error}.") from error

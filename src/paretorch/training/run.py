@@ -16,6 +16,7 @@ from paretorch.training.recipe import Recipe, Runtime
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
+    from paretorch.zoo.data import Images
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,12 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def prepare(recipe: Recipe, runtime: Runtime) -> Setup:
-    """Build the network (from the recipe's seed), load the data, attach what is to be compressed."""
+def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) -> Setup:
+    """Build the network (from the recipe's seed), load the data unless given, attach what is to be compressed."""
     from paretorch import zoo
 
     device = choose_device(runtime.device)
-    images = zoo.data.load(recipe.data, runtime.root, runtime.download)
+    images = images or zoo.data.load(recipe.data, runtime.root, runtime.download)
     if recipe.validation:
         images = images.validation(recipe.validation, seed=0)
     autocast = recipe.dtype == "bf16" or (recipe.dtype == "auto" and device.type == "cuda")

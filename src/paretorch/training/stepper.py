@@ -5,6 +5,8 @@ depends on lies on the device: the epoch's batches and learning rates in fixed b
 row is next. A replay then needs no word from the host, and losses are read once per epoch.
 """
 
+import itertools
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from paretorch.core.plan import Plan
 
 _WARMUP = 3
+_numbers = itertools.count()
 
 
 class Stepper:
@@ -54,7 +57,7 @@ class Stepper:
     def release(self) -> None:
         """Compile and capture anew at the next steps."""
         self._graph, self._warm = None, 0
-        self._forward = torch.compile(self._losses, dynamic=False) if self._compile else self._losses
+        self._forward = torch.compile(_own_code(self._losses), dynamic=False) if self._compile else self._losses
 
     def begin(self, batches: Batch, rates: list[float], start: int = 0, record: Tensor | None = None) -> None:
         """Lay an epoch out: its batches, a learning rate for each step, and what earlier steps of it recorded."""
@@ -90,15 +93,15 @@ class Stepper:
         """Loss and tallies of the steps `start` to `stop` of the epoch, on the host."""
         return self._record[start:stop].to("cpu", copy=True)
 
-    def _losses(self, position: Tensor, *batches: Tensor) -> tuple[Tensor, Tensor]:
-        batch = tuple(rows.index_select(0, position).squeeze(0) for rows in batches)
+    def _losses(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         loss, tallies = self._task.loss(self._model, batch)
         return loss, torch.stack([loss.detach().float(), *tallies]).unsqueeze(0)
 
     def _update(self) -> None:
         if self._rate is not None:
             torch.index_select(self._rates, 0, self._position, out=self._rate.view(1))
-        loss, row = self._forward(self._position, *self._batches)
+        # Picked outside of what is compiled: its shapes then do not depend on the length of the epoch.
+        loss, row = self._forward(*(rows.index_select(0, self._position).squeeze(0) for rows in self._batches))
         loss.backward()
         self._optimizer.step()
         if self._plan is not None:
@@ -115,3 +118,15 @@ class Stepper:
         with torch.cuda.graph(graph, stream=self._stream):
             self._update()
         self._graph = graph
+
+
+def _own_code(method: Any) -> Any:
+    """The bound method with a code object of its own.
+
+    torch.compile counts recompilations per code object and gives up after eight: several models in one process, each
+    with its own stepper, must not share a count.
+    """
+    function = method.__func__
+    code = function.__code__.replace(co_name=f"losses_{next(_numbers)}")
+    copy = FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
+    return MethodType(copy, method.__self__)
