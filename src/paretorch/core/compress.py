@@ -47,25 +47,18 @@ def compress(
     aimed = methods
     if budget is not None and meter is not None:
         aimed = assign_targets(methods, model, chosen, budget, meter)
-    state = PlanState(model, aimed, steps, seed, next(iter(sites)).weight.device)
+    acting = {site.name: sorted((m for m in aimed if site in chosen[m.room]), key=lambda m: m.order) for site in sites}
+    touched = [site for site in sites if acting[site.name]]
+    made = [_relax(acting[site.name], site, seed) for site in touched]
+    # Nothing was touched so far: whatever is wrong with the options has been said by now.
+    state = PlanState(model, aimed, steps, seed, touched[0].weight.device)
     terms = {m.room: Term(m, model, steps, [], [], []) for m in aimed}
-    touched, chains = [], []
-    for site in sites:
-        acting = sorted((m for m in aimed if site in chosen[m.room]), key=lambda m: m.order)
-        if not acting:
-            continue
-        relaxations = [_relax(m, site, seed, {one.room for one in acting}, state) for m in acting]
-        chain = Chain(relaxations)
-        for method, relaxation in zip(acting, relaxations, strict=True):
-            term = terms[method.room]
-            term.sites.append(site)
-            term.relaxations.append(relaxation)
-            term.chains.append(chain)
-            term.weights += site.weight.numel()
+    chains = [Chain(relaxations) for relaxations in made]
+    for site, relaxations, chain in zip(touched, made, chains, strict=True):
+        for relaxation in relaxations:
+            _bind(relaxation, terms[relaxation.room].method.for_site(site), state)
+            terms[relaxation.room].add(site, relaxation, chain)
         chain.train(site.owners[0][0].training)
-        touched.append(site)
-        chains.append(chain)
-    for site, chain in zip(touched, chains, strict=True):
         attach(site, chain)
     plan = Plan(model, touched, chains, list(terms.values()), state)
     if budget is not None and meter is not None:
@@ -73,17 +66,22 @@ def compress(
     return plan
 
 
-def _relax(method: Method, site: Site, seed: int, together: set[str], state: PlanState) -> Relaxation:
-    own = method.for_site(site)
-    grid = grouping(own.group, site.name, site.weight, site.channel_axis)
-    relaxation = own.relax(site, grid, seed_for(seed, site.name), together)
+def _relax(methods: list[Method], site: Site, seed: int) -> list[Relaxation]:
+    relaxations = []
+    for method in methods:
+        own = method.for_site(site)
+        grid = grouping(own.group, site.name, site.weight, site.channel_axis)
+        relaxations.append(own.relax(site, grid, seed_for(seed, site.name), {one.room for one in methods}))
+    return relaxations
+
+
+def _bind(relaxation: Relaxation, method: Method, state: PlanState) -> None:
     shared = ""
-    if own.group == "network":
+    if method.group == "network":
         shared = f"{PREFIX}{method.room}_shared"
         if not hasattr(state.root, shared):
             state.add_shared(shared, relaxation.decision.detach().flatten().clone())
     relaxation.bind(state.root, shared)
-    return relaxation
 
 
 def _check(model: nn.Module, methods: tuple[Method, ...], steps: int, budget: int | None) -> None:

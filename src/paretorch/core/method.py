@@ -105,6 +105,13 @@ class Term:
     optimizer: torch.optim.Optimizer | None = None
     weights: int = 0
 
+    def add(self, site: Site, relaxation: Relaxation, chain: Chain) -> None:
+        """Take one more weight under this method."""
+        self.sites.append(site)
+        self.relaxations.append(relaxation)
+        self.chains.append(chain)
+        self.weights += site.weight.numel()
+
     @property
     def scalars(self) -> Tensor:
         return scalars_of(self.root, self.method.room)

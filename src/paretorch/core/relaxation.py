@@ -109,7 +109,7 @@ class Chain(nn.Module):
         super().__init__()
         for relaxation in relaxations:
             self.add_module(relaxation.room, relaxation)
-        self._held: Tensor | None = None
+        self._held: tuple[Tensor, ...] = ()  # a tuple: a module would take a bare Parameter for its own
 
     def relaxations(self) -> list[Relaxation]:
         return list(self._modules.values())  # type: ignore[arg-type]
@@ -124,13 +124,13 @@ class Chain(nn.Module):
         return kept
 
     def forward(self, weight: Tensor) -> Tensor:
-        if self._held is not None:
-            return self._held
+        if self._held:
+            return self._held[0]
         for relaxation in self._modules.values():
             assert relaxation is not None
             weight = relaxation(weight)
         return weight
 
     def hold(self, value: Tensor | None) -> None:
-        """Answer with this value until released (None): layers that read a weight many times in one forward."""
-        self._held = value
+        """Answer with this value until released (None): for layers that read a weight many times in one forward."""
+        self._held = () if value is None else (value,)

@@ -7,7 +7,8 @@ What differs from the printed algorithm:
 
 - `target_bits`: λ follows the error of the average bits against a falling goal (proportional and integral), and at
   `harden` one common offset to all precisions makes the average exact.
-- `scale` 2^k: the grid times a power of two, per layer, so that weights of any magnitude can use it; 1 as printed.
+- `scale` 2^k: the grid times a power of two, per layer, so that weights of any magnitude can use it; 1 as printed
+  unless the weights lie outside ±2 at the start.
 - Zero precision is given where |w| ≤ |w − Q(w, p)|; a dropped weight counts no bits.
 """
 
@@ -40,7 +41,8 @@ class SMOL(Method):
     penalty: λ, the price of one bit; with a target, only where λ starts (None: 0.27 over the number of weights, which
     is the thesis' 1e-6 for ResNet-20). init_bits: precision at the start. anneal: share of the steps until the target.
     zero_precision: give 0 bits to weights that are nearer to zero than to their grid. rounding: "floor" or "round".
-    allowed_bits: only these precisions. scale: "one", "auto" (from the weights at the start), or the exponent k.
+    allowed_bits: only these precisions. scale: of a layer's grid, 2^k: "fit" (1, or larger where its weights do not fit
+    into ±2), "auto" (as small as its weights at the start allow), or the exponent k.
     lr: of the decisions' Adam; None: 1e-3, or more where the steps would not suffice to reach the target.
     """
 
@@ -51,7 +53,7 @@ class SMOL(Method):
     zero_precision: bool = False
     rounding: str = "floor"
     allowed_bits: tuple[int, ...] = ()
-    scale: str | int = "one"
+    scale: str | int = "fit"
     lr: float | None = None
 
     room: ClassVar[str] = "precision"
@@ -81,14 +83,13 @@ class SMOL(Method):
             raise ConfigError(
                 f"allowed_bits={self.allowed_bits!r}: give whole numbers from 1 to {MAX_BITS}, such as (1, 2, 4, 8)"
             )
-        if not (self.scale in ("one", "auto") or (isinstance(self.scale, int) and -60 <= self.scale <= 60)):
-            raise ConfigError(f'scale={self.scale!r}: use "one", "auto", or an exponent from -60 to 60')
+        if not (self.scale in ("fit", "auto") or (isinstance(self.scale, int) and -60 <= self.scale <= 60)):
+            raise ConfigError(f'scale={self.scale!r}: use "fit", "auto", or an exponent from -60 to 60')
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "Precision":
         top = float(site.weight.detach().abs().max())
-        exponent = self.scale if isinstance(self.scale, int) else 0
-        if self.scale == "auto" and top > 0:
-            exponent = math.ceil(math.log2(top)) - 1
+        needed = math.ceil(math.log2(top)) - 1 if top > 0 else 0
+        exponent = self.scale if isinstance(self.scale, int) else needed if self.scale == "auto" else max(needed, 0)
         if top > 2.0 ** (exponent + 1):
             raise ConfigError(
                 f'{site.name} has weights up to {top:.3g}, outside the grid of ±{2.0 ** (exponent + 1):g}: use scale="auto", or exclude it'

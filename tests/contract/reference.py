@@ -1,0 +1,93 @@
+"""The formulas, literally: what the network must compute, written from the thesis and with no code of the library."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paretorch import SMOL, ContinuousSparsification
+from paretorch.core.method import Method
+
+
+def gate(name: str, s: Tensor, beta: float) -> Tensor:
+    if name == "sigmoid":
+        return 1 / (1 + torch.exp(-beta * s))
+    if name == "erf":
+        return (1 + torch.erf(beta * s)) / 2
+    if name == "arctan":
+        return (1 + 2 / math.pi * torch.atan(beta * s)) / 2
+    return (1 + s / (1 / beta + s.abs() ** 2) ** 0.5) / 2
+
+
+def noise(seed: int, name: str, step: int, shape: torch.Size) -> Tensor:
+    """The hash of core/noise.py in 32-bit unsigned arithmetic."""
+    stream = 0x811C9DC5 ^ seed
+    for byte in name.encode():
+        stream = ((stream ^ byte) * 0x01000193) % 2**32
+
+    def mix(x: Any, key: Any = 0) -> Any:
+        x = np.uint32(x)
+        with np.errstate(over="ignore"):
+            x = (x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD)
+            x = x ^ np.uint32(key)
+            x = (x ^ (x >> np.uint32(15))) * np.uint32(0x735A2D97)
+        return x ^ (x >> np.uint32(15))
+
+    outer = mix((step * 0x6A09E667 + stream) % 2**32)
+    inner = mix(outer ^ np.uint32(stream), 0x6A09E667)
+    index = np.arange(math.prod(shape), dtype=np.uint32)
+    bits = mix(index ^ outer, inner) >> np.uint32(8)
+    return torch.from_numpy((bits.astype(np.float64) + 0.5) * 2.0**-23 - 1.0).float().view(shape)
+
+
+def quantized(w: Tensor, p: Tensor) -> Tensor:
+    """The nearest of all 2^p values (2j + 1)·2^(1−p), by trying each; p = 0 is 0; ties go up."""
+    flat, bits = w.flatten().double(), p.expand(w.shape).flatten()
+    out = torch.zeros_like(flat)
+    for b in bits.unique().tolist():
+        if b == 0:
+            continue
+        grid = (torch.arange(2 ** int(b), dtype=torch.float64) * 2 + 1 - 2**b) * 2.0 ** (1 - b)
+        here = bits == b
+        distance = (flat[here, None] - grid).abs()
+        best = len(grid) - 1 - distance.flip(1).argmin(1)
+        out[here] = grid[best]
+    return out.float().view(w.shape)
+
+
+def spread(method: Method, s: Tensor, shape: torch.Size) -> Tensor:
+    """One decision a group, laid out over the weight."""
+    if method.group in ("weight", "channel", "layer"):
+        return s.expand(shape)
+    if method.group == "network":
+        return s.view((1,) * len(shape)).expand(shape)
+    if isinstance(method.group, tuple):
+        block = method.group + tuple(shape[len(method.group) :])
+        index = torch.meshgrid(*(torch.arange(n) // b for n, b in zip(shape, block, strict=True)), indexing="ij")
+        return s[index]
+    return s[torch.arange(math.prod(shape)).view(shape) % 5]  # the callable of cases.py
+
+
+def relaxed(
+    methods: tuple[Method, ...],
+    decisions: dict[str, Tensor],
+    w: Tensor,
+    *,
+    beta: float,
+    epsilon: Tensor | None,
+    exponent: int,
+    together: bool,
+) -> Tensor:
+    """While searching: c · σ(βs) ⊙ (w + 2^k σ(s) ε)."""
+    for method in sorted(methods, key=lambda one: isinstance(one, ContinuousSparsification)):
+        if isinstance(method, SMOL):
+            if epsilon is not None:
+                w = w + 2.0**exponent * torch.sigmoid(spread(method, decisions["precision"], w.shape)) * epsilon
+        elif isinstance(method, ContinuousSparsification):
+            scale = 1 / float(gate(method.gate, torch.tensor(method.init), 1.0))
+            if together:
+                scale = 2.0 ** round(math.log2(scale))
+            w = w * gate(method.gate, spread(method, decisions["sparsity"], w.shape), beta) * scale
+    return w

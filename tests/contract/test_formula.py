@@ -1,0 +1,61 @@
+"""Promise 1: right after `compress`, and after some steps, the network computes the method's formula."""
+
+import copy
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from paretorch import Plan, compress
+from tests.contract.cases import METHODS, MODELS, STEPS, build, combinations
+from tests.contract.loop import optimizer_of, train
+from tests.contract.reference import noise, relaxed
+
+
+def expected_weights(plan: Plan, training: bool) -> dict[str, torch.Tensor]:
+    step = int(plan.metrics()["step"])
+    beta = plan.metrics().get("temperature", 1.0)
+    weights = {}
+    for site, chain in zip(plan._sites, plan._chains, strict=True):
+        module, attribute, _ = site.owners[0]
+        w = module.parametrizations[attribute].original.detach()
+        own = {r.room: r.decision.detach() for r in chain.relaxations()}
+        exponent = next((r.exponent for r in chain.relaxations() if r.room == "precision"), 0)
+        epsilon = noise(0, site.name, step, w.shape) if training else None
+        value = relaxed(plan.methods(), own, w, beta=beta, epsilon=epsilon, exponent=exponent, together=len(own) > 1)
+        weights |= {f"{name}.{a}" if name else a: value for _, a, name in site.owners}
+    return weights
+
+
+@pytest.mark.parametrize(("method", "model"), combinations(list(METHODS), list(MODELS)))
+def test_computes_the_formula(method: str, model: str) -> None:
+    network = build(model)
+    plain = copy.deepcopy(network)
+    plan = compress(network, *METHODS[method](), steps=STEPS)
+    optimizer = optimizer_of(plan)
+    x = MODELS[model].batch(6)
+    for steps in (0, 5):
+        train(network, plan, optimizer, x, steps)
+        for training in (True, False):
+            network.train(training)
+            weights = expected_weights(plan, training)
+            own = {k: v for k, v in network.state_dict().items() if k in plain.state_dict()}
+            expected = functional_call(plain.train(training), {**own, **weights}, x, tie_weights=False)
+            torch.testing.assert_close(network(x), expected, rtol=1e-4, atol=1e-5)
+            for name, value in weights.items():
+                torch.testing.assert_close(_attribute(network, name), value, rtol=1e-5, atol=1e-6)
+        network.train()
+
+
+def _attribute(network: torch.nn.Module, name: str) -> torch.Tensor:
+    owner, _, attribute = name.rpartition(".")
+    return getattr(network.get_submodule(owner), attribute)
+
+
+@pytest.mark.parametrize("model", list(MODELS))
+def test_first_forward_keeps_the_scale(model: str) -> None:
+    network = build(model).eval()
+    x = MODELS[model].batch(6)
+    before = network(x)
+    compress(network, *METHODS["sparsity-printed"](), steps=STEPS)
+    torch.testing.assert_close(network(x), before, rtol=1e-4, atol=1e-5)
