@@ -45,6 +45,14 @@ def test_options_are_json() -> None:
         build("resnet20", classes=torch.tensor(3))
 
 
+@pytest.mark.parametrize(
+    ("name", "options"), [("lstm-0", {}), ("resnet20", {"classes": "ten"}), ("digits-cnn", {"width": -1})]
+)
+def test_impossible_sizes(name: str, options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=rf"{name!r} cannot be built with"):
+        build(name, **options)
+
+
 def test_impossible_depths() -> None:
     with pytest.raises(ConfigError, match=r"6n \+ 4"):
         build("wrn-27-10")

@@ -67,7 +67,12 @@ def build(name: str, **options: Any) -> Network:
         raise ConfigError(
             f"Options of the network {name!r} must be plain numbers, strings or lists: {error}."
         ) from error
-    module = cls(**entry.fixed, **options)
+    try:
+        module = cls(**entry.fixed, **options)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:  # what torch says of sizes that cannot be
+        raise ConfigError(f"The network {name!r} cannot be built with {options}: {error}.") from error
     module.zoo_name = name
     module.zoo_options = kept
     return module
