@@ -153,6 +153,19 @@ def test_download(tmp_path: Path, monkeypatch) -> None:
     assert len(load("cifar10", root, download=True).train[1]) == 15, "fetched once"
 
 
+def test_download_repairs_a_damaged_folder(tmp_path: Path, monkeypatch) -> None:
+    _write(tmp_path / "source", "cifar10", "binary")
+    archive = _archive(tmp_path, tmp_path / "source" / "cifar-10-batches-bin", "cifar-10-batches-bin")
+    monkeypatch.setitem(cifar._LAYOUTS, "cifar10", cifar._LAYOUTS["cifar10"]._replace(archive=archive))
+    root = tmp_path / "my data"
+    _write(root, "cifar10", "binary")
+    (root / "cifar-10-batches-bin" / "test_batch.bin").unlink()
+    with pytest.raises(DataError, match=rf"--root '{root}'$"):
+        load("cifar10", root)
+    assert len(load("cifar10", root, download=True).test[1]) == 3
+    assert len(load("cifar10", root).test[1]) == 3
+
+
 @pytest.mark.parametrize("change", [{"sha256": "0" * 64}, {"size": 5}])
 def test_a_wrong_archive_is_never_opened(tmp_path: Path, monkeypatch, change: dict[str, str | int]) -> None:
     _write(tmp_path / "source", "cifar10", "binary")

@@ -1,6 +1,7 @@
 """Fetching an archive: verified before it is opened, unpacked only where it belongs, never half there."""
 
 import hashlib
+import http.client
 import shutil
 import tarfile
 import tempfile
@@ -33,7 +34,7 @@ def fetch(archive: Archive, folder: str, root: Path) -> None:
                 raise DataError(f"{archive.url} holds no folder {folder}.")
             shutil.rmtree(root / folder, ignore_errors=True)
             unpacked.rename(root / folder)
-    except (OSError, tarfile.TarError) as error:
+    except (OSError, http.client.HTTPException, tarfile.TarError) as error:
         raise DataError(f"{archive.url} could not be fetched into {root}: {error}.") from error
 
 

@@ -4,6 +4,7 @@ Binary: records of one label byte (CIFAR-100: coarse, then fine) and 3,072 pixel
 dicts of the same rows, read without running anything in them.
 """
 
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,21 +65,32 @@ _LAYOUTS = {
 
 
 def load(name: str, root: Path, download: bool = False) -> Images:
-    """The set "cifar10" or "cifar100" from the author's folder under `root`, fetched first if asked and missing."""
+    """The set "cifar10" or "cifar100" from the author's folder under `root`.
+
+    With `download` it is fetched when it is missing or damaged.
+    """
     layout = _LAYOUTS[name]
-    repair = f"run: pare data {name} --download --root {root}"
-    if download and not any((root / folder).is_dir() for folder in (layout.binary, layout.python)):
-        _download.fetch(layout.archive, layout.binary, root)
+    try:
+        return _read(name, layout, root)
+    except DataError as error:
+        if not download:
+            repair = f"pare data {name} --download --root {shlex.quote(str(root))}"
+            raise DataError(f"{error}; run: {repair}") from error
+    _download.fetch(layout.archive, layout.binary, root)
+    return _read(name, layout, root)
+
+
+def _read(name: str, layout: _Layout, root: Path) -> Images:
     for folder, read, suffix in ((layout.binary, _read_binary, ".bin"), (layout.python, _read_python, "")):
         if not (root / folder).is_dir():
             continue
         try:
             parts = [read(root / folder / (file + suffix), layout) for file in (*layout.train, layout.test)]
         except (OSError, ValueError) as error:
-            raise DataError(f"{root / folder} is incomplete or damaged ({error}); {repair}") from error
+            raise DataError(f"{root / folder} is incomplete or damaged ({error})") from error
         train = (torch.cat([part[0] for part in parts[:-1]]), torch.cat([part[1] for part in parts[:-1]]))
         return Images(name, train, parts[-1], layout.classes, *statistics(train[0]))
-    raise DataError(f"There is no {layout.binary} or {layout.python} in {root}; {repair}")
+    raise DataError(f"There is no {layout.binary} or {layout.python} in {root}")
 
 
 def _read_binary(path: Path, layout: _Layout) -> tuple[Tensor, Tensor]:
