@@ -1,6 +1,21 @@
 """A finalized network as a file: small on disk, measured honestly, exported to other runtimes."""
 
 from paretorch.deploy.artefact import encoded_size, load, save, sizes
+from paretorch.deploy.latency import Latency, measure_latency
+from paretorch.deploy.onnx import export_onnx
 from paretorch.deploy.sizes import Sizes, TensorSize
+from paretorch.deploy.summary import Report, report
 
-__all__ = ["Sizes", "TensorSize", "encoded_size", "load", "save", "sizes"]
+__all__ = [
+    "Latency",
+    "Report",
+    "Sizes",
+    "TensorSize",
+    "encoded_size",
+    "export_onnx",
+    "load",
+    "measure_latency",
+    "report",
+    "save",
+    "sizes",
+]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paretorch.deploy.blob import BlobReader, storage_key, write_blob
 from paretorch.deploy.container import pack, read_file, write_file
-from paretorch.deploy.edits import check_edits, replay_edits
+from paretorch.deploy.edits import check_edits, replay_edits, scales
 from paretorch.deploy.sizes import Sizes
 from paretorch.errors import ArtefactError, ConfigError, PareError
 
@@ -68,6 +68,21 @@ def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
     return module
 
 
+def open_artefact(path: StrPath) -> tuple[nn.Module | dict[str, Tensor], dict[str, Any]]:
+    """The zoo network that the file holds, or its plain state dict, and the file's head; for looking at a file.
+
+    A state dict without a module may take 1024 bytes per byte of file, and 64 MiB in any case, but not more.
+    """
+    data = read_file(Path(path))
+    reader = BlobReader(data)
+    if "zoo" in reader.head:
+        return load(path), reader.head
+    state: dict[str, Tensor] = {}
+    for name, tensor in reader.tensors(None, (1 << 26) + 1024 * len(data)):
+        state[name] = state[tensor] if isinstance(tensor, str) else tensor
+    return state, reader.head
+
+
 def _encode(
     model: nn.Module | Mapping[str, Tensor], norms: torch.dtype, summary: Mapping[str, Any] | None
 ) -> tuple[bytes, Sizes]:
@@ -76,8 +91,8 @@ def _encode(
         state: Mapping[str, Tensor] = _rounded(model, norms)
         if isinstance(name := getattr(model, "zoo_name", None), str):
             head["zoo"] = [name, dict(getattr(model, "zoo_options", None) or {})]
-        if edits := getattr(model, "paretorch_edits", None):
-            head["edits"] = check_edits(edits)
+        if getattr(model, "paretorch_edits", None):
+            head["edits"] = check_edits(model.paretorch_edits)
     else:
         state = model
     if summary:
@@ -88,6 +103,9 @@ def _encode(
         if isinstance(error, PareError):
             raise
         raise ConfigError(f"summary and zoo_options must be plain JSON values: {error}") from error
+    for name, exponent in scales(head.get("edits", [])).items():
+        if name in tensors:
+            tensors[name] = tensors[name].rescaled(exponent)
     data = pack(blob)
     codes, masks, maps = (sum(getattr(size, kind) for size in tensors.values()) for kind in ("codes", "masks", "maps"))
     dense = sum(size.dense for size in tensors.values())

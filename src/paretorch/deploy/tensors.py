@@ -25,6 +25,7 @@ def encode_tensor(tensor: Tensor, sink: Sink) -> TensorSize:
     spent = way.write(sink)
     return TensorSize(
         coding=way.name,
+        shape=tuple(tensor.shape),
         numel=words.size,
         zeros=int(words.size - np.count_nonzero(words)),
         dense=words.nbytes,
@@ -33,6 +34,7 @@ def encode_tensor(tensor: Tensor, sink: Sink) -> TensorSize:
         maps=spent.maps / 8,
         rest=float(len(sink.index.data) - start),
         precisions=way.precisions,
+        scale=way.scale,
     )
 
 

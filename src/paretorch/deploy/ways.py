@@ -38,6 +38,10 @@ class Way(Protocol):
     def precisions(self) -> dict[int, int]:
         """Bits p -> number of weights; empty if the values lie on no grid."""
 
+    @property
+    def scale(self) -> int:
+        """The exponent of the power of two at or below the largest value of a grid."""
+
     def write(self, sink: Sink) -> Spent: ...
 
     @staticmethod
@@ -50,8 +54,10 @@ class Constant:
     def __init__(self, words: Array, dtype: torch.dtype) -> None:
         self.cost = 0.0
         self._word = int(words[0]) if words.size else 0
-        grid = values.to_grid(values.to_floats(words[:1], dtype)) if words.size else None
-        self.precisions = count_precisions(grid[0].astype(np.int64), np.array([words.size])) if grid else {}
+        self.precisions: dict[int, int] = {}
+        self.scale = 0
+        if words.size and (grid := values.to_grid(values.to_floats(words[:1], dtype))):
+            self.precisions, self.scale = count_precisions(*grid, np.array([words.size]))
 
     def write(self, sink: Sink) -> Spent:
         sink.index.number(self._word)
@@ -68,6 +74,7 @@ class Small:
     def __init__(self, words: Array) -> None:
         self.cost = 0.0
         self.precisions: dict[int, int] = {}
+        self.scale = 0
         self._words = words
 
     def write(self, sink: Sink) -> Spent:
@@ -92,10 +99,8 @@ class Grid:
         self._exponent = exponent
         self._symbols = Symbols(ints, shape)
         self.cost = self._symbols.cost
-
-    @property
-    def precisions(self) -> dict[int, int]:
-        return count_precisions(self._symbols.tables.alphabet, self._symbols.counts.sum(0))
+        alphabet, counts = self._symbols.tables.alphabet, self._symbols.counts.sum(0)
+        self.precisions, self.scale = count_precisions(alphabet, exponent, counts)
 
     @property
     def letters(self) -> int:
@@ -122,6 +127,7 @@ class Book:
         self._symbols = Symbols(places, shape)
         self.cost = self._letters.cost + self._symbols.cost
         self.precisions: dict[int, int] = {}
+        self.scale = 0
 
     def write(self, sink: Sink) -> Spent:
         self._symbols.write(sink.index, sink.coded)
@@ -142,6 +148,7 @@ class Dense:
         self._planes = Planes(words, dtype)
         self.cost = self._planes.cost
         self.precisions: dict[int, int] = {}
+        self.scale = 0
 
     def write(self, sink: Sink) -> Spent:
         return Spent(codes=self._planes.write(sink))
@@ -160,6 +167,7 @@ class Sparse:
         self._planes = Planes(words[kept], dtype)
         self.cost = self._mask.cost + self._planes.cost
         self.precisions: dict[int, int] = {}
+        self.scale = 0
 
     def write(self, sink: Sink) -> Spent:
         self._mask.write(sink.index, sink.coded)
@@ -179,14 +187,14 @@ class Sparse:
 WAYS: tuple[type[Way], ...] = (Constant, Small, Grid, Book, Dense, Sparse)
 
 
-def count_precisions(alphabet: Array, counts: Array) -> dict[int, int]:
-    """Bits p of each weight: an odd multiple of 2**(1-p), in units of the power of two at or below the largest."""
+def count_precisions(alphabet: Array, exponent: int, counts: Array) -> tuple[dict[int, int], int]:
+    """Bits p -> weights, and k: a weight is an odd multiple of 2**(1-p) * 2**k, 2**k at or below the largest."""
     top = int(np.abs(alphabet).max()).bit_length()
     found: dict[int, int] = {}
     for level, count in zip(levels(alphabet).tolist(), counts.tolist(), strict=True):
         p = 0 if level < 0 else top - level
         found[p] = found.get(p, 0) + int(count)
-    return dict(sorted(found.items()))
+    return dict(sorted(found.items())), exponent + top - 1
 
 
 def _explain(symbols: Symbols) -> Spent:

@@ -1,0 +1,108 @@
+"""Export to ONNX: the effective weights as they are, the batch dimension free, the file verified by running it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import logging
+import os
+import tempfile
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from paretorch.deploy.artefact import StrPath
+from paretorch.errors import ArtefactError, ConfigError, MissingExtraError
+
+_OPSET = 20
+
+
+def export_onnx(model: nn.Module, example: Tensor, path: StrPath, *, tolerance: float = 1e-4) -> Path:
+    """Write the module, in eval mode, as one ONNX file and return its path.
+
+    The file is run with onnxruntime on the example, and on its first row alone; if an output differs from the module's
+    by more than `tolerance` times the largest output, nothing is written and an error says by how much.
+    """
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        if find_spec(package) is None:
+            raise MissingExtraError(f"export_onnx needs {package}: pip install 'paretorch[export]'")
+    if not isinstance(example, Tensor) or example.dim() < 1 or len(example) < 1:
+        raise ConfigError("example must be a tensor whose first dimension is the batch, with at least one row")
+    plain = copy.deepcopy(model).cpu().eval()
+    rows = example.detach().cpu()
+    if len(rows) == 1:
+        rows = torch.cat([rows, rows])  # a batch of one would be taken for a constant
+    target = Path(path)
+    try:
+        with torch.no_grad():
+            expected = plain(rows)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"the example of shape {tuple(example.shape)} does not run: {error}") from error
+    if not isinstance(expected, Tensor):
+        raise ConfigError(f"export_onnx needs a module that returns one tensor, not {type(expected).__name__}")
+    handle, temporary = _beside(target)
+    os.close(handle)
+    try:
+        _export(plain, rows, temporary)
+        for part in (rows, rows[:1]):
+            with torch.no_grad():
+                _verify(temporary, part, plain(part), tolerance)
+        os.replace(temporary, target)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+    return target
+
+
+def _beside(target: Path) -> tuple[int, str]:
+    try:
+        return tempfile.mkstemp(suffix=".onnx", prefix=f".{target.name}.", dir=target.parent)
+    except OSError as error:
+        raise ArtefactError(f"cannot write in {target.parent}: {error.strerror}") from error
+
+
+def _export(model: nn.Module, rows: Tensor, path: str) -> None:
+    quiet = logging.getLogger("torch.onnx"), logging.getLogger("onnxscript")
+    levels = [logger.level for logger in quiet]
+    try:
+        for logger in quiet:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                model,
+                (rows,),
+                path,
+                dynamo=True,
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                opset_version=_OPSET,
+                external_data=False,
+                input_names=["input"],
+                output_names=["output"],
+                verbose=False,
+            )
+    except Exception as error:  # the exporter raises its own types, on many layers
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(f"{type(model).__name__} cannot be exported to ONNX: {reason[0]}") from error
+    finally:
+        for logger, level in zip(quiet, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _verify(path: str, rows: Tensor, expected: Tensor, tolerance: float) -> None:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    output = session.run(None, {session.get_inputs()[0].name: rows.numpy()})[0]
+    wanted = expected.numpy()
+    scale = max(float(np.abs(wanted).max(initial=0.0)), 1e-6)
+    if output.shape != wanted.shape or not float(np.abs(output - wanted).max(initial=0.0)) <= tolerance * scale:
+        error = float(np.abs(output - wanted).max(initial=0.0)) if output.shape == wanted.shape else float("inf")
+        raise ConfigError(
+            f"onnxruntime's output differs from torch's by {error:.2g}; tolerance is {tolerance * scale:.2g}"
+        )

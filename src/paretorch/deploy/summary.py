@@ -1,0 +1,188 @@
+"""The report on a network: bytes on disk by kind and layer, bits, sparsity, MACs, latency."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from paretorch.deploy.artefact import StrPath, open_artefact, sizes
+from paretorch.deploy.latency import Latency, measure_latency
+from paretorch.deploy.macs import count_macs
+from paretorch.deploy.sizes import KINDS, Sizes, TensorSize
+from paretorch.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One weight (a tensor of two or more dimensions) in the file."""
+
+    name: str
+    size: TensorSize
+    macs: int | None
+
+    @property
+    def sparsity(self) -> float:
+        return self.size.zeros / self.size.numel if self.size.numel else 0.0
+
+    @property
+    def bits_on_disk(self) -> float:
+        """Bits per weight with masks, maps and tables."""
+        return 8 * self.size.total / self.size.numel if self.size.numel else 0.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a network costs. `print` it, or take `to_json()`, `to_html(path)`.
+
+    Weights are the tensors of two or more dimensions; a dropped weight counts 0 bits, a weight on no grid its dtype's.
+    `bits` leaves the map of precisions and the masks out, as papers do; `bits_on_disk` has them. `parameters` counts
+    every stored number, norm statistics too. `macs`: see paretorch.deploy.macs. `latency`: by runtime, with spread.
+    """
+
+    name: str
+    sizes: Sizes
+    layers: tuple[Layer, ...]
+    accuracy: float | None = None
+    baseline: Sizes | None = None
+    latency: tuple[Latency, ...] = ()
+
+    @property
+    def parameters(self) -> int:
+        return sum(size.numel for size in self.sizes.tensors.values())
+
+    @property
+    def weights(self) -> int:
+        return sum(layer.size.numel for layer in self.layers)
+
+    @property
+    def sparsity(self) -> float:
+        return sum(layer.size.zeros for layer in self.layers) / max(self.weights, 1)
+
+    @property
+    def bits(self) -> float:
+        return sum(layer.size.bits * layer.size.numel for layer in self.layers) / max(self.weights, 1)
+
+    @property
+    def bits_on_disk(self) -> float:
+        return 8 * sum(layer.size.total for layer in self.layers) / max(self.weights, 1)
+
+    @property
+    def macs(self) -> int | None:
+        counted = [layer.macs for layer in self.layers if layer.macs is not None]
+        return sum(counted) if counted else None
+
+    @property
+    def macs_kept(self) -> int | None:
+        """MACs whose weight is not zero."""
+        if self.macs is None:
+            return None
+        return round(sum((layer.macs or 0) * (1 - layer.sparsity) for layer in self.layers))
+
+    @property
+    def precisions(self) -> dict[int, int]:
+        """Bits p -> weights, over all layers on a grid."""
+        found: dict[int, int] = {}
+        for layer in self.layers:
+            for p, count in layer.size.precisions.items():
+                found[p] = found.get(p, 0) + count
+        return dict(sorted(found.items()))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers and strings, for logging."""
+        layers = [
+            {
+                "name": layer.name,
+                "shape": list(layer.size.shape),
+                "coding": layer.size.coding,
+                "weights": layer.size.numel,
+                "sparsity": layer.sparsity,
+                "bits": layer.size.bits,
+                "bits_on_disk": layer.bits_on_disk,
+                "bytes": {"total": layer.size.total, **{kind: getattr(layer.size, kind) for kind in KINDS}},
+                "macs": layer.macs,
+            }
+            for layer in self.layers
+        ]
+        return {
+            "name": self.name,
+            "bytes": {"total": self.sizes.total, **{kind: getattr(self.sizes, kind) for kind in KINDS}},
+            "dense_bytes": self.sizes.dense,
+            "baseline_bytes": None if self.baseline is None else self.baseline.dense,
+            "parameters": self.parameters,
+            "weights": self.weights,
+            "sparsity": self.sparsity,
+            "bits": self.bits,
+            "bits_on_disk": self.bits_on_disk,
+            "precisions": {str(p): count for p, count in self.precisions.items()},
+            "macs": self.macs,
+            "macs_kept": self.macs_kept,
+            "accuracy": self.accuracy,
+            "latency": [asdict(entry) for entry in self.latency],
+            "layers": layers,
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.as_dict(), indent=2)
+
+    def to_html(self, path: StrPath) -> Path:
+        """Write the report as one self-contained page."""
+        from paretorch.report import write_html
+
+        return write_html(path, title=self.name, comparison=[], report=self, history=[])
+
+    def __str__(self) -> str:
+        from paretorch.deploy.text import render
+
+        return render(self)
+
+
+def report(
+    model: nn.Module | StrPath,
+    *,
+    example: Tensor | None = None,
+    accuracy: float | None = None,
+    baseline: nn.Module | None = None,
+    latency: bool = True,
+) -> Report:
+    """Report on a module, or on an artefact by its path.
+
+    example: a batch of inputs; with it MACs are counted and, unless `latency=False`, latency is measured in processes
+    of their own, for `baseline` (the dense network) too. accuracy: a fraction, shown as it is; read from the summary of
+    a file that has one.
+    """
+    head: Mapping[str, Any] = {}
+    if isinstance(model, str | os.PathLike):
+        path = Path(model)
+        source, head = open_artefact(path)
+        name = path.name
+        found = sizes(source, summary=head.get("summary"))
+    elif isinstance(model, nn.Module):
+        source, name = model, getattr(model, "zoo_name", "") or type(model).__name__
+        found = sizes(model)
+    else:
+        raise ConfigError(f"report takes a module or the path of an artefact, not {type(model).__name__}")
+    summary = head.get("summary")
+    if accuracy is None and isinstance(summary, Mapping):
+        kept = summary.get("accuracy")
+        accuracy = float(kept) if isinstance(kept, int | float) else None
+    macs: dict[str, int] = {}
+    timed: list[Latency] = []
+    if example is not None:
+        if not isinstance(source, nn.Module):
+            raise ConfigError("this file names no zoo network, so nothing can run the example; load it into a module")
+        macs = count_macs(source, example)
+        if latency:
+            timed += measure_latency(source, example, name=name)
+            timed += measure_latency(baseline, example, name="dense") if baseline is not None else []
+    layers = tuple(
+        Layer(key, size, macs.get(key.removesuffix(".weight")) if macs else None)
+        for key, size in found.tensors.items()
+        if len(size.shape) > 1
+    )
+    return Report(name, found, layers, accuracy, None if baseline is None else sizes(baseline), tuple(timed))

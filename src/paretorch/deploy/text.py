@@ -1,0 +1,91 @@
+"""The report as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from paretorch.deploy.sizes import KINDS
+
+if TYPE_CHECKING:
+    from paretorch.deploy.summary import Report
+
+
+def human(count: float, unit: str = "B") -> str:
+    """1234567 -> '1.23 MB'; thousands are 1000."""
+    for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(count) >= factor:
+            return (
+                f"{count / factor:.3g} {prefix}{unit}"
+                if count / factor < 999.5
+                else f"{count / factor:.0f} {prefix}{unit}"
+            )
+    return f"{count:.0f} {unit}".strip()
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with aligned columns, the first to the left and the others to the right; the first row is the heading."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return [lines[0], "─" * max(len(line) for line in lines), *lines[1:]]
+
+
+def facts(report: Report) -> list[tuple[str, str]]:
+    """The headline numbers, as label and text."""
+    size = report.sizes
+    found = [
+        (
+            "on disk",
+            f"{human(size.total)} ({size.total:,} bytes), {size.dense / size.total:.1f} x smaller than {human(size.dense)} dense",
+        ),
+        ("parameters", f"{report.parameters:,}, of which {report.weights:,} weights in {len(report.layers)} layers"),
+        ("sparsity", f"{report.sparsity:.2%} of the weights are zero"),
+        ("bits per weight", f"{report.bits:.2f} without masks and map, {report.bits_on_disk:.2f} on disk"),
+    ]
+    if report.baseline is not None:
+        found.insert(
+            1, ("baseline", f"{human(report.baseline.dense)}, {report.baseline.dense / size.total:.1f} x this file")
+        )
+    if report.accuracy is not None:
+        found.insert(0, ("accuracy", f"{report.accuracy:.2%}"))
+    if report.macs is not None and report.macs_kept is not None:
+        kept = human(report.macs_kept, "")
+        found.append(("MACs", f"{human(report.macs, '')} per example, {kept} with a weight that is not zero"))
+    for entry in report.latency:
+        spread = f"{entry.low_ms:.3g} to {entry.high_ms:.3g} over {entry.rounds} rounds"
+        where = f"batch {entry.batch}, {entry.threads} threads" + ("" if entry.isolated else ", not isolated")
+        found.append((f"{entry.name}, {entry.runtime}", f"{entry.median_ms:.3g} ms ({spread}; {where})"))
+    return found
+
+
+def render(report: Report) -> str:
+    """Headline numbers, bytes by kind, and a line per layer."""
+    size = report.sizes
+    lines = [report.name, "═" * max(len(report.name), 24)]
+    found = facts(report)
+    width = max(len(label) for label, _ in found)
+    lines += [f"{label.ljust(width)}  {text}" for label, text in found]
+    rows = [["layer", "shape", "stored", "zero", "bits", "on disk", *KINDS, "bytes"]]
+    for layer in report.layers:
+        tensor = layer.size
+        cells = [f"{getattr(tensor, kind):,.0f}" for kind in KINDS]
+        shape = "x".join(map(str, tensor.shape))
+        bits = [f"{tensor.bits:.2f}", f"{layer.bits_on_disk:.2f}"]
+        rows.append([layer.name, shape, tensor.coding, f"{layer.sparsity:.1%}", *bits, *cells, f"{tensor.total:,.0f}"])
+    shown = {layer.name for layer in report.layers}
+    others = [tensor for name, tensor in size.tensors.items() if name not in shown]
+    sums = [sum(getattr(tensor, kind) for tensor in others) for kind in KINDS]
+    rows.append(
+        [f"{len(others)} vectors", "", "", "", "", "", *(f"{value:,.0f}" for value in sums), f"{sum(sums):,.0f}"]
+    )
+    head = size.total - sum(tensor.total for tensor in size.tensors.values())
+    rows.append(["names and header", "", "", "", "", "", "", "", "", f"{head:,.0f}", f"{head:,.0f}"])
+    total = [f"{getattr(size, kind):,.0f}" for kind in KINDS]
+    rows.append(["file", "", "", f"{report.sparsity:.1%}", f"{report.bits:.2f}", "", *total, f"{size.total:,}"])
+    return "\n".join([*lines, "", *table(rows)])
