@@ -4,6 +4,7 @@ import typer
 
 from paretorch.cli.data import data
 from paretorch.cli.guard import guarded
+from paretorch.cli.study import study
 from paretorch.cli.train import train
 
 app = typer.Typer(
@@ -14,5 +15,5 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",
 )
-for command in (train, data):
+for command in (train, study, data):
     app.command()(guarded(command))

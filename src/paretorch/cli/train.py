@@ -1,12 +1,11 @@
 """`pare train`."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from paretorch.errors import ConfigError
+from paretorch.cli.values import assignments, numbers
 from paretorch.training.recipe import Recipe, Runtime, parse_bytes, read_config, recipe_from
 
 _WHAT = "What to train"
@@ -85,12 +84,12 @@ def train(
         "lr": lr,
         "weight_decay": weight_decay,
         "schedule": schedule,
-        "milestones": None if milestones is None else _numbers(milestones),
+        "milestones": None if milestones is None else numbers(milestones, "--milestones"),
         "sparsity": sparsity,
         "bits": bits,
         "budget": None if budget is None else parse_bytes(budget),
     }
-    given = {name: value for name, value in flags.items() if value is not None} | _assignments(set_ or [])
+    given = {name: value for name, value in flags.items() if value is not None} | assignments(set_ or [])
     if config is None and resume and out is not None and (out / "config.json").exists():
         config = out / "config.json"
     recipe = make_recipe(config, given)
@@ -112,9 +111,9 @@ def train(
     from paretorch.training.run import train as run
 
     folder = out or Path("runs") / f"{recipe.network}-{recipe.data}-seed{recipe.seed}"
-    last = run(recipe, folder, runtime, resume=resume)
+    result = run(recipe, folder, runtime, resume=resume)
     if not quiet:
-        typer.echo(f"{folder}: test accuracy {100 * last['test_accuracy']:.2f} %")
+        typer.echo(f"{folder}: {_told(result)}")
 
 
 def make_recipe(config: Path | None, given: dict[str, Any]) -> Recipe:
@@ -124,22 +123,8 @@ def make_recipe(config: Path | None, given: dict[str, Any]) -> Recipe:
     return recipe_from({**values, **given}, str(config) if config is not None else "the command line")
 
 
-def _assignments(texts: list[str]) -> dict[str, Any]:
-    """NAME=VALUE with the value as JSON, or as text where it is none."""
-    made: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise ConfigError(f"--set takes NAME=VALUE, such as --set cutout=8, not {text!r}.")
-        try:
-            made[name.strip().replace("-", "_")] = json.loads(value)
-        except ValueError:
-            made[name.strip().replace("-", "_")] = value
-    return made
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"--milestones takes epochs such as 80,120, not {text!r}.") from error
+def _told(result: dict[str, Any]) -> str:
+    parts = [f"test accuracy {100 * result['test_accuracy']:.2f} %"]
+    parts += [f"sparsity {100 * result['sparsity']:.2f} %"] if "sparsity" in result else []
+    parts += [f"{result['bits']:.2f} bits per weight"] if "bits" in result else []
+    return ", ".join([*parts, f"{result['bytes']:,} bytes ({result['dense_bytes']:,} as plain tensors)"])

@@ -9,6 +9,7 @@ from torch import nn
 
 from paretorch.errors import ConfigError
 from paretorch.training.compression import attach
+from paretorch.training.finish import finish, read_result
 from paretorch.training.fit import Trainer
 from paretorch.training.folder import RunFolder
 from paretorch.training.images import ImageClassification
@@ -74,9 +75,13 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
 
 
 def train(recipe: Recipe, out: Path, runtime: Runtime | None = None, *, resume: bool = False) -> dict[str, Any]:
-    """Run a recipe to its end in the folder `out`; returns the last row of metrics."""
+    """Run a recipe to its end in the folder `out`; returns the result: metrics, bytes, sparsity, bits."""
     runtime = runtime or Runtime()
+    device = choose_device(runtime.device)
+    folder = RunFolder(out, recipe, resume=resume, device=device)
+    if resume and (result := read_result(out)) is not None:
+        return result
     setup = prepare(recipe, runtime)
-    folder = RunFolder(out, recipe, resume=resume, device=setup.device)
-    trainer = Trainer(setup.model, setup.task, recipe, folder, plan=setup.plan, runtime=runtime, device=setup.device)
-    return trainer.run(resume=resume)
+    trainer = Trainer(setup.model, setup.task, recipe, folder, plan=setup.plan, runtime=runtime, device=device)
+    last = trainer.run(resume=resume)
+    return finish(setup.model, setup.task, setup.plan, folder, last)

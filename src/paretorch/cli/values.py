@@ -1,0 +1,35 @@
+"""Values inside words of the command line."""
+
+import json
+from typing import Any
+
+from paretorch.errors import ConfigError
+
+
+def assignments(texts: list[str]) -> dict[str, Any]:
+    """NAME=VALUE with the value as JSON, or as text where it is none."""
+    made: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--set takes NAME=VALUE, such as --set cutout=8, not {text!r}.")
+        try:
+            made[name.strip().replace("-", "_")] = json.loads(value)
+        except ValueError:
+            made[name.strip().replace("-", "_")] = value
+    return made
+
+
+def numbers(text: str, flag: str) -> list[float]:
+    """'80,120' as numbers."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"{flag} takes numbers such as 80,120, not {text!r}.") from error
+
+
+def integers(text: str, flag: str) -> list[int]:
+    """'0,1,2' as whole numbers."""
+    if not all(part.strip().isdigit() for part in text.split(",")):
+        raise ConfigError(f"{flag} takes whole numbers such as 0,1,2, not {text!r}.")
+    return [int(part) for part in text.split(",")]
