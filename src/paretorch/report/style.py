@@ -1,0 +1,44 @@
+"""The style sheet of a report: one column on a phone, two on a desk, light and dark, readable in print."""
+
+CSS = """
+:root { color-scheme: light dark; --bg: #fbfbfa; --card: #ffffff; --ink: #1b1f24; --soft: #57606a; --rule: #d8dde3;
+  --track: #eceff3; --a: #1f6feb; --b: #0f766e; --c: #b45309; --d: #6b7280; }
+@media (prefers-color-scheme: dark) { :root { --bg: #0f1317; --card: #171c22; --ink: #e8ecf1; --soft: #a3adb9;
+  --rule: #2c343d; --track: #222a33; --a: #6cb0ff; --b: #3fcfbf; --c: #f0b35a; --d: #97a3b1; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--bg); color: var(--ink); line-height: 1.5;
+  font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+main, header, footer { max-width: 64rem; margin: 0 auto; padding: 0 1rem; }
+header { padding-top: 2rem; }
+h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .25rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.15rem; margin: 2rem 0 .75rem; }
+h3 { font-size: .95rem; margin: 0 0 .6rem; font-weight: 600; }
+p { margin: .25rem 0 .75rem; color: var(--soft); max-width: 46rem; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem; margin: 1.25rem 0; padding: 0; }
+.tiles div, .card { background: var(--card); border: 1px solid var(--rule); border-radius: .6rem; padding: .9rem 1rem; }
+.tiles dt { color: var(--soft); font-size: .8rem; }
+.tiles dd { margin: .1rem 0 0; font-size: 1.45rem; font-weight: 650; font-variant-numeric: tabular-nums; line-height: 1.25; }
+.tiles small { display: block; color: var(--soft); font-size: .78rem; font-weight: 400; }
+.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1rem; align-items: start; }
+.scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--rule); border-radius: .6rem; }
+.scroll:focus-visible { outline: 2px solid var(--a); outline-offset: 2px; }
+table { border-collapse: collapse; width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums; }
+caption { text-align: left; color: var(--soft); padding: .7rem 1rem .3rem; font-size: .85rem; }
+th, td { padding: .4rem .9rem; text-align: right; white-space: nowrap; border-top: 1px solid var(--rule); }
+thead th { border-top: 0; color: var(--soft); font-weight: 600; }
+th:first-child, td:first-child { text-align: left; }
+tbody th { font-weight: 500; }
+tfoot td, tfoot th { font-weight: 650; border-top: 2px solid var(--rule); }
+svg { display: block; width: 100%; height: auto; overflow: visible; }
+svg text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif; fill: var(--soft);
+  font-variant-numeric: tabular-nums; }
+.c0 { fill: var(--a); } .c1 { fill: var(--b); } .c2 { fill: var(--c); } .c3 { fill: var(--d); } .track { fill: var(--track); }
+line.grid { stroke: var(--rule); } line.axis { stroke: var(--soft); }
+line.mark { stroke: var(--soft); stroke-dasharray: 2 4; }
+svg .line { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
+svg .s0 { stroke: var(--a); } svg .s1 { stroke: var(--c); stroke-dasharray: 7 4; }
+svg .s2 { stroke: var(--b); stroke-dasharray: 2 4; } svg .s3 { stroke: var(--d); stroke-dasharray: 9 3 2 3; }
+footer { padding: 2rem 1rem 3rem; font-size: .85rem; }
+footer p { max-width: none; }
+@media print { body { background: #fff; } .card, .scroll { break-inside: avoid; } }
+"""

@@ -1,0 +1,183 @@
+"""report.html: well-formed, self-contained, escaped, accessible; charts that say what they show."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from paretorch.deploy import report
+from paretorch.report import write_html
+from paretorch.report.charts import bar_rows, histogram, line_chart, stacked_bar
+from paretorch.report.history import history_charts
+from paretorch.report.svg import shorten, ticks
+from paretorch.report.tables import show, table
+
+HOSTILE = "<script>alert('x')</script>&\"'"
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+class Outline(HTMLParser):
+    """Checks that tags nest, and collects what the tests ask about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def outline(page: str) -> Outline:
+    parsed = Outline()
+    parsed.feed(page)
+    assert parsed.open == []
+    return parsed
+
+
+HISTORY = [
+    {"epoch": 1, "phase": "search", "loss": 2.0, "test_loss": 2.1, "accuracy": 0.2, "sparsity": 0.0, "lr": 0.1},
+    {
+        "epoch": 2,
+        "phase": "search",
+        "loss": 1.0,
+        "test_loss": float("nan"),
+        "accuracy": 0.5,
+        "sparsity": 0.5,
+        "lr": 0.1,
+    },
+    {"epoch": 3, "phase": "finetune", "loss": 0.5, "test_loss": 0.9, "accuracy": 0.8, "sparsity": 0.5, "note": HOSTILE},
+]
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> str:
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
+    model.add_module(HOSTILE.replace(".", ""), nn.Linear(2, 2))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.randint(-2, 2, (5, 6)))
+    found = report(model, accuracy=0.9)
+    path = write_html(
+        tmp_path / "report.html",
+        title=HOSTILE,
+        comparison=[{"network": "dense", "accuracy": 0.917, "bytes": 1_090_000}, {"network": HOSTILE, HOSTILE: None}],
+        report=found,
+        history=HISTORY,
+    )
+    return path.read_text(encoding="utf-8")
+
+
+def test_the_page_nests_and_escapes(page: str) -> None:
+    parsed = outline(page)
+    assert "<script" not in page
+    assert not [tag for tag, _ in parsed.tags if tag in {"script", "iframe", "img", "object", "form"}]
+    assert not [name for _, attrs in parsed.tags for name in attrs if name.startswith("on")]
+
+
+def test_the_page_asks_nobody(page: str) -> None:
+    assert not re.findall(r"(?:https?:)?//\w", page)
+    assert "@import" not in page
+    assert "url(" not in page
+    assert "default-src 'none'" in page
+
+
+def test_the_page_can_be_read_aloud(page: str) -> None:
+    parsed = outline(page)
+    tags = [tag for tag, _ in parsed.tags]
+    assert dict(parsed.tags)["html"]["lang"] == "en"
+    assert tags.count("h1") == 1
+    assert tags.count("caption") == tags.count("table") >= 2
+    ids = [attrs["id"] for _, attrs in parsed.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    charts = [attrs for tag, attrs in parsed.tags if tag == "svg"]
+    assert charts
+    for attrs in charts:
+        assert attrs["role"] == "img"
+        assert all(ident in ids for ident in str(attrs["aria-labelledby"]).split())
+
+
+def contrast(first: str, second: str) -> float:
+    """WCAG 2's contrast ratio of two colours."""
+
+    def luminance(colour: str) -> float:
+        channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    light, dark = sorted((luminance(first), luminance(second)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_colours_have_contrast_in_both_modes(page: str) -> None:
+    modes = re.findall(r":root \{(.*?)\}", page, re.DOTALL)
+    assert len(modes) == 2
+    for mode in modes:
+        colour = dict(re.findall(r"--(\w+): (#\w{6})", mode))
+        for back in ("bg", "card"):
+            assert contrast(colour["ink"], colour[back]) >= 7
+            assert contrast(colour["soft"], colour[back]) >= 4.5
+            assert all(contrast(colour[name], colour[back]) >= 3 for name in "abcd")
+
+
+def test_history_becomes_charts_of_what_changes() -> None:
+    charts = dict(history_charts(HISTORY))
+    assert list(charts) == ["loss", "accuracy", "sparsity"]  # the learning rate never changes, the note is no number
+    assert "test loss" in charts["loss"]
+    assert "finetune" in charts["loss"]
+    assert "nan" not in charts["loss"]
+    assert history_charts([]) == history_charts(HISTORY[:1]) == []
+
+
+def test_charts_are_xml_and_say_their_numbers() -> None:
+    charts = [
+        line_chart("a", HOSTILE, {HOSTILE: [(0, 1), (1, 1)]}, x_label="epoch", marks=[(0, HOSTILE)]),
+        bar_rows("b", "bars", [(HOSTILE, 0.0), ("two", 2.0)]),
+        bar_rows("c", "none", []),
+        histogram("d", "bits", {"1": 3, HOSTILE: 0}, x_label="bits"),
+        stacked_bar("e", "kinds", [("codes", 0.0), (HOSTILE, 0.0)]),
+    ]
+    for chart in charts:
+        root = ET.fromstring(chart)
+        assert root.find("title") is not None
+        assert root.find("desc") is not None
+        assert all(float(bar.get("width", 0)) >= 0 for bar in root.iter("rect"))
+    assert "two 2" in (ET.fromstring(charts[1]).findtext("desc") or "")
+
+
+def test_bars_are_in_proportion() -> None:
+    root = ET.fromstring(bar_rows("b", "bars", [("one", 1.0), ("four", 4.0)]))
+    widths = [float(bar.get("width", 0)) for bar in root.iter("rect") if bar.get("class") == "c0"]
+    assert widths[1] == pytest.approx(4 * widths[0], rel=0.01)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0.1, 0.13), (-5, 12345), (3, 3), (0, 0), (1e-9, 2e-9)])
+def test_ticks_are_round_and_cover(low: float, high: float) -> None:
+    found = ticks(low, high)
+    assert found[0] <= low
+    assert found[-1] >= high
+    assert 2 <= len(found) <= 8
+
+
+def test_cells_are_written_for_people() -> None:
+    assert show("test_accuracy", 0.9123) == "91.23%"
+    assert show("bytes", 48_123) == "48.1 kB"
+    assert show("macs", 40_800_000) == "40.8 M"
+    assert show("x", None) == "–"
+    assert show("epochs", 12_000) == "12,000"
+    assert shorten("stages.0.0.conv1", 40) == "stages.0.0.conv1"
+    assert len(shorten("a" * 50, 20)) == 20
+    assert '<th scope="row">dense</th>' in table("t", [{"network": "dense", "bits": 2.0}])
