@@ -3,7 +3,9 @@
 import typer
 
 from paretorch.cli.data import data
+from paretorch.cli.demo import demo
 from paretorch.cli.guard import guarded
+from paretorch.cli.report import report
 from paretorch.cli.study import study
 from paretorch.cli.train import train
 
@@ -15,5 +17,5 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",
 )
-for command in (train, study, data):
+for command in (demo, train, report, study, data):
     app.command()(guarded(command))

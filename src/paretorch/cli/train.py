@@ -29,6 +29,7 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print layers, groups and expected bytes; stop.")] = False,
     network: Annotated[Text, typer.Option(help="A network of the zoo.", rich_help_panel=_WHAT)] = None,
     data: Annotated[Text, typer.Option(help="digits, cifar10 or cifar100.", rich_help_panel=_WHAT)] = None,
+    start: Annotated[Text, typer.Option(help="An artefact whose weights to begin with.", rich_help_panel=_WHAT)] = None,
     seed: Annotated[Whole, typer.Option(help="Decides every random number.", rich_help_panel=_WHAT)] = None,
     epochs: Annotated[Whole, typer.Option(help="Epochs until decisions are rounded.", rich_help_panel=_HOW)] = None,
     finetune: Annotated[Whole, typer.Option(help="Epochs after that.", rich_help_panel=_HOW)] = None,
@@ -76,6 +77,7 @@ def train(
     flags = {
         "network": network,
         "data": data,
+        "start": start,
         "seed": seed,
         "epochs": epochs,
         "finetune": finetune,

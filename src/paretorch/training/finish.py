@@ -1,4 +1,4 @@
-"""The end of a run: a plain network again, its artefact, and what it came to."""
+"""The end of a run: a plain network again, its artefact, its report, and what it came to."""
 
 import json
 from pathlib import Path
@@ -19,30 +19,40 @@ if TYPE_CHECKING:
 def finish(
     model: nn.Module, task: Task, plan: "Plan | None", folder: RunFolder, last: dict[str, Any]
 ) -> dict[str, Any]:
-    """Finalize, evaluate once more, save model.pare and result.json; returns the result.
+    """Finalize, evaluate once more, write model.pare, report.html and result.json; returns the result.
 
-    The metrics are those of the finalized network after the last epoch, never of the best one.
+    The metrics are those of the finalized network after the last epoch, never of the best one. `sparsity` and `bits`
+    are over the weights that were decided on, `bits_on_disk` is over all weights, with masks and maps.
     """
     from paretorch import deploy
+    from paretorch.report import write_html
 
     model = plan.finalize() if plan is not None else model
     model.eval()
     metrics = task.evaluate(model)
+    example = task.example()[:1].float().cpu().contiguous()
     plain = model.to("cpu").to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-    sizes = deploy.save(plain, folder.artefact, summary=metrics)
-    zeros, weights = _count_zeros(plain)
+    deploy.save(plain, folder.artefact, summary=summary_of(metrics))
+    report = deploy.report(folder.artefact, example=example, latency=False)
+    write_html(folder.report, title=folder.path.name, comparison=[], report=report, history=folder.history())
     decided: dict[str, Any] = {name: last[name] for name in ("sparsity", "bits") if name in last}
     result: dict[str, Any] = {
         **metrics,
         **decided,
-        "bytes": sizes.total,
-        "dense_bytes": sizes.dense,
-        "zeros": zeros,
-        "weights": weights,
+        "bytes": report.sizes.total,
+        "dense_bytes": report.sizes.dense,
+        "bits_on_disk": report.bits_on_disk,
+        "macs": report.macs,
+        "macs_kept": report.macs_kept,
         "epochs": last["epoch"],
     }
     write_atomically(folder.path / "result.json", json.dumps(result, indent=2).encode())
     return result
+
+
+def summary_of(metrics: dict[str, float]) -> dict[str, float]:
+    """What goes into the artefact beside the weights: every byte of it counts against a budget."""
+    return {"accuracy": round(metrics["test_accuracy"], 4)} if "test_accuracy" in metrics else {}
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
@@ -55,9 +65,3 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     except ValueError as error:
         raise ArtefactError(f"{path} is damaged; remove it and run again with --resume.") from error
     return result
-
-
-def _count_zeros(model: nn.Module) -> tuple[int, int]:
-    """Zeros among the entries of matrices and filters, and how many entries there are."""
-    weights = [weight for weight in model.parameters() if weight.ndim > 1]
-    return sum(int((weight == 0).sum()) for weight in weights), sum(weight.numel() for weight in weights)

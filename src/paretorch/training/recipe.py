@@ -24,13 +24,15 @@ class Recipe:
     """Network, data, optimizer, schedule and what to compress.
 
     network, network_options: a zoo network and the options of its builder.
+    start: an artefact of that network (model.pare of a dense run, say) whose weights to begin with; None: fresh ones.
     data, validation: a zoo data set, and how many training images to hold out and evaluate on instead of the test set.
     epochs, finetune: epochs until decisions are rounded, and epochs after that.
     optimizer, lr, momentum, nesterov, betas, eps, weight_decay: `momentum` is for sgd, `betas` and `eps` are for the
         others; an eps of None is the optimizer's own.
     schedule, milestones, factor, warmup: see `paretorch.training.schedules`; milestones and warmup are in epochs.
     finetune_lr, finetune_schedule: the rate after rounding; None is a tenth of lr.
-    pad, flip, cutout, label_smoothing: augmentation of a training epoch, and the loss.
+    pad, flip, cutout, label_smoothing: augmentation of a training epoch, and the loss; for pad and flip None is what
+        suits the data: 4 and mirroring, but 1 and no mirroring for digits.
     sparsity, bits, budget: targets for the fraction of zeros, the bits per weight and the bytes of the artefact; None
         leaves that decision out. `sparsity_options` and `precision_options` go to the methods as they are.
     dtype: "fp32", "bf16" (autocast), or "auto": bf16 on a GPU and fp32 elsewhere.
@@ -38,6 +40,7 @@ class Recipe:
 
     network: str = "resnet20"
     network_options: Mapping[str, Any] = field(default_factory=dict)
+    start: str | None = None
     data: str = "cifar10"
     validation: int = 0
     epochs: int = 200
@@ -56,8 +59,8 @@ class Recipe:
     warmup: float = 0.0
     finetune_lr: float | None = None
     finetune_schedule: str = "cosine"
-    pad: int = 4
-    flip: bool = True
+    pad: int | None = None
+    flip: bool | None = None
     cutout: int = 0
     label_smoothing: float = 0.0
     sparsity: float | None = None
@@ -77,10 +80,12 @@ class Recipe:
         _one_of("dtype", self.dtype, ("auto", "bf16", "fp32"))
         _at_least("epochs", self.epochs, 1)
         _at_least("batch", self.batch, 1)
-        for name in ("finetune", "validation", "lr", "weight_decay", "warmup", "pad", "cutout", "seed"):
+        for name in ("finetune", "validation", "lr", "weight_decay", "warmup", "cutout", "seed"):
             _at_least(name, getattr(self, name), 0)
         if self.schedule == "steps" and not self.milestones:
             raise ConfigError("The schedule 'steps' needs milestones in epochs, for example milestones = [80, 120].")
+        if self.pad is not None:
+            _at_least("pad", self.pad, 0)
         if self.finetune and not self.compresses:
             raise ConfigError("finetune needs something to round first: set sparsity, bits or budget.")
 
@@ -173,7 +178,7 @@ def _typed(name: str, kind: Any, value: Any, source: str) -> Any:
     elif wanted.startswith("int"):
         fits = isinstance(value, int) and not isinstance(value, bool)
     else:
-        fits = isinstance(value, bool if wanted == "bool" else str)
+        fits = isinstance(value, bool if "bool" in wanted else str)
     if not fits:
         raise ConfigError(f"{source}: {name} should be of type {wanted}, not {value!r}.")
     return float(value) if "float" in wanted and _is_number(value) else value

@@ -17,7 +17,7 @@ from paretorch.training.recipe import Recipe, Runtime
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
-    from paretorch.zoo.data import Images
+    from paretorch.zoo.data import Augment, Images
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def choose_device(name: str) -> torch.device:
 
 def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) -> Setup:
     """Build the network (from the recipe's seed), load the data unless given, attach what is to be compressed."""
-    from paretorch import zoo
+    from paretorch import deploy, zoo
 
     device = choose_device(runtime.device)
     images = images or zoo.data.load(recipe.data, runtime.root, runtime.download)
@@ -57,7 +57,7 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
     task = ImageClassification(
         images,
         batch=recipe.batch,
-        how=zoo.data.Augment(recipe.pad, recipe.flip, recipe.cutout),
+        how=_augmentation(recipe),
         label_smoothing=recipe.label_smoothing,
         seed=recipe.seed,
         device=device,
@@ -68,10 +68,20 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
         torch.set_float32_matmul_precision("high")
     torch.manual_seed(recipe.seed)
     model: nn.Module = zoo.build(recipe.network, **{"classes": images.classes, **recipe.network_options})
+    if recipe.start is not None:
+        deploy.load(recipe.start, into=model)
     model = model.to(device)
     if device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Setup(model, task, attach(model, recipe, steps=recipe.epochs * task.steps, example=task.example()), device)
+
+
+def _augmentation(recipe: Recipe) -> "Augment":
+    from paretorch.zoo.data import Augment
+
+    digits = recipe.data == "digits"
+    pad = (1 if digits else 4) if recipe.pad is None else recipe.pad
+    return Augment(pad, not digits if recipe.flip is None else recipe.flip, recipe.cutout)
 
 
 def train(recipe: Recipe, out: Path, runtime: Runtime | None = None, *, resume: bool = False) -> dict[str, Any]:
