@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from paretorch.core.groups import Group, Grouping
 from paretorch.core.relaxation import Chain, Relaxation, scalars_of
+from paretorch.core.sample import Sample
 from paretorch.core.sites import Selector, Site
 from paretorch.core.tensors import total, whole
 from paretorch.errors import ConfigError
@@ -104,6 +105,8 @@ class Term:
     chains: list[Chain]
     optimizer: torch.optim.Optimizer | None = None
     weights: int = 0
+    _sample: Sample | None = None
+    _layout: tuple[object, ...] = ()
 
     def add(self, site: Site, relaxation: Relaxation, chain: Chain) -> None:
         """Take one more weight under this method."""
@@ -136,6 +139,19 @@ class Term:
             members.append(r)
             sizes += torch.as_tensor(r.grouping.sizes, device=sizes.device).expand(r.grouping.grid).reshape(sizes.shape)
         return list(found.values())
+
+    def prepare(self) -> None:
+        """Have a sample of the weights to steer by, made afresh when the layout of the decisions changes."""
+        relaxations = [r for chain in self.chains for r in chain.relaxations()]
+        layout = tuple((r.decision.stride(), r.decision.device) for r in relaxations)
+        if self._layout != layout:
+            rooms = tuple(dict.fromkeys(r.room for r in relaxations))
+            self._layout, self._sample = layout, Sample(self.chains, rooms, self.relaxations[0].decision.device)
+
+    @property
+    def sample(self) -> Sample:
+        assert self._sample is not None
+        return self._sample
 
     def mean(self, function: Callable[[Relaxation, Tensor], Tensor]) -> Tensor:
         """The average over all weights of a per-weight quantity given on each relaxation's grid."""

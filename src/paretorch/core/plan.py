@@ -5,7 +5,7 @@ loss.backward(); optimizer.step(); plan.step(); optimizer.zero_grad()
 plan.harden(optimizer); small = plan.finalize()
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from paretorch.core.attach import detach, original
 from paretorch.core.budget_bytes import ByteBudget
+from paretorch.core.fused import fused
 from paretorch.core.method import Method, Term
 from paretorch.core.recalibrate import recalibrate_norms
 from paretorch.core.relaxation import PREFIX, Chain
 from paretorch.core.sites import Site
 from paretorch.core.state import PlanState
-from paretorch.core.tensors import local, whole, write
-from paretorch.core.update import add_price, check_finite, clip_weights, price_now
+from paretorch.core.tensors import local, on_one_gpu, whole, write
+from paretorch.core.update import add_price, advance, check_finite, clip_weights, price_now
 from paretorch.errors import ConfigError, DivergenceError
 
 _ATTRIBUTE = "_paretorch_plan"
@@ -60,27 +61,26 @@ class Plan:
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """After `optimizer.step()` (and before `scaler.update()`): price, update and clip; then the schedules advance."""
         with torch.no_grad():
+            fast = fused if on_one_gpu(self._decisions()) else _as_it_is
             if not self.is_hard:
                 for term in self._terms:
-                    self._update(term, scaler)
-                self._state.step.add_(1)
-                for term in self._terms:
-                    term.method.schedule(term, self._state.step)
-                    term.method.steer(term, self._state.step)
-            for term in self._terms:
-                for decision in term.decisions():
-                    decision.grad = None
-            clip_weights(self._sites, self._chains)
+                    self._update(term, scaler, fast(add_price))
+                    term.prepare()
+                fast(advance)(self._terms, self._state.step)
+            for decision in self._decisions():
+                decision.grad = None
+            fast(clip_weights)(self._sites, self._chains)
 
-    def _update(self, term: Term, scaler: torch.amp.GradScaler | None) -> None:
+    def _update(self, term: Term, scaler: torch.amp.GradScaler | None, add_price: Callable[..., None]) -> None:
         optimizer = self._optimizer(term)
         check_finite(term, self._state.step, scaler)
-        if scaler is not None and any(d.grad is not None for d in term.decisions()):
+        scaled = scaler is not None and any(d.grad is not None for d in term.decisions())
+        if scaled and scaler is not None:
             scaler.unscale_(optimizer)
-            add_price(term, self._terms)
+        add_price(term, self._terms)
+        if scaled and scaler is not None:
             scaler.step(optimizer)
         else:
-            add_price(term, self._terms)
             optimizer.step()
 
     def _optimizer(self, term: Term) -> torch.optim.Optimizer:
@@ -262,3 +262,7 @@ class Plan:
         names = ", ".join(type(term.method).__name__ for term in self._terms)
         phase = "hardened" if self.is_hard else f"searching, {self.steps} steps"
         return f"Plan({names}: {len(self._sites)} weights, {phase})"
+
+
+def _as_it_is(function: Callable[..., None]) -> Callable[..., None]:
+    return function

@@ -69,6 +69,10 @@ class Relaxation(nn.Module):
         """How much of each weight is kept, 0 to 1, expanded to the weight; None: all of it."""
         return None
 
+    def survives(self, s: Tensor) -> Tensor | None:
+        """Which weights would be kept if rounded now, as 0 and 1, expanded to the weight; None: all of them."""
+        return None
+
     def bits(self, s: Tensor) -> Tensor | None:
         """Bits of each weight, expanded to the weight; None: this relaxation decides no bits."""
         return None
@@ -121,6 +125,14 @@ class Chain(nn.Module):
             if relaxation is not but:
                 one = relaxation.keep(relaxation.grid(whole(relaxation.decision)))
                 kept = one if kept is None else kept if one is None else kept * one
+        return kept
+
+    def survives(self) -> Tensor | None:
+        """1 for each weight that would be kept if rounded now, else 0; None: all are."""
+        kept: Tensor | None = None
+        for relaxation in self.relaxations():
+            one = relaxation.survives(relaxation.grid(whole(relaxation.decision)))
+            kept = one if kept is None else kept if one is None else kept * one
         return kept
 
     def forward(self, weight: Tensor) -> Tensor:

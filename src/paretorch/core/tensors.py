@@ -22,6 +22,11 @@ def write(target: Tensor, value: Tensor) -> None:
             target.copy_(value)
 
 
+def on_one_gpu(parameters: list[torch.nn.Parameter]) -> bool:
+    """Whether fused optimizers suit the parameters: all whole, all on a GPU."""
+    return all(p.is_cuda and not isinstance(p.data, DTensor) for p in parameters)
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's part, sharing memory with the tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

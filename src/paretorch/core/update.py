@@ -38,6 +38,14 @@ def add_price(term: Term, terms: list[Term]) -> None:
         decision.grad = slope if decision.grad is None else decision.grad.add_(slope)
 
 
+def advance(terms: list[Term], step: Tensor) -> None:
+    """One step on: schedules follow the counter, targets are steered to."""
+    step.add_(1)
+    for term in terms:
+        term.method.schedule(term, step)
+        term.method.steer(term, step)
+
+
 def price_now(terms: list[Term]) -> Tensor:
     """λ_keep Σ keep + λ_bits Σ keep·bits."""
     prices = []

@@ -25,7 +25,7 @@ from paretorch.core.noise import uniform
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.schedule import cubic, progress
 from paretorch.core.sites import Site
-from paretorch.core.tensors import whole
+from paretorch.core.tensors import on_one_gpu, whole
 from paretorch.errors import ConfigError
 from paretorch.precision.allocate import allocate
 from paretorch.precision.grid import LOG2, MAX_BITS, power_of_two, quantize, real_bits, s_of_bits, whole_bits
@@ -102,8 +102,8 @@ class SMOL(Method):
             goal = max(self.target_bits, 1.2) if self.target_bits is not None else 1.2
             way = float(s_of_bits(goal) - s_of_bits(self.init_bits))
             lr = max(1e-3, 3.0 * abs(way) / (self.anneal * steps))
-        cuda = parameters[0].is_cuda
-        return torch.optim.Adam(parameters, lr=lr, foreach=True, capturable=cuda)
+        fused = on_one_gpu(parameters)
+        return torch.optim.Adam(parameters, lr=lr, fused=fused, foreach=not fused, capturable=parameters[0].is_cuda)
 
     def schedule(self, term: Term, step: Tensor) -> None:
         if self.target_bits is None:
@@ -118,8 +118,12 @@ class SMOL(Method):
     def steer(self, term: Term, step: Tensor) -> None:
         if self.target_bits is None:
             return
-        bits, kept = _average(term)
-        goal = cubic(progress(step, self.anneal * term.steps), self.init_bits * kept, self.target_bits)
+        sample = term.sample
+        kept = torch.ones_like(sample.share)
+        for room in {r.room for chain in term.chains for r in chain.relaxations()} - {self.room}:
+            kept = kept * (sample.read(room) >= 0)
+        share, bits = torch.stack([kept, kept * real_bits(sample.read(self.room))]).mv(sample.share)
+        goal = cubic(progress(step, self.anneal * term.steps), self.init_bits * share, self.target_bits)
         error = (bits - goal) / self.init_bits
         integral = (term.scalar("integral") + error / term.steps).clamp(-0.02, 0.02)
         term.set_scalar("integral", integral)
@@ -129,7 +133,7 @@ class SMOL(Method):
     def round(self, term: Term, factor: float) -> None:
         budget = None
         if self.target_bits is not None or factor != 1.0:
-            target = self.target_bits if self.target_bits is not None else float(_average(term)[0])
+            target = self.target_bits if self.target_bits is not None else float(_average(term))
             budget = target * factor * term.weights
         allocate(term, [r for r in term.relaxations if isinstance(r, Precision)], budget)
 
@@ -137,20 +141,18 @@ class SMOL(Method):
         return self if self.target_bits is not None else replace(self, target_bits=min(share, self.init_bits))
 
     def measure(self, term: Term) -> dict[str, Tensor]:
-        return {"bits": _average(term)[0], "bit_price": term.scalar("price")}
+        return {"bits": _average(term), "bit_price": term.scalar("price")}
 
 
-def _average(term: Term) -> tuple[Tensor, Tensor]:
-    """Bits per selected weight, a dropped weight counting 0, and the share of weights kept."""
-    bits, shares = [], []
+def _average(term: Term) -> Tensor:
+    """Bits per selected weight as they would count if rounded now: a weight that would be dropped counts 0."""
+    bits = []
     for r, chain in zip(term.relaxations, term.chains, strict=True):
-        own, kept = r.bits(r.grid(whole(r.decision))), chain.keep()
+        own, kept = r.bits(r.grid(whole(r.decision))), chain.survives()
         assert own is not None
-        kept = own.new_ones(()) if kept is None else kept
-        used, count = own * kept, math.prod(r.grouping.shape)
-        bits.append(used.sum() * (count / used.numel()))
-        shares.append(kept.sum() * (count / kept.numel()))
-    return torch.stack(bits).sum() / term.weights, torch.stack(shares).sum() / term.weights
+        used = own if kept is None else own * kept
+        bits.append(used.sum() * (math.prod(r.grouping.shape) / used.numel()))
+    return torch.stack(bits).sum() / term.weights
 
 
 class Precision(Relaxation):
@@ -205,6 +207,9 @@ class Precision(Relaxation):
 
     def keep(self, s: Tensor) -> Tensor | None:
         return (~self.zero).to(torch.float32) if self.hard and self.zero_precision else None
+
+    def survives(self, s: Tensor) -> Tensor | None:
+        return self.keep(s)
 
     def price_slope(self, s: Tensor) -> Tensor:
         return -torch.sigmoid(-s) / LOG2

@@ -24,7 +24,7 @@ from paretorch.core.method import Method, Term
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.schedule import cubic, geometric, progress
 from paretorch.core.sites import Site
-from paretorch.core.tensors import local, whole, write
+from paretorch.core.tensors import local, on_one_gpu, whole, write
 from paretorch.errors import ConfigError
 from paretorch.sparsity.gates import GATES
 
@@ -78,20 +78,22 @@ class ContinuousSparsification(Method):
         return Mask(self, grouping, site.weight.device, on_grid="precision" in together)
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, foreach=True)
+        fused = on_one_gpu(parameters)
+        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, fused=fused, foreach=not fused)
 
     def schedule(self, term: Term, step: Tensor) -> None:
         term.set_scalar("temperature", geometric(progress(step, self.anneal * term.steps), self.final_temperature))
 
     def price(self, term: Term) -> Tensor | None:
-        return term.scalars.new_tensor(self.penalty) if self.penalty else None
+        return torch.full((), self.penalty, device=term.scalars.device) if self.penalty else None
 
     def steer(self, term: Term, step: Tensor) -> None:
         if self.target is None:
             return
         goal = cubic(progress(step, self.anneal * term.steps), 1.0, 1.0 - self.target)
-        kept = term.mean(lambda _, s: (s >= 0).to(s.dtype))
-        spread = term.mean(lambda _, s: s.abs())
+        sample = term.sample
+        s = sample.read(self.room)
+        kept, spread = torch.stack([(s >= 0).to(s.dtype), s.abs()]).mv(sample.share)
         shift = _GAIN * spread * (goal - kept)
         for decision in term.decisions():
             local(decision.data).add_(shift)
@@ -144,6 +146,9 @@ class Mask(Relaxation):
         else:
             mask = self.gate.value(s, self.scalar(0))
         return self.grouping.expand(mask)
+
+    def survives(self, s: Tensor) -> Tensor:
+        return self.grouping.expand((s >= 0).to(s.dtype))
 
     def price_slope(self, s: Tensor) -> Tensor:
         return self.gate.slope(s, self.scalar(0))

@@ -1,0 +1,79 @@
+"""A fixed sample of the weights, to steer by: cheap enough for every step, in a handful of kernels for a whole network.
+
+Layers of up to `_CAP` weights are taken whole; of larger ones every k-th weight, k a prime above the usual factors of
+layer shapes, so that no kernel position or channel is preferred. Positions are the same in every decision of a weight.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from paretorch.core.relaxation import Chain, Relaxation
+from paretorch.core.tensors import whole
+
+_CAP = 2**14
+
+
+class Sample:
+    """Values of the decisions at the sampled weights, one room at a time; `share` weighs them and sums to 1."""
+
+    def __init__(self, chains: list[Chain], rooms: tuple[str, ...], device: torch.device) -> None:
+        self._chains = chains
+        self._strides = [_stride(_size(chain)) for chain in chains]
+        counts = [math.ceil(_size(chain) / k) for chain, k in zip(chains, self._strides, strict=True)]
+        total = sum(_size(chain) for chain in chains)
+        shares = [torch.full((n,), _size(c) / n / total) for c, n in zip(chains, counts, strict=True)]
+        self.share = torch.cat(shares).to(device)
+        self._absent = [torch.full((n,), math.inf, device=device) for n in counts]
+        self._index = {room: [self._lookup(i, room) for i in range(len(chains))] for room in rooms}
+
+    def read(self, room: str) -> Tensor:
+        """One value a sampled weight; +∞ where this room has no decision on it."""
+        return torch.cat([self._values(i, room) for i in range(len(self._chains))])
+
+    def _values(self, i: int, room: str) -> Tensor:
+        relaxation = self._chains[i]._modules.get(room)
+        if not isinstance(relaxation, Relaxation):
+            return self._absent[i]
+        flat = _in_memory_order(whole(relaxation.decision))
+        index = self._index[room][i]
+        return flat[:: self._strides[i]] if index is None else flat[index]
+
+    def _lookup(self, i: int, room: str) -> Tensor | None:
+        relaxation = self._chains[i]._modules.get(room)
+        if not isinstance(relaxation, Relaxation) or relaxation.grouping.grid == relaxation.grouping.shape:
+            return None
+        grouping = relaxation.grouping
+        entries = torch.arange(math.prod(grouping.grid), device=self.share.device).view(grouping.grid)
+        full = grouping.expand(entries).expand(grouping.shape)
+        return full.contiguous(memory_format=_format_of(self._chains[i], full)).as_strided((full.numel(),), (1,))[
+            :: self._strides[i]
+        ]
+
+
+def _size(chain: Chain) -> int:
+    return math.prod(chain.relaxations()[0].grouping.shape)
+
+
+def _stride(count: int) -> int:
+    if count <= _CAP:
+        return 1
+    k = max(11, math.ceil(count / _CAP))
+    while any(k % d == 0 for d in range(2, math.isqrt(k) + 1)):
+        k += 1
+    return k
+
+
+def _in_memory_order(tensor: Tensor) -> Tensor:
+    # Dense in some order of dimensions (channels_last, say): read as it lies, without a copy.
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def _format_of(chain: Chain, like: Tensor) -> torch.memory_format:
+    """The layout of the weight-sized decisions of this chain, which are read in memory order."""
+    for relaxation in chain.relaxations():
+        decision = relaxation.decision
+        if decision.shape == like.shape and not decision.is_contiguous() and decision.dim() == 4:
+            return torch.channels_last
+    return torch.contiguous_format
