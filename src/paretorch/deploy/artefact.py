@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.deploy.blob import BlobReader, storage_key, write_blob
+from paretorch.deploy.blob import BlobReader, write_blob
 from paretorch.deploy.container import pack, read_file, write_file
 from paretorch.deploy.edits import check_edits, replay_edits, scales
+from paretorch.deploy.filling import build, fill
 from paretorch.deploy.sizes import Sizes
-from paretorch.errors import ArtefactError, ConfigError, PareError
+from paretorch.errors import ConfigError, PareError
 
 StrPath = str | os.PathLike[str]
 
@@ -54,15 +55,16 @@ def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
     """Fill `into` from an artefact, in place, and return it; without `into`, build the zoo network that the file names.
 
     The file must name the tensors of the module, no more and no fewer, with their shapes and dtypes; tied tensors are
-    tied again. A network built here is in eval mode. Nothing in the file is executed, and no more memory is taken than
-    the module has. Damage is found before the module is touched.
+    tied again. A network built here is in eval mode, and may be 1024 times as large as the file, or 64 MiB in any case.
+    Nothing in the file is executed, and no more memory is taken than the module has. Damage is found before the module
+    is touched.
     """
     reader = BlobReader(read_file(Path(path)))
     edits = check_edits(reader.head.get("edits", []))
-    module = _build(reader) if into is None else into
+    module = build(reader) if into is None else into
     if edits:
         replay_edits(module, edits)
-    _fill(module, reader)
+    fill(module, reader)
     if edits:
         module.paretorch_edits = edits  # type: ignore[assignment]
     return module
@@ -71,14 +73,13 @@ def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
 def open_artefact(path: StrPath) -> tuple[nn.Module | dict[str, Tensor], dict[str, Any]]:
     """The zoo network that the file holds, or its plain state dict, and the file's head; for looking at a file.
 
-    A state dict without a module may take 1024 bytes per byte of file, and 64 MiB in any case, but not more.
+    What is built without a module to compare with may take 1024 bytes per byte of file, and 64 MiB in any case.
     """
-    data = read_file(Path(path))
-    reader = BlobReader(data)
+    reader = BlobReader(read_file(Path(path)))
     if "zoo" in reader.head:
         return load(path), reader.head
     state: dict[str, Tensor] = {}
-    for name, tensor in reader.tensors(None, (1 << 26) + 1024 * len(data)):
+    for name, tensor in reader.tensors(None, reader.limit):
         state[name] = state[tensor] if isinstance(tensor, str) else tensor
     return state, reader.head
 
@@ -126,53 +127,3 @@ def _rounded(model: nn.Module, norms: torch.dtype) -> dict[str, Tensor]:
                 if key in state and tensor.is_floating_point():
                     state[key] = tensor.detach().to(norms).to(tensor.dtype)
     return state
-
-
-def _build(reader: BlobReader) -> nn.Module:
-    zoo = reader.head.get("zoo")
-    if zoo is None:
-        raise ArtefactError("the file names no zoo network; pass the module to fill: load(path, into=model)")
-    if not (isinstance(zoo, list) and len(zoo) == 2 and isinstance(zoo[0], str) and isinstance(zoo[1], dict)):
-        raise ArtefactError("the artefact's zoo entry is not a name with options")
-    from paretorch.zoo import build
-
-    try:
-        return build(zoo[0], **zoo[1]).eval()
-    except (PareError, TypeError, ValueError) as error:
-        raise ArtefactError(f"the zoo network that the artefact names cannot be built: {error}") from error
-
-
-def _fill(module: nn.Module, reader: BlobReader) -> None:
-    state = module.state_dict()
-    missing, extra = set(state) - set(reader.names), set(reader.names) - set(state)
-    if missing or extra:
-        parts = [f"lacks {_some(missing)}"] if missing else []
-        parts += [f"has {_some(extra)} too many"] if extra else []
-        raise ArtefactError(f"the file does not fit {type(module).__name__}: it {' and '.join(parts)}")
-    written: dict[Any, str] = {}
-    most = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
-    for name, tensor in reader.tensors(state, most):
-        if isinstance(tensor, str):
-            _tie(module, name, tensor)
-            continue
-        key = storage_key(state[name])
-        if key is not None and written.setdefault(key, name) != name:
-            raise ArtefactError(f"{name} and {written[key]} are one tensor in the module and two in the file")
-        state[name].copy_(tensor)
-
-
-def _some(names: set[str]) -> str:
-    shown = sorted(names)[:3]
-    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
-
-
-def _tie(module: nn.Module, name: str, first: str) -> None:
-    """Let `name` be the very tensor that `first` is."""
-    path, _, leaf = name.rpartition(".")
-    first_path, _, first_leaf = first.rpartition(".")
-    owner, source = module.get_submodule(path), module.get_submodule(first_path)
-    for kind in ("_parameters", "_buffers"):
-        if leaf in getattr(owner, kind) and first_leaf in getattr(source, kind):
-            getattr(owner, kind)[leaf] = getattr(source, kind)[first_leaf]
-            return
-    raise ArtefactError(f"{name} and {first} are tied in the file, and cannot be in {type(module).__name__}")

@@ -28,7 +28,9 @@ from paretorch.deploy.wire import ByteReader, ByteWriter
 from paretorch.errors import ArtefactError, ConfigError
 
 _CHECKSUM = 16
-_INDEX_LIMIT = 1 << 24  # inflated; ResNet-50 needs 30 kB
+_INDEX_LIMIT = 1 << 24  # bytes, inflated; ResNet-50 needs 30 kB
+_INDEX_GROWTH = 64  # at most this many times the deflated index, beyond 1 MiB
+_MOST_NUMBERS = 1 << 40  # in one tensor
 _MOST_DIMS = 16
 _ALIAS = 0  # in the place of a dtype: the tensor is an earlier one again
 
@@ -94,6 +96,7 @@ class BlobReader:
         self._source = Source(index, Decoder(words), ByteReader(body.take(body.left)))
         self.head = _read_head(index)
         self.names: list[str] = self.head.pop("names")
+        self.limit = (1 << 26) + 1024 * len(blob)  # bytes that may be produced where no module says how many
 
     def tensors(self, expect: Mapping[str, Tensor] | None, most: int) -> Iterator[tuple[str, Tensor | str]]:
         """Name and tensor, or name and the earlier name that it is tied to.
@@ -114,8 +117,8 @@ class BlobReader:
                 wanted = f"{expect[name].dtype} {tuple(expect[name].shape)}"
                 raise ArtefactError(f"{name} is {dtype} {shape} in the file and {wanted} in the module")
             most -= math.prod(shape) * dtype.itemsize
-            if most < 0:
-                raise ArtefactError(f"{name} of shape {shape} is larger than a file of this size may declare")
+            if most < 0 or math.prod(max(length, 1) for length in shape) > _MOST_NUMBERS:
+                raise ArtefactError(f"a tensor of shape {shape} is larger than a file of this size may declare")
             yield name, decode_tensor(source, shape, dtype)
         source.index.finish("the index")
         source.coded.finish()
@@ -125,7 +128,7 @@ class BlobReader:
 def _inflate(data: bytes) -> bytes:
     inflater = zlib.decompressobj(-15)
     try:
-        index = inflater.decompress(data, _INDEX_LIMIT)
+        index = inflater.decompress(data, min(_INDEX_LIMIT, (1 << 20) + _INDEX_GROWTH * len(data)))
     except zlib.error as error:
         raise ArtefactError("the artefact's index cannot be inflated") from error
     if not inflater.eof or inflater.unused_data:
@@ -135,12 +138,21 @@ def _inflate(data: bytes) -> bytes:
 
 def _read_head(index: ByteReader) -> dict[str, Any]:
     try:
-        head: dict[str, Any] = json.loads(bytes(index.block()).decode())
+        head: dict[str, Any] = json.loads(bytes(index.block()).decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
         raise ArtefactError("the artefact's head is not valid JSON") from error
-    names = head.get("names") if isinstance(head, dict) else None
+    if not isinstance(head, dict) or not isinstance(head.get("summary", {}), dict):
+        raise ArtefactError("the artefact's head is not made of names and values")
+    names = head.get("names")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ArtefactError("the artefact's head lists no tensor names")
     if len(set(names)) != len(names):
         raise ArtefactError("the artefact names a tensor twice")
     return head
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key comes twice")
+    return found

@@ -44,7 +44,7 @@ def write_file(path: Path, data: bytes) -> None:
             os.unlink(temporary)
 
 
-def read_file(path: Path) -> bytes:
+def read_file(path: Path) -> memoryview:
     """The blob, from a file of this version or an older one."""
     from safetensors import SafetensorError, safe_open
 
@@ -57,7 +57,7 @@ def read_file(path: Path) -> bytes:
                 raise ArtefactError(f"{path} has format version {version[:20]!r}; this paretorch reads up to {VERSION}")
             if file.get_slice(_KEY).get_dtype() != "U8":
                 raise ArtefactError(f"{path} does not hold bytes")
-            return bytes(file.get_tensor(_KEY).tobytes())
+            return memoryview(file.get_tensor(_KEY))
     except FileNotFoundError as error:
         raise ArtefactError(f"there is no file {path}") from error
     except (SafetensorError, OSError) as error:

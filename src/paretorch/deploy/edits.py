@@ -17,11 +17,12 @@ from torch import nn
 from paretorch.errors import ArtefactError
 
 Edit = Mapping[str, Any]
+_MOST_EXPONENT = 1100  # of float64
 
 
 def _scale(model: nn.Module, edit: Edit) -> None:
     if edit["weight"] not in model.state_dict():
-        raise ArtefactError(f"the edit {dict(edit)} names a weight that {type(model).__name__} does not have")
+        raise ArtefactError(f"a {edit['kind']!r} edit names a weight that {type(model).__name__} does not have")
 
 
 # kind -> (the fields and their types, what replaying does)
@@ -37,11 +38,13 @@ def check_edits(edits: object) -> list[dict[str, Any]]:
     for edit in edits:
         kind = edit.get("kind") if isinstance(edit, Mapping) else None
         if not isinstance(kind, str) or kind not in _KINDS:
-            raise ArtefactError(f"unknown structural edit {kind!r}; this version knows: {', '.join(_KINDS)}")
+            raise ArtefactError(f"unknown structural edit {str(kind)[:40]!r}; this version knows: {', '.join(_KINDS)}")
         fields = _KINDS[kind][0]
         if set(edit) != {"kind", *fields} or any(type(edit[name]) is not of for name, of in fields.items()):
             wanted = ", ".join(f"{name}: {of.__name__}" for name, of in fields.items())
-            raise ArtefactError(f"a {kind!r} edit needs exactly {wanted}; got {sorted(map(str, edit))}")
+            raise ArtefactError(f"a {kind!r} edit needs exactly {wanted}")
+        if abs(edit.get("exponent", 0)) > _MOST_EXPONENT:
+            raise ArtefactError("a 'scale' edit has an exponent that no number has")
     return [dict(edit) for edit in edits]
 
 

@@ -1,29 +1,31 @@
-"""Latency, measured where nothing else runs: each runtime in a process of its own, several rounds, medians.
+"""Latency, measured where nothing else runs: in a process of its own, candidates in turn, several rounds, medians.
 
-The network travels as a file (torch.export, ONNX), never pickled. A network that torch.export refuses is timed in this
-process instead, and the result says so.
+A network travels there as a file (torch.export, ONNX). One that torch.export refuses is timed in this process instead,
+and the result says so. Rounds go through all candidates before the next one starts, so that a machine that slows down
+slows them all: compare numbers of one call only.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paretorch.errors import ConfigError, PareError
 
-_PATIENCE = 600  # seconds a measuring process may take
+_PATIENCE = 600  # seconds the measuring process may take
+Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -42,105 +44,99 @@ class Latency:
 
 
 def measure_latency(
-    model: nn.Module,
+    models: nn.Module | Mapping[str, nn.Module],
     example: Tensor,
     *,
-    name: str = "model",
     rounds: int = 5,
     seconds: float = 0.3,
     threads: int | None = None,
 ) -> list[Latency]:
-    """Time the module on the CPU under torch, and under onnxruntime where the extra `export` is installed.
+    """Time modules on the CPU under torch, and under onnxruntime where the extra `export` is installed.
 
-    rounds: how often; seconds: of each round. Compare only what was measured in one call or one report.
+    models: one, or several by name, to be compared. seconds: of each round of each candidate.
     """
     if rounds < 1 or seconds <= 0:
         raise ConfigError(f"rounds must be at least 1 and seconds above 0, not {rounds} and {seconds}")
+    named = {"model": models} if isinstance(models, nn.Module) else dict(models)
     threads = threads or torch.get_num_threads()
-    found = []
-    with tempfile.TemporaryDirectory() as folder:
-        for runtime, write in (("torch", _write_torch), ("onnxruntime", _write_onnx)):
-            if runtime == "onnxruntime" and not (find_spec("onnxruntime") and find_spec("onnxscript")):
-                continue
-            medians = _isolated(Path(folder), write, model, example, runtime, rounds, seconds, threads)
-            isolated = medians is not None
-            if medians is None and runtime == "torch":
-                medians = _here(model, example, rounds, seconds)
-            if medians:
-                middle = statistics.median(medians)
-                spread = (min(medians), max(medians), rounds, len(example), threads, isolated)
-                found.append(Latency(name, runtime, middle, *spread))
-    return found
+    with_onnx = find_spec("onnxruntime") is not None and find_spec("onnxscript") is not None
+    runtimes = ("torch", "onnxruntime") if with_onnx else ("torch",)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        files: dict[str, tuple[str, str]] = {}
+        for i, (name, model) in enumerate(named.items()):
+            for runtime in runtimes:
+                if _write(model, example, folder / f"{i}.{runtime}", runtime):
+                    files[f"{i}.{runtime}"] = (name, runtime)
+        medians = _in_a_process(folder, list(files), example, rounds, seconds, threads)
+    found = {files[file]: (values, True) for file, values in medians.items()}
+    for name, model in named.items():
+        if (name, "torch") not in found:
+            found[name, "torch"] = (_here(model, example, rounds, seconds), False)
+    return [
+        Latency(*key, statistics.median(values), min(values), max(values), rounds, len(example), threads, isolated)
+        for key, (values, isolated) in sorted(found.items(), key=lambda item: list(named).index(item[0][0]))
+    ]
 
 
-def timed_rounds(call: Callable[[], object], rounds: int, seconds: float) -> list[float]:
-    """Median milliseconds of each round, after a warm-up."""
-    for _ in range(3):
-        call()
-    medians = []
-    for _ in range(rounds):
-        times: list[float] = []
-        end = time.perf_counter() + seconds
-        while not times or time.perf_counter() < end:
-            start = time.perf_counter()
+def timed_rounds(calls: Mapping[str, Call], rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Median milliseconds of each round of each call, after a warm-up."""
+    for call in calls.values():
+        for _ in range(3):
             call()
-            times.append(1e3 * (time.perf_counter() - start))
-        medians.append(statistics.median(times))
+    medians: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            times: list[float] = []
+            end = time.perf_counter() + seconds
+            while not times or time.perf_counter() < end:
+                start = time.perf_counter()
+                call()
+                times.append(1e3 * (time.perf_counter() - start))
+            medians[name].append(statistics.median(times))
     return medians
 
 
-def _isolated(
-    folder: Path,
-    write: Callable[[nn.Module, Tensor, Path], None],
-    model: nn.Module,
-    example: Tensor,
-    runtime: str,
-    rounds: int,
-    seconds: float,
-    threads: int,
-) -> list[float] | None:
-    """The rounds' medians from a fresh process; None if the network cannot be sent there."""
+def _write(model: nn.Module, example: Tensor, path: Path, runtime: str) -> bool:
+    """Export the module; False if it cannot be exported."""
+    try:
+        if runtime == "onnxruntime":
+            from paretorch.deploy.onnx import export_onnx
+
+            export_onnx(model, example, path)
+        else:
+            program = torch.export.export(copy.deepcopy(model).cpu().eval(), (example.detach().cpu(),))
+            with path.open("wb") as file:
+                torch.export.save(program, file)
+    except (PareError, RuntimeError, ValueError, TypeError, NotImplementedError):
+        return False
+    return True
+
+
+def _in_a_process(
+    folder: Path, files: list[str], example: Tensor, rounds: int, seconds: float, threads: int
+) -> dict[str, list[float]]:
+    """File -> the rounds' medians; empty if the process fails."""
+    if not files:
+        return {}
     from safetensors.torch import save_file
 
-    path = folder / f"model.{runtime}"
-    try:
-        write(model, example, path)
-    except (PareError, RuntimeError, ValueError, TypeError, NotImplementedError):
-        return None
     save_file({"example": example.detach().cpu().contiguous()}, folder / "example.safetensors")
-    job = {"runtime": runtime, "rounds": rounds, "seconds": seconds, "threads": threads}
-    command = [sys.executable, "-m", "paretorch.deploy.timing", str(folder), json.dumps(job)]
+    job = json.dumps({"files": files, "rounds": rounds, "seconds": seconds, "threads": threads})
+    command = [sys.executable, "-m", "paretorch.deploy.timing", str(folder), job]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
-    if done.returncode:
-        return None
-    medians: list[float] = json.loads(done.stdout.splitlines()[-1])
+    medians: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
     return medians
 
 
 def _here(model: nn.Module, example: Tensor, rounds: int, seconds: float) -> list[float]:
     training = {module: module.training for module in model.modules()}
+    parameter = next(model.parameters(), None)
+    batch = example if parameter is None else example.to(parameter.device)
     try:
         model.eval()
         with torch.inference_mode():
-            return timed_rounds(lambda: model(example), rounds, seconds)
+            return timed_rounds({"here": lambda: model(batch)}, rounds, seconds)["here"]
     finally:
         for module, flag in training.items():
             module.training = flag
-
-
-def _plain(model: nn.Module) -> nn.Module:
-    import copy
-
-    return copy.deepcopy(model).cpu().eval()
-
-
-def _write_torch(model: nn.Module, example: Tensor, path: Path) -> None:
-    program: Any = torch.export.export(_plain(model), (example.detach().cpu(),))
-    with path.open("wb") as file:
-        torch.export.save(program, file)
-
-
-def _write_onnx(model: nn.Module, example: Tensor, path: Path) -> None:
-    from paretorch.deploy.onnx import export_onnx
-
-    export_onnx(model, example, path)

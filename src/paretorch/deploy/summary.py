@@ -178,8 +178,7 @@ def report(
             raise ConfigError("this file names no zoo network, so nothing can run the example; load it into a module")
         macs = count_macs(source, example)
         if latency:
-            timed += measure_latency(source, example, name=name)
-            timed += measure_latency(baseline, example, name="dense") if baseline is not None else []
+            timed = measure_latency({name: source} | ({} if baseline is None else {"dense": baseline}), example)
     layers = tuple(
         Layer(key, size, macs.get(key.removesuffix(".weight")) if macs else None)
         for key, size in found.tensors.items()

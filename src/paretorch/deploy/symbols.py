@@ -33,8 +33,8 @@ class Tables:
 
 def levels(alphabet: Array) -> Array:
     """Trailing zero bits of each integer: weights of one precision share it. -1 for zero."""
-    low = alphabet & -alphabet
-    return np.where(alphabet == 0, -1, np.log2(np.maximum(low, 1)).astype(np.int64))
+    low = np.maximum(alphabet & -alphabet, 1).astype(np.float64)
+    return np.where(alphabet == 0, -1, np.frexp(low)[1] - 1)  # frexp is exact everywhere, log2 need not be
 
 
 def _order(alphabet: Array) -> Array:
@@ -129,8 +129,8 @@ def read_symbols(index: ByteReader, coded: Decoder, count: int, shape: tuple[int
     if size == 0:
         raise ArtefactError("the artefact holds an empty alphabet")
     first = index.signed(2**40)
-    gaps = [index.number(SPAN) + 1 for _ in range(size - 1)]
-    alphabet = first + np.concatenate([[0], np.cumsum(gaps, dtype=np.int64)]).astype(np.int64)
+    gaps = index.numbers(size - 1, SPAN)
+    alphabet = first + np.concatenate([[0], np.cumsum(gaps + 1)]).astype(np.int64)
     if size == 1:
         return Tables(alphabet, np.zeros((1, 1), dtype=np.int64), 1)
     axis = index.number(3 if shape else 0)
@@ -144,7 +144,8 @@ def read_symbols(index: ByteReader, coded: Decoder, count: int, shape: tuple[int
             raise ArtefactError("the artefact sorts a tensor's slices into classes that cannot be")
         groups = Groups(axis - 1, of)
     step = index.number(MAX_DROP)
-    deltas = np.array([index.signed(2 * MAX_DROP) for _ in range(classes * size)], dtype=np.int64)
+    deltas = index.numbers(classes * size, 4 * MAX_DROP + 1)
+    deltas = np.where(deltas % 2 == 0, deltas // 2, -(deltas // 2) - 1)
     drops = np.empty((classes, size), dtype=np.int64)
     drops[:, _order(alphabet)] = np.cumsum(deltas).reshape(classes, size)
     drops = np.where(drops == -1, -1, drops * step)

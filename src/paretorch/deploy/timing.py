@@ -1,4 +1,4 @@
-"""The process that `measure_latency` starts: times one exported network and prints the rounds' medians as JSON."""
+"""The process that `measure_latency` starts: times exported networks in turn and prints the medians as JSON."""
 
 from __future__ import annotations
 
@@ -9,26 +9,31 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
-from paretorch.deploy.latency import timed_rounds
+from paretorch.deploy.latency import Call, timed_rounds
 
 
-def main(folder: Path, job: dict[str, Any]) -> list[float]:
-    example = load_file(folder / "example.safetensors")["example"]
-    path = folder / f"model.{job['runtime']}"
+def main(folder: Path, job: dict[str, Any]) -> dict[str, list[float]]:
     torch.set_num_threads(job["threads"])
-    if job["runtime"] == "onnxruntime":
+    example = load_file(folder / "example.safetensors")["example"]
+    calls = {name: _call(folder / name, example, job["threads"]) for name in job["files"]}
+    with torch.inference_mode():
+        return timed_rounds(calls, job["rounds"], job["seconds"])
+
+
+def _call(path: Path, example: Tensor, threads: int) -> Call:
+    if path.suffix == ".onnxruntime":
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = job["threads"]
+        options.intra_op_num_threads = threads
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         feed = {session.get_inputs()[0].name: example.numpy()}
-        return timed_rounds(lambda: session.run(None, feed), job["rounds"], job["seconds"])
+        return lambda: session.run(None, feed)
     with path.open("rb") as file:
         module = torch.export.load(file).module()
-    with torch.inference_mode():
-        return timed_rounds(lambda: module(example), job["rounds"], job["seconds"])
+    return lambda: module(example)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,8 @@ def to_grid(values: Array) -> tuple[Array, int] | None:
 def from_grid(alphabet: Array, exponent: int, dtype: torch.dtype) -> Array:
     """The words of the values alphabet * 2**exponent."""
     if dtype.is_floating_point:
-        tensor = torch.from_numpy(np.ldexp(alphabet.astype(np.float64), exponent)).to(dtype)
+        with np.errstate(over="ignore", under="ignore"):  # a forged exponent gives infinities, which harm nobody
+            tensor = torch.from_numpy(np.ldexp(alphabet.astype(np.float64), exponent)).to(dtype)
     else:
         tensor = torch.from_numpy(alphabet.astype(np.int64)).to(dtype)
     return to_words(tensor)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from paretorch.errors import ArtefactError
 
 _VARINT_BYTES = 10  # enough for the bit pattern of a 64-bit value
@@ -53,6 +56,12 @@ class ByteReader:
     def signed(self, limit: int = 2**61) -> int:
         value = self.number(2 * limit + 1)
         return value // 2 if value % 2 == 0 else -(value // 2) - 1
+
+    def numbers(self, count: int, limit: int) -> NDArray[np.int64]:
+        """Many numbers at once; nothing is allocated that the bytes left could not fill."""
+        if count > self.left:
+            raise ArtefactError("the artefact's index is too short for its tables")
+        return np.fromiter((self.number(limit) for _ in range(count)), dtype=np.int64, count=count)
 
     def take(self, count: int) -> memoryview:
         if count > self.left:

@@ -1,0 +1,117 @@
+"""From a checked file into a module: which module, whether it fits, and its tensors filled and tied."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from paretorch.deploy.blob import BlobReader, storage_key
+from paretorch.errors import ArtefactError, PareError
+
+_MOST_OPTION = 1 << 20  # a number in a zoo network's name or options
+
+
+def build(reader: BlobReader) -> nn.Module:
+    """The zoo network that the file names, in eval mode, once it is known to be no larger than the file allows."""
+    zoo = reader.head.get("zoo")
+    if zoo is None:
+        raise ArtefactError("the file names no zoo network; pass the module to fill: load(path, into=model)")
+    if not (isinstance(zoo, list) and len(zoo) == 2 and isinstance(zoo[0], str) and isinstance(zoo[1], dict)):
+        raise ArtefactError("the artefact's zoo entry is not a name with options")
+    if not all(abs(number) <= _MOST_OPTION for number in _numbers(zoo)):
+        raise ArtefactError("the artefact names a zoo network larger than any")
+    from paretorch.zoo import build as build_network
+
+    try:
+        with torch.device("meta"), _at_most(2 * len(reader.names) + 64):  # takes no memory
+            bare = build_network(zoo[0], **zoo[1])
+        _check_names(bare, reader.names)
+        if sum(tensor.numel() * tensor.element_size() for tensor in bare.state_dict().values()) > reader.limit:
+            raise ArtefactError("the artefact names a zoo network too large for a file of this size")
+        return build_network(zoo[0], **zoo[1]).eval()
+    except ArtefactError:
+        raise
+    except (PareError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ArtefactError(f"the zoo network that the artefact names cannot be built: {reason}") from error
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """Every number in nested JSON, those inside words too; a very long word counts as its length."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _numbers(item)
+    elif isinstance(value, str):
+        yield from (float(digits) for digits in re.findall(r"\d+", value[:300]))
+        yield len(value) << 13
+    elif isinstance(value, int | float):
+        yield value
+
+
+@contextlib.contextmanager
+def _at_most(count: int) -> Iterator[None]:
+    """Stop whoever registers more parameters than this: a forged depth must not keep us building."""
+    left, here = count, threading.get_ident()
+
+    def hook(*_: object) -> None:
+        nonlocal left
+        left -= threading.get_ident() == here
+        if left < 0:
+            raise ArtefactError("the artefact names a zoo network with more tensors than the file holds")
+
+    handle = register_module_parameter_registration_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _check_names(module: nn.Module, names: list[str]) -> None:
+    state = module.state_dict()
+    missing, extra = set(state) - set(names), set(names) - set(state)
+    if missing or extra:
+        parts = [f"lacks {_some(missing)}"] if missing else []
+        parts += [f"has {_some(extra)} too many"] if extra else []
+        raise ArtefactError(f"the file does not fit {type(module).__name__}: it {' and '.join(parts)}")
+
+
+def fill(module: nn.Module, reader: BlobReader) -> None:
+    """Copy every tensor of the file into the module, and tie what the file ties."""
+    _check_names(module, reader.names)
+    state = module.state_dict()
+    written: dict[Any, str] = {}
+    most = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    for name, tensor in reader.tensors(state, most):
+        if isinstance(tensor, str):
+            _tie(module, name, tensor)
+            continue
+        key = storage_key(state[name])
+        if key is not None and written.setdefault(key, name) != name:
+            raise ArtefactError(f"{name} and {written[key]} are one tensor in the module and two in the file")
+        state[name].copy_(tensor)
+
+
+def _some(names: set[str]) -> str:
+    shown = [name if name.isprintable() and len(name) < 80 else repr(name[:40]) for name in sorted(names)[:3]]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
+
+
+def _tie(module: nn.Module, name: str, first: str) -> None:
+    """Let `name` be the very tensor that `first` is."""
+    path, _, leaf = name.rpartition(".")
+    first_path, _, first_leaf = first.rpartition(".")
+    owner, source = module.get_submodule(path), module.get_submodule(first_path)
+    for kind in ("_parameters", "_buffers"):
+        if leaf in getattr(owner, kind) and first_leaf in getattr(source, kind):
+            getattr(owner, kind)[leaf] = getattr(source, kind)[first_leaf]
+            return
+    raise ArtefactError(f"{name} and {first} are tied in the file, and cannot be in {type(module).__name__}")

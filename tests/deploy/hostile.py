@@ -1,0 +1,143 @@
+"""Hostile artefacts: mutations of a small valid file, and the one outcome that is allowed.
+
+Run as a script for a long run: python tests/deploy/hostile.py 100000
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import resource
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from paretorch.deploy import load, save
+from paretorch.deploy.artefact import open_artefact
+from paretorch.deploy.container import pack, read_file
+from paretorch.errors import ArtefactError
+
+
+class Mixed(nn.Module):
+    """A little of every way to store a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.norm = nn.BatchNorm1d(9)
+        self.rows = nn.Parameter(
+            torch.randint(-3, 4, (12, 30), generator=generator) * (torch.arange(12) % 3)[:, None] / 4
+        )
+        self.book = nn.Parameter(torch.tensor([0.1, 0.7, -0.3])[torch.randint(0, 3, (20, 10), generator=generator)])
+        self.sparse = nn.Parameter(
+            torch.randn(40, 20, generator=generator) * (torch.rand(40, 20, generator=generator) > 0.9)
+        )
+        self.dense = nn.Parameter(torch.randn(7, 8, generator=generator))
+        self.tied = self.dense
+        self.register_buffer("flags", torch.rand(50, generator=generator) > 0.5)
+
+
+def valid_blob() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        model = Mixed()
+        model.paretorch_edits = [{"kind": "scale", "weight": "rows", "exponent": 0}]  # type: ignore[assignment]
+        save(model, Path(folder) / "x.pare", summary={"accuracy": 0.9})
+        return bytes(read_file(Path(folder) / "x.pare"))
+
+
+def reseal(body: bytes) -> bytes:
+    """A blob with a checksum that is right."""
+    return hashlib.sha256(body).digest()[:16] + body
+
+
+def split(blob: bytes) -> tuple[bytes, bytes]:
+    """The inflated index, and what follows it."""
+    length, at, shift = 0, 16, 0
+    while True:
+        byte = blob[at]
+        length |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            break
+    return zlib.decompress(blob[at : at + length], -15), blob[at + length :]
+
+
+def join(index: bytes, rest: bytes) -> bytes:
+    deflater = zlib.compressobj(9, zlib.DEFLATED, -15)
+    deflated = deflater.compress(index) + deflater.flush()
+    length, prefix = len(deflated), bytearray()
+    while length > 127:
+        prefix.append(length & 127 | 128)
+        length >>= 7
+    prefix.append(length)
+    return reseal(bytes(prefix) + deflated + rest)
+
+
+def _mutate(data: bytes, rng: np.random.Generator) -> bytes:
+    """Flip, overwrite, cut, insert or repeat a few bytes."""
+    out = bytearray(data)
+    for _ in range(int(rng.integers(1, 4))):
+        at = int(rng.integers(0, len(out)))
+        match int(rng.integers(0, 5)):
+            case 0:
+                out[at] ^= 1 << int(rng.integers(0, 8))
+            case 1:
+                out[at] = int(rng.choice([0, 1, 127, 128, 255]))
+            case 2:
+                del out[at : at + int(rng.integers(1, 9))]
+            case 3:
+                out[at:at] = rng.bytes(int(rng.integers(1, 9)))
+            case _:
+                out[at:at] = b"\xff" * int(rng.integers(1, 11))
+        if not out:
+            out.append(0)
+    return bytes(out)
+
+
+def mutations(count: int, seed: int = 0) -> Iterator[bytes]:
+    """Files: half are mutated as they lie on disk, half deeper, with a checksum that is right again."""
+    rng = np.random.default_rng(seed)
+    blob = valid_blob()
+    index, rest = split(blob)
+    for i in range(count):
+        match i % 4:
+            case 0:
+                yield _mutate(pack(blob), rng)
+            case 1:
+                yield pack(reseal(_mutate(blob[16:], rng)))
+            case 2:
+                yield pack(join(_mutate(index, rng), rest))
+            case _:
+                yield pack(join(index, _mutate(rest, rng)))
+
+
+def survive(files: Iterator[bytes], folder: Path) -> tuple[int, int]:
+    """Load each file; returns how many were refused and how many passed. Anything but ArtefactError escapes."""
+    refused = passed = 0
+    path = folder / "x.pare"
+    for data in files:
+        path.write_bytes(data)
+        try:
+            load(path, into=Mixed())
+            passed += 1
+        except ArtefactError as error:
+            if "\n" in str(error):
+                raise RuntimeError("an error of several lines") from error
+            refused += 1
+        with contextlib.suppress(ArtefactError):
+            open_artefact(path)
+    return refused, passed
+
+
+if __name__ == "__main__":
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    with tempfile.TemporaryDirectory() as scratch:
+        refused, passed = survive(mutations(count, seed=int(sys.argv[2]) if len(sys.argv) > 2 else 1), Path(scratch))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{count} mutated files: {refused} refused, {passed} still valid, no crash; peak memory {peak:.0f} MiB")

@@ -1,0 +1,187 @@
+"""Hostile files: one clear ArtefactError, whatever is wrong, and nothing else happens."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save as pack_tensors
+from torch import nn
+
+from paretorch.deploy import load, save
+from paretorch.deploy.artefact import open_artefact
+from paretorch.deploy.container import pack
+from paretorch.errors import ArtefactError
+
+from .hostile import Mixed, join, mutations, reseal, split, survive, valid_blob
+
+
+def refuse(data: bytes, folder: Path, match: str, into: nn.Module | None = None) -> None:
+    path = folder / "x.pare"
+    path.write_bytes(data)
+    with pytest.raises(ArtefactError, match=match):
+        load(path, into=Mixed() if into is None else into)
+
+
+def forge(index: bytes, rest: bytes, **changes: Any) -> bytes:
+    """A valid blob's index with another JSON head, sealed again."""
+    at, length, shift = 0, 0, 0
+    while True:
+        byte = index[at]
+        length |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            break
+    head = json.loads(index[at : at + length]) | changes
+    text = json.dumps({key: value for key, value in head.items() if value is not None}).encode()
+    prefix, size = bytearray(), len(text)
+    while size > 127:
+        prefix.append(size & 127 | 128)
+        size >>= 7
+    return join(bytes(prefix) + bytes([size]) + text + index[at + length :], rest)
+
+
+def test_mutated_files_are_refused_or_harmless(tmp_path: Path) -> None:
+    refused, passed = survive(mutations(400), tmp_path)
+    assert refused + passed == 400
+    assert refused > 300
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.binary(max_size=200))
+def test_any_bytes_are_refused(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("bytes")
+    for file in (data, pack(data), pack(reseal(data)), pack(join(data, b""))):
+        refuse(file, folder, ".")
+
+
+def test_every_cut_is_noticed(tmp_path: Path) -> None:
+    whole = pack(valid_blob())
+    for length in range(0, len(whole), 37):
+        refuse(whole[:length], tmp_path, "not a readable artefact|checksum")
+
+
+def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    blob = bytearray(valid_blob())
+    for position in range(0, len(blob), 101):
+        blob[position] ^= 4
+        refuse(pack(bytes(blob)), tmp_path, "checksum")
+        blob[position] ^= 4
+
+
+def test_what_is_not_an_artefact_is_named(tmp_path: Path) -> None:
+    blob = np.frombuffer(valid_blob(), dtype=np.uint8)
+    refuse(pack_tensors({"pare": blob}), tmp_path, "not an artefact")
+    refuse(pack_tensors({"pare": blob, "x": blob}, metadata={"pare": "1"}), tmp_path, "not an artefact")
+    refuse(pack_tensors({"pare": blob}, metadata={"pare": "2"}), tmp_path, "version '2'")
+    refuse(pack_tensors({"pare": blob}, metadata={"pare": "../x"}), tmp_path, "version")
+    refuse(pack_tensors({"pare": blob.astype(np.int32)}, metadata={"pare": "1"}), tmp_path, "bytes")
+    with pytest.raises(ArtefactError, match="no file"):
+        load(tmp_path / "missing.pare", into=Mixed())
+    with pytest.raises(ArtefactError):
+        load(tmp_path, into=Mixed())
+
+
+def test_a_forged_head_is_refused(tmp_path: Path) -> None:
+    index, rest = split(valid_blob())
+    names = list(Mixed().state_dict())
+    for changes, match in [
+        ({"names": [*names[:-1], names[0]]}, "twice"),
+        ({"names": names[:-1]}, "lacks norm.num_batches_tracked"),
+        ({"names": [*names, "more\nlines"]}, "too many"),
+        ({"names": None}, "names"),
+        ({"names": [1, 2]}, "names"),
+        ({"edits": [{"kind": "keep_everything"}]}, "unknown structural edit"),
+        ({"edits": [{"kind": "scale", "weight": "nobody", "exponent": 0}]}, "does not have"),
+        ({"edits": [{"kind": "scale", "weight": "rows", "exponent": 10**30}]}, "exponent"),
+        ({"summary": 3}, "head"),
+    ]:
+        refuse(pack(forge(index, rest, **changes)), tmp_path, match)
+
+
+def test_a_forged_network_is_not_built(tmp_path: Path) -> None:
+    index, rest = split(valid_blob())
+    for zoo, match in [
+        (["wrn-28-1000000", {}], "lacks|too large|cannot be built"),
+        (["wrn-60004-1", {}], "more tensors"),
+        (["wrn-99999999999-1", {}], "larger than any"),
+        (["resnet20", {"classes": 2**40}], "larger than any"),
+        (["resnet20", {"classes": float("inf")}], "larger than any"),
+        (["os.system", {}], "cannot be built"),
+        (["resnet20", {"__class__": 1}], "cannot be built"),
+        ([3, {}], "zoo entry"),
+        ("resnet20", "zoo entry"),
+    ]:
+        path = tmp_path / "x.pare"
+        path.write_bytes(pack(forge(index, rest, zoo=zoo)))
+        with pytest.raises(ArtefactError, match=match):
+            load(path)
+
+
+def test_terabytes_are_not_allocated(tmp_path: Path) -> None:
+    """A few bytes that declare a tensor of 2**50 numbers, once with a module and once without."""
+    for shape in ([2**50], [2**31, 2**31, 2**31], [0, 2**62]):
+        head = json.dumps({"names": ["w"]}).encode()
+        sizes = b"".join(_varint(length) for length in shape)
+        index = _varint(len(head)) + head + b"\x01" + _varint(len(shape)) + sizes + b"\x00" + b"\x00"
+        data = pack(join(index, _varint(0)))
+        tracemalloc.start()
+        refuse(data, tmp_path, "in the file and", into=_one_weight())
+        with pytest.raises(ArtefactError, match="larger than"):
+            open_artefact(tmp_path / "x.pare")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+        tracemalloc.stop()
+
+
+def test_an_index_that_inflates_without_end_is_refused(tmp_path: Path) -> None:
+    tracemalloc.start()
+    refuse(pack(join(bytes(1 << 26), _varint(0))), tmp_path, "larger than any index", into=_one_weight())
+    tracemalloc.stop()
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _one_weight() -> nn.Module:
+    module = nn.Module()
+    module.w = nn.Parameter(torch.zeros(3))
+    return module
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "net.pare"
+    save(_one_weight(), path)
+    before = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ArtefactError, match="No space left"):
+        save(Mixed(), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(ArtefactError, match="cannot write in"):
+        save(Mixed(), tmp_path / "nowhere" / "net.pare")
+
+
+def test_reading_a_file_without_a_module(tmp_path: Path) -> None:
+    save(Mixed(), tmp_path / "x.pare", summary={"accuracy": 0.5})
+    state, head = open_artefact(tmp_path / "x.pare")
+    assert isinstance(state, dict)
+    assert head["summary"] == {"accuracy": 0.5}
+    assert all(torch.equal(state[name], tensor) for name, tensor in Mixed().state_dict().items())

@@ -1,0 +1,55 @@
+"""ONNX export: verified by running it, any batch size, and clear errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paretorch.deploy import export_onnx
+from paretorch.deploy import onnx as onnx_module
+from paretorch.errors import ConfigError, MissingExtraError
+
+
+def test_a_network_is_exported_and_runs_at_any_batch(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)).train()
+    path = export_onnx(model, torch.randn(1, 1, 4, 4), tmp_path / "net.onnx")
+    assert model.training
+    assert list(tmp_path.iterdir()) == [path]
+    session = onnxruntime.InferenceSession(path)
+    x = torch.randn(7, 1, 4, 4)
+    (output,) = session.run(None, {"input": x.numpy()})
+    np.testing.assert_allclose(output, model.eval()(x).detach().numpy(), atol=1e-5)
+
+
+def test_an_export_that_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = onnx_module._export
+
+    def wrong(model: nn.Module, rows: Tensor, path: str) -> None:
+        with torch.no_grad():
+            model.weight.mul_(2.0)
+        real(model, rows, path)
+        with torch.no_grad():
+            model.weight.div_(2.0)
+
+    monkeypatch.setattr(onnx_module, "_export", wrong)
+    with pytest.raises(ConfigError, match="differs from torch"):
+        export_onnx(nn.Linear(3, 2), torch.randn(2, 3), tmp_path / "net.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_are_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="does not run"):
+        export_onnx(nn.Linear(3, 2), torch.randn(2, 4), tmp_path / "net.onnx")
+    with pytest.raises(ConfigError, match="batch"):
+        export_onnx(nn.Linear(3, 2), torch.tensor(1.0), tmp_path / "net.onnx")
+    with pytest.raises(ConfigError, match="one tensor"):
+        export_onnx(nn.LSTM(3, 2), torch.randn(2, 4, 3), tmp_path / "net.onnx")
+    monkeypatch.setattr(onnx_module, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"paretorch\[export\]"):
+        export_onnx(nn.Linear(3, 2), torch.randn(2, 3), tmp_path / "net.onnx")

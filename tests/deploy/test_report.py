@@ -1,0 +1,159 @@
+"""The report: sizes that add up, bits and MACs that can be checked by hand, text, JSON and HTML."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paretorch.deploy import Latency, measure_latency, report, save
+from paretorch.deploy import latency as latency_module
+from paretorch.deploy.macs import count_macs
+from paretorch.deploy.text import human
+from paretorch.errors import ConfigError
+
+
+def small() -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 10))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([0.0, 0.5, -1.5, -0.5])[torch.arange(72) % 4].reshape(4, 2, 3, 3))
+        model[4].weight.copy_(torch.tensor([1.0, -1.0])[torch.randint(0, 2, (10, 16))])
+    return model
+
+
+def test_numbers_by_hand() -> None:
+    found = report(small(), example=torch.randn(5, 2, 4, 4), accuracy=0.75, latency=False)
+    assert found.weights == 72 + 160
+    assert found.sparsity == pytest.approx(18 / 232)
+    assert found.bits == pytest.approx((54 * 2 + 160 * 1) / 232)
+    assert found.precisions == {0: 18, 1: 160, 2: 54}
+    assert found.macs == 4 * 4 * 18 + 160  # 2 x 2 positions of 4 channels, 18 weights each; then 160
+    assert found.macs_kept == round(288 * 0.75) + 160
+    assert found.parameters == 72 + 4 + 4 * 4 + 1 + 160 + 10
+    assert found.bits_on_disk > found.bits
+    layers = sum(layer.size.total for layer in found.layers)
+    assert layers < sum(size.total for size in found.sizes.tensors.values()) < found.sizes.total
+
+
+def test_edits_give_the_exact_precision() -> None:
+    model = nn.Sequential(nn.Linear(8, 8, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([0.5, -0.5]).repeat(32).reshape(8, 8))
+    assert report(model).bits == 1.0  # +-0.5 alone look like one bit at scale 2**-1
+    model.paretorch_edits = [{"kind": "scale", "weight": "0.weight", "exponent": 0}]
+    assert report(model).bits == 2.0
+
+
+def test_weights_on_no_grid_count_their_dtype() -> None:
+    model = nn.Linear(10, 10)
+    assert report(model).bits == 32.0
+    with torch.no_grad():
+        model.weight[:5] = 0.0
+    assert report(model).bits == 16.0
+    assert report(nn.Linear(10, 10).half()).bits == 16.0
+
+
+def test_text_names_every_layer_and_the_total() -> None:
+    found = report(small(), accuracy=0.75, baseline=small())
+    text = str(found)
+    for word in ("0.weight", "4.weight", "75.00%", f"{found.sizes.total:,}", "codes", "masks", "maps", "baseline"):
+        assert word in text
+    assert max(len(line) for line in text.splitlines()) < 130
+
+
+def test_json_adds_up() -> None:
+    data = json.loads(report(small(), example=torch.randn(1, 2, 4, 4), latency=False).to_json())
+    total = data["bytes"].pop("total")
+    assert sum(data["bytes"].values()) == pytest.approx(total)
+    assert [layer["name"] for layer in data["layers"]] == ["0.weight", "4.weight"]
+    assert data["layers"][1]["macs"] == 160
+    assert data["accuracy"] is None
+
+
+def test_html_is_written(tmp_path: Path) -> None:
+    page = report(small()).to_html(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "4.weight" in page
+
+
+def test_a_file_is_reported_by_its_path(tmp_path: Path) -> None:
+    total = save(small(), tmp_path / "net.pare", norms=torch.bfloat16, summary={"accuracy": 0.5}).total
+    found = report(tmp_path / "net.pare")
+    assert found.sizes.total == total == (tmp_path / "net.pare").stat().st_size
+    assert found.accuracy == 0.5
+    assert found.name == "net.pare"
+    assert found.bits == report(small()).bits
+    with pytest.raises(ConfigError, match="names no zoo network"):
+        report(tmp_path / "net.pare", example=torch.randn(1, 2, 4, 4))
+    with pytest.raises(ConfigError, match="not int"):
+        report(3)  # type: ignore[arg-type]
+
+
+def test_macs_leave_the_module_as_it_was() -> None:
+    model = small().train()
+    model[1].eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    count_macs(model, torch.randn(2, 2, 4, 4))
+    assert [module.training for module in model] == [True, False, True, True, True]
+    assert not any(module._forward_hooks for module in model.modules())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    with pytest.raises(ConfigError, match="does not run"):
+        count_macs(model, torch.randn(2, 3, 4, 4))
+
+
+def test_macs_of_grouped_transposed_and_reused_layers() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2)
+            self.mix = nn.Conv1d(6, 6, 3, padding=1, groups=3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.up(x).flatten(2)
+            return self.mix(self.mix(y))
+
+    found = count_macs(Net(), torch.randn(1, 4, 3, 3))
+    assert found == {"up": 4 * 9 * 3 * 4, "mix": 2 * 6 * 36 * 2 * 3}
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (48_123, "48.1 kB"), (2.5e9, "2.5 GB")])
+def test_bytes_for_people(count: float, text: str) -> None:
+    assert human(count) == text
+
+
+class Stubborn(nn.Module):
+    """Branches on its data, so that torch.export refuses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) if bool(x.sum() > 0) else x
+
+
+def test_latency_has_spread_and_says_where_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency_module, "find_spec", lambda name: None)
+    model = Stubborn().train()
+    (found,) = measure_latency(model, torch.randn(3, 4), rounds=3, seconds=0.002)
+    assert isinstance(found, Latency)
+    assert 0 < found.low_ms <= found.median_ms <= found.high_ms
+    assert (found.runtime, found.batch, found.rounds, found.isolated) == ("torch", 3, 3, False)
+    assert model.training
+    with pytest.raises(ConfigError, match="rounds"):
+        measure_latency(model, torch.randn(3, 4), rounds=0)
+
+
+def test_latency_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency_module, "find_spec", lambda name: None)
+    models = {"one": nn.Linear(4, 4), "two": nn.Linear(4, 4)}
+    found = measure_latency(models, torch.randn(3, 4), rounds=2, seconds=0.002, threads=1)
+    assert [entry.name for entry in found] == ["one", "two"]
+    assert all(entry.isolated and entry.threads == 1 for entry in found)
+    assert "one, torch" in str(
+        report(models["one"]).__class__("x", report(models["one"]).sizes, (), latency=tuple(found))
+    )
