@@ -21,7 +21,7 @@ from paretorch.errors import PareError
 from paretorch.studies.study import Study
 from paretorch.training.files import write_atomically
 from paretorch.training.finish import read_result
-from paretorch.training.folder import read_history
+from paretorch.training.folder import check_folder, read_history
 from paretorch.training.recipe import Recipe
 
 Tell = Callable[[str], None]
@@ -88,8 +88,13 @@ def _run_all(jobs: list[_Job], parallel: int, options: Sequence[str], tell: Tell
         while waiting or running:
             while waiting and len(running) < parallel:
                 job = waiting.pop(0)
-                job.process = _start(job, parallel, options)
-                running.append(job)
+                check_folder(job.folder, job.recipe, resume=True)
+                if read_result(job.folder) is None:
+                    job.process = _start(job, parallel, options)
+                    running.append(job)
+                else:
+                    done += 1
+                    tell(f"[{done}/{len(jobs)}] {job.name}: done before")
             time.sleep(0.1)
             for job in [each for each in running if each.process is not None and each.process.poll() is not None]:
                 running.remove(job)

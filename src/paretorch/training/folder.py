@@ -25,18 +25,16 @@ class RunFolder:
         self.checkpoint = path / "checkpoint.pt"
         self.artefact = path / "model.pare"
         self.report = path / "report.html"
-        if self.config.exists():
-            if not resume:
-                raise ConfigError(f"{path} already holds a run; continue it with --resume or choose another --out.")
-            require_same(recipe.as_dict(), self._stored_recipe(), path)
+        check_folder(path, recipe, resume=resume)
+        begun = self.checkpoint.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise write_error(path, error) from error
-        if not self.config.exists():
+        if not begun:
             content = {"recipe": recipe.as_dict(), "environment": environment(device or torch.device("cpu"))}
             write_atomically(self.config, json.dumps(content, indent=2).encode())
-        self.rewind(0 if not self.checkpoint.exists() else None)
+        self.rewind(None if begun else 0)
 
     def rewind(self, offset: int | None) -> None:
         """Cut metrics.jsonl to `offset` bytes (None: leave it), so that steps taken again are not told twice."""
@@ -62,12 +60,21 @@ class RunFolder:
         """The rows of metrics.jsonl so far; a last line cut by a kill is left out."""
         return read_history(self.path)
 
-    def _stored_recipe(self) -> dict[str, Any]:
-        try:
-            recipe: dict[str, Any] = json.loads(self.config.read_text())["recipe"]
-        except (OSError, ValueError, KeyError) as error:
-            raise ArtefactError(f"{self.config} is not the configuration of a run; choose another --out.") from error
-        return recipe
+
+def check_folder(path: Path, recipe: Recipe, *, resume: bool) -> None:
+    """Refuse a folder whose run must not be touched: any without `resume`, with it one of another recipe.
+
+    A run is in a folder once it has a checkpoint; what was stopped before that is begun anew.
+    """
+    if not (path / "checkpoint.pt").exists():
+        return
+    if not resume:
+        raise ConfigError(f"{path} already holds a run; continue it with --resume or choose another --out.")
+    try:
+        stored: dict[str, Any] = json.loads((path / "config.json").read_text())["recipe"]
+    except (OSError, ValueError, KeyError) as error:
+        raise ArtefactError(f"{path}/config.json is not the configuration of a run; choose another --out.") from error
+    require_same(recipe.as_dict(), stored, path)
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:

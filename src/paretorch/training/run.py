@@ -11,7 +11,7 @@ from paretorch.errors import ConfigError
 from paretorch.training.compression import attach
 from paretorch.training.finish import finish, read_result
 from paretorch.training.fit import Trainer
-from paretorch.training.folder import RunFolder
+from paretorch.training.folder import RunFolder, check_folder
 from paretorch.training.images import ImageClassification
 from paretorch.training.recipe import Recipe, Runtime
 
@@ -87,11 +87,12 @@ def _augmentation(recipe: Recipe) -> "Augment":
 def train(recipe: Recipe, out: Path, runtime: Runtime | None = None, *, resume: bool = False) -> dict[str, Any]:
     """Run a recipe to its end in the folder `out`; returns the result: metrics, bytes, sparsity, bits."""
     runtime = runtime or Runtime()
-    device = choose_device(runtime.device)
-    folder = RunFolder(out, recipe, resume=resume, device=device)
+    check_folder(out, recipe, resume=resume)
     if resume and (result := read_result(out)) is not None:
         return result
+    # Everything that a wrong recipe can break comes before the folder is made.
     setup = prepare(recipe, runtime)
-    trainer = Trainer(setup.model, setup.task, recipe, folder, plan=setup.plan, runtime=runtime, device=device)
+    folder = RunFolder(out, recipe, resume=resume, device=setup.device)
+    trainer = Trainer(setup.model, setup.task, recipe, folder, plan=setup.plan, runtime=runtime, device=setup.device)
     last = trainer.run(resume=resume)
     return finish(setup.model, setup.task, setup.plan, folder, last)

@@ -1,0 +1,155 @@
+"""`pare train`, `report` and `data` as a user meets them: what is printed, and the exit code."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paretorch.cli.app import app
+
+_SMALL = ["--network", "digits-cnn", "--data", "digits", "--device", "cpu", "--set", 'network_options={"width": 4}']
+
+
+def _pare(*words: str, code: int = 0) -> str:
+    """Run in this process; gives everything printed, on one line a line."""
+    result = CliRunner().invoke(app, list(words), env={"COLUMNS": "200", "TERM": "dumb"})
+    assert result.exit_code == code, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert "Traceback" not in result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small compressed run."""
+    out = tmp_path_factory.mktemp("runs") / "small"
+    _pare("train", *_SMALL, "--epochs", "1", "--finetune", "1", "--sparsity", "0.5", "--bits", "2", "--out", str(out))
+    return out
+
+
+def test_a_run_leaves_its_folder(finished: Path) -> None:
+    expected = {"config.json", "metrics.jsonl", "checkpoint.pt", "model.pare", "report.html", "result.json"}
+    assert {path.name for path in finished.iterdir()} == expected
+    result = json.loads((finished / "result.json").read_text())
+    assert result["bytes"] == (finished / "model.pare").stat().st_size
+    assert result["sparsity"] == pytest.approx(0.5, abs=0.01)
+
+
+def test_resuming_a_finished_run_needs_only_the_folder(finished: Path) -> None:
+    before = (finished / "metrics.jsonl").read_bytes()
+    assert "test accuracy" in _pare("train", "--out", str(finished), "--resume", "--device", "cpu")
+    assert (finished / "metrics.jsonl").read_bytes() == before
+
+
+def test_resuming_with_other_flags_names_them(finished: Path) -> None:
+    told = _pare("train", "--out", str(finished), "--resume", "--lr", "0.3", "--device", "cpu", code=2)
+    assert "lr (there 0.1, now 0.3)" in told
+
+
+def test_a_finished_run_is_not_overwritten(finished: Path) -> None:
+    assert "--resume" in _pare("train", *_SMALL, "--out", str(finished), code=2)
+
+
+def test_the_configuration_of_a_run_is_a_configuration(finished: Path, tmp_path: Path) -> None:
+    told = _pare("train", "--config", str(finished / "config.json"), "--dry-run", "--device", "cpu", "--bits", "3")
+    assert "expected bytes" in told
+    assert "features.0" in told
+
+
+def test_dry_run_prints_the_plan_and_trains_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    told = _pare("train", *_SMALL, "--sparsity", "0.5", "--dry-run", "--out", str(out))
+    assert "head" in told
+    assert "sparsity groups" in told
+    assert "2,200 (200 epochs of 11)" in told
+    assert not out.exists()
+
+
+def test_report_of_a_run_and_of_an_artefact(finished: Path, tmp_path: Path) -> None:
+    assert "bits per weight" in _pare("report", str(finished))
+    page = tmp_path / "page.html"
+    told = _pare("report", str(finished / "model.pare"), "--json", "--html", str(page))
+    assert json.loads(told)["bytes"]["total"] == (finished / "model.pare").stat().st_size
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_a_run_starts_from_the_weights_of_another(tmp_path: Path) -> None:
+    words = ["train", *_SMALL, "--epochs", "1", "--quiet"]
+    _pare(*words, "--lr", "0.05", "--out", str(tmp_path / "a"))
+    _pare(*words, "--lr", "0", "--start", str(tmp_path / "a" / "model.pare"), "--out", str(tmp_path / "b"))
+    first = [json.loads((tmp_path / name / "metrics.jsonl").read_text())["loss"] for name in "ab"]
+    assert first[1] < first[0] - 0.1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "--network", "resnet21", "--data", "digits"], "did you mean"),
+        (["train", "--data", "mnist"], "There is no image set 'mnist'"),
+        (["train", *_SMALL, "--optimizer", "sdg"], "choose one of sgd"),
+        (["train", *_SMALL, "--set", "cutout"], "NAME=VALUE"),
+        (["train", *_SMALL, "--set", "colour=3"], "unknown fields: colour"),
+        (["train", *_SMALL, "--milestones", "a"], "--milestones takes numbers"),
+        (["train", *_SMALL, "--budget", "much"], "is no size"),
+        (["train", *_SMALL, "--device", "toaster"], "is no device"),
+        (["train", *_SMALL, "--sparsity", "1.5"], "target=1.5"),
+        (["train", *_SMALL, "--budget", "10"], "budget"),
+        (["train", "--config", "nowhere.toml"], "nowhere.toml"),
+        (["train", "--epochs", "many"], "--epochs"),
+        (["train", "--no-such-flag"], "No such option"),
+        (["report", "nowhere"], "There is no artefact"),
+        (["nonsense"], "No such command"),
+        (["data", "mnist"], "There is no image set"),
+    ],
+)
+def test_a_mistake_is_told_in_a_line_with_exit_code_2(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in _pare(*words, code=2)
+    assert not any(tmp_path.iterdir())
+
+
+def test_missing_data_is_a_failure_that_names_the_repair(tmp_path: Path) -> None:
+    told = _pare("train", "--data", "cifar10", "--root", str(tmp_path), "--out", str(tmp_path / "run"), code=1)
+    assert "pare data cifar10 --download" in told
+
+
+def test_divergence_is_a_failure(tmp_path: Path) -> None:
+    words = ["train", *_SMALL, "--lr", "1e15", "--epochs", "3", "--quiet", "--out", str(tmp_path / "run")]
+    assert "try a lower learning rate" in _pare(*words, code=1)
+
+
+def test_an_unwritable_folder_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "Cannot write" in _pare("train", *_SMALL, "--out", str(tmp_path / "file" / "run"), code=1)
+
+
+def test_an_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("paretorch.training.run.train", interrupted)
+    monkeypatch.setattr(sys, "argv", ["pare", "train", "--out", "runs/a b"])
+    assert "Continue with: pare train --out 'runs/a b' --resume" in _pare("train", *_SMALL, code=130)
+
+
+@pytest.mark.parametrize("command", ["demo", "train", "report", "study", "data"])
+def test_every_command_has_help_with_examples(command: str) -> None:
+    told = _pare(command, "--help")
+    assert "Examples" in told
+    assert f"pare {command}" in told
+
+
+def test_data_is_checked() -> None:
+    assert "digits: 1437 training and 360 test images of 1×8×8, 10 classes" in _pare("data", "digits")
+
+
+def test_importing_the_library_brings_no_command_line() -> None:
+    code = (
+        "import sys, paretorch; sys.exit(any(name in sys.modules for name in ('typer', 'rich', 'paretorch.training')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,102 @@
+"""Studies: their files, their runs, their summaries."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paretorch.errors import ConfigError, PareError
+from paretorch.studies import load_study, run_study, study_names
+from paretorch.studies.mps import mps
+from paretorch.studies.runner import summarize
+from paretorch.studies.study import Study, parse_study
+
+_SMALL = """
+title = "Digits"
+claim = "it runs"
+seeds = [0, 1]
+[recipe]
+network = "digits-cnn"
+network_options = {width = 4}
+data = "digits"
+epochs = 1
+[settings.slow]
+lr = 0.01
+[settings.fast]
+lr = 0.05
+"""
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_every_study_can_be_read(name: str) -> None:
+    study = load_study(name)
+    assert study.claim
+    assert len(study.jobs()) == len(study.seeds) * len(study.settings)
+
+
+def test_settings_and_seeds_make_jobs_and_changes_reach_all() -> None:
+    study = parse_study("small", _SMALL, {"epochs": 7})
+    assert [name for name, _ in study.jobs()] == ["slow-seed0", "fast-seed0", "slow-seed1", "fast-seed1"]
+    assert {(recipe.lr, recipe.seed, recipe.epochs) for _, recipe in study.jobs()} == {
+        (0.01, 0, 7),
+        (0.05, 0, 7),
+        (0.01, 1, 7),
+        (0.05, 1, 7),
+    }
+
+
+def test_unknown_and_broken_studies_are_named() -> None:
+    with pytest.raises(ConfigError, match="dense-resnet20"):
+        load_study("dense-resnet2O")
+    with pytest.raises(ConfigError, match=r"small cannot be read.*claim"):
+        parse_study("small", 'title = "a"\nseeds = [0]\n[recipe]\n')
+    with pytest.raises(ConfigError, match="colour"):
+        parse_study("small", _SMALL + "colour = 1\n")
+
+
+def test_the_summary_has_mean_and_spread() -> None:
+    study = parse_study("small", _SMALL)
+    values = {"slow-seed0": 0.5, "slow-seed1": 0.7, "fast-seed0": 0.9, "fast-seed1": 0.9}
+    found = summarize(study, {name: {"test_accuracy": value, "note": "x"} for name, value in values.items()})
+    slow = found["settings"]["slow"]["test_accuracy"]
+    assert slow["mean"] == pytest.approx(0.6)
+    assert slow["std"] == pytest.approx(0.02**0.5)
+    assert (slow["min"], slow["max"], slow["n"]) == (0.5, 0.7, 2)
+    assert "note" not in found["settings"]["fast"]
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return parse_study("small", _SMALL.replace("[settings.slow]\nlr = 0.01\n", ""))
+
+
+def test_a_study_runs_its_jobs_and_is_not_run_twice(study: Study, tmp_path: Path) -> None:
+    told: list[str] = []
+    places = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
+    first = run_study(study, **places, parallel=2, options=["--device", "cpu"], tell=told.append)
+    assert len(told) == 2
+    raw = json.loads((tmp_path / "results" / "small" / "fast-seed1.json").read_text())
+    assert raw["seed"] == raw["recipe"]["seed"] == 1
+    assert len(raw["metrics"]) == 1
+    assert {"command", "hardware", "torch"} <= set(raw["environment"])
+    log = tmp_path / "runs" / "small" / "fast-seed1" / "metrics.jsonl"
+    before = log.read_bytes()
+    again = run_study(study, **places, parallel=2, options=["--device", "cpu"], tell=told.append)
+    assert again["settings"] == first["settings"]
+    assert log.read_bytes() == before
+
+
+def test_failed_runs_are_told(study: Study, tmp_path: Path) -> None:
+    told: list[str] = []
+    one = replace(study, seeds=(0,))
+    with pytest.raises(PareError, match="1 of 1 runs failed"):
+        run_study(one, tmp_path / "results", tmp_path / "runs", options=["--device", "toaster"], tell=told.append)
+    assert len(told) == 1
+    assert "is no device" in told[0]
+
+
+def test_without_the_service_a_study_runs_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with mps(True) as running:
+        assert not running
