@@ -32,7 +32,7 @@ class Mixed(nn.Module):
         generator = torch.Generator().manual_seed(0)
         self.norm = nn.BatchNorm1d(9)
         self.rows = nn.Parameter(
-            torch.randint(-3, 4, (12, 30), generator=generator) * (torch.arange(12) % 3)[:, None] / 4
+            torch.randint(-3, 4, (24, 60), generator=generator) * (torch.arange(24) % 3)[:, None] / 4
         )
         self.book = nn.Parameter(torch.tensor([0.1, 0.7, -0.3])[torch.randint(0, 3, (20, 10), generator=generator)])
         self.sparse = nn.Parameter(
@@ -40,6 +40,7 @@ class Mixed(nn.Module):
         )
         self.dense = nn.Parameter(torch.randn(7, 8, generator=generator))
         self.tied = self.dense
+        self.register_buffer("counts", torch.tensor([3, 70_000, -1]))
         self.register_buffer("flags", torch.rand(50, generator=generator) > 0.5)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from paretorch.deploy import encoded_size, load, save, sizes
@@ -217,3 +218,72 @@ def test_what_cannot_be_saved_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="meta"):
         save(nn.Linear(2, 2, device="meta"), tmp_path / "x.pare")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("norms", [torch.float32, torch.bfloat16])
+def test_folded_norms_compute_the_same_in_fewer_bytes(norms: torch.dtype, tmp_path: Path) -> None:
+    model = network().eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    folded = save(model, tmp_path / "net.pare", fold_norms=True, norms=norms)
+    assert folded.total < sizes(model, norms=norms).total
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    x = torch.randn(2, 3, 4, 4)
+    close = 1e-5 if norms == torch.float32 else 3e-2
+    torch.testing.assert_close(load(tmp_path / "net.pare", into=network()).eval()(x), model(x), atol=close, rtol=close)
+
+
+def test_rows_of_one_precision_cost_their_codes_only() -> None:
+    torch.manual_seed(0)
+    precision = torch.tensor([0, 1, 2, 3, 4] * 20)[torch.randperm(100)][:, None].expand(100, 400)
+    weight = smol(2 * torch.rand(100, 400) - 1, precision)
+    found = sizes({"w": weight}).tensors["w"]
+    assert found.masks == 0.0
+    assert found.maps < 100
+    assert found.codes <= float(precision.sum()) / 8 * 1.01
+    by_input = sizes({"w": weight.T.contiguous()}).tensors["w"]
+    assert by_input.total == pytest.approx(found.total, rel=0.01)
+
+
+def test_taps_may_differ() -> None:
+    torch.manual_seed(0)
+    weight = smol(torch.randn(40, 40, 3, 3), torch.full((40, 40, 3, 3), 2))
+    weight[:, :, 0] *= torch.rand(40, 40, 3) > 0.95
+    _, counts = np.unique(weight.numpy(), return_counts=True)
+    entropy = -(counts * np.log2(counts / counts.sum())).sum() / 8
+    assert sizes({"w": weight}).tensors["w"].total < 0.9 * entropy
+
+
+def test_few_distinct_values_make_a_book() -> None:
+    scale = 0.0123  # an int8 grid that is no power of two
+    weight = torch.randint(-8, 8, (50, 80)).float() * scale
+    found = sizes({"w": weight}).tensors["w"]
+    assert found.coding == "book"
+    assert found.total < 50 * 80 / 2 * 1.05 + 100
+
+
+def test_a_zoo_network_is_rebuilt_by_name(tmp_path: Path) -> None:
+    from paretorch.zoo import build
+
+    model = build("resnet20", classes=7).eval()
+    save(model, tmp_path / "net.pare")
+    loaded = load(tmp_path / "net.pare")
+    assert type(loaded) is type(model)
+    assert not loaded.training
+    x = torch.randn(1, 3, 32, 32)
+    assert torch.equal(loaded(x), model(x))
+
+
+def test_files_of_old_versions_keep_loading() -> None:
+    """golden/v1.pare was written when the format was fixed, and v1.safetensors holds the same tensors plainly."""
+    from .hostile import Mixed
+
+    golden = Path(__file__).parent / "golden"
+    expected = load_file(golden / "v1.safetensors")
+    fresh = Mixed()
+    with torch.no_grad():
+        for parameter in fresh.parameters():
+            parameter.zero_()
+    loaded = load(golden / "v1.pare", into=fresh).state_dict()
+    assert set(loaded) == set(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(loaded[name], tensor), name

@@ -14,6 +14,7 @@ from paretorch.deploy.blob import BlobReader, write_blob
 from paretorch.deploy.container import pack, read_file, write_file
 from paretorch.deploy.edits import check_edits, replay_edits, scales
 from paretorch.deploy.filling import build, fill
+from paretorch.deploy.norms import prepared_state
 from paretorch.deploy.sizes import Sizes
 from paretorch.errors import ConfigError, PareError
 
@@ -21,17 +22,23 @@ StrPath = str | os.PathLike[str]
 
 
 def save(
-    model: nn.Module, path: StrPath, *, norms: torch.dtype = torch.float32, summary: Mapping[str, Any] | None = None
+    model: nn.Module,
+    path: StrPath,
+    *,
+    norms: torch.dtype = torch.float32,
+    fold_norms: bool = False,
+    summary: Mapping[str, Any] | None = None,
 ) -> Sizes:
     """Write the module's state as an artefact (`.pare`) and return where its bytes went.
 
     Zeros, ties, scales and precisions are read off the values, so any module can be saved; compressed ones get small.
     Every bit comes back on load, except that -0.0 becomes 0.0. `norms=torch.bfloat16` rounds the vectors of norm layers
-    (weight, bias, running statistics) to bfloat16: half the bytes, no longer exact. `summary`: plain JSON values to
-    keep in the file. Attributes `zoo_name`, `zoo_options` and `paretorch_edits` are kept as well. The same module
+    (weight, bias, running statistics) to bfloat16: half the bytes, no longer exact. `fold_norms=True` stores a batch norm
+    as the two vectors that eval mode needs: half again, same outputs up to rounding, not for further training.
+    `summary`: plain JSON values to keep in the file. Attributes `zoo_name`, `zoo_options` and `paretorch_edits` are kept as well. The same module
     gives the same bytes. The file is replaced at once or left as it was.
     """
-    data, sizes = _encode(model, norms, summary)
+    data, sizes = _encode(model, norms, fold_norms, summary)
     write_file(Path(path), data)
     return sizes
 
@@ -40,10 +47,11 @@ def sizes(
     model: nn.Module | Mapping[str, Tensor],
     *,
     norms: torch.dtype = torch.float32,
+    fold_norms: bool = False,
     summary: Mapping[str, Any] | None = None,
 ) -> Sizes:
     """What `save` would return, without writing. A plain state dict is taken as a module without a name."""
-    return _encode(model, norms, summary)[1]
+    return _encode(model, norms, fold_norms, summary)[1]
 
 
 def encoded_size(state: Mapping[str, Tensor]) -> int:
@@ -85,11 +93,11 @@ def open_artefact(path: StrPath) -> tuple[nn.Module | dict[str, Tensor], dict[st
 
 
 def _encode(
-    model: nn.Module | Mapping[str, Tensor], norms: torch.dtype, summary: Mapping[str, Any] | None
+    model: nn.Module | Mapping[str, Tensor], norms: torch.dtype, fold_norms: bool, summary: Mapping[str, Any] | None
 ) -> tuple[bytes, Sizes]:
     head: dict[str, Any] = {}
     if isinstance(model, nn.Module):
-        state: Mapping[str, Tensor] = _rounded(model, norms)
+        state: Mapping[str, Tensor] = prepared_state(model, norms, fold_norms)
         if isinstance(name := getattr(model, "zoo_name", None), str):
             head["zoo"] = [name, dict(getattr(model, "zoo_options", None) or {})]
         if getattr(model, "paretorch_edits", None):
@@ -111,19 +119,3 @@ def _encode(
     codes, masks, maps = (sum(getattr(size, kind) for size in tensors.values()) for kind in ("codes", "masks", "maps"))
     dense = sum(size.dense for size in tensors.values())
     return data, Sizes(len(data), codes, masks, maps, len(data) - codes - masks - maps, dense, tensors)
-
-
-def _rounded(model: nn.Module, norms: torch.dtype) -> dict[str, Tensor]:
-    """The state dict, the floating vectors of norm layers rounded to `norms`."""
-    if norms not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ConfigError(f"norms must be torch.float32 (exact), torch.bfloat16 or torch.float16, not {norms}")
-    state = dict(model.state_dict())
-    if norms == torch.float32:
-        return state
-    for prefix, module in model.named_modules():
-        if "norm" in type(module).__name__.lower():
-            for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-                key = f"{prefix}.{name}" if prefix else name
-                if key in state and tensor.is_floating_point():
-                    state[key] = tensor.detach().to(norms).to(tensor.dtype)
-    return state
