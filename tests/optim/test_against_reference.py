@@ -42,9 +42,8 @@ def gradients(step: int, generator: torch.Generator) -> list[Tensor | None]:
 
 @pytest.mark.parametrize("kind", ALGORITHMS)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
-@pytest.mark.parametrize("maximize", [False, True])
-@pytest.mark.parametrize("eps", [1e-16, 1e-8, 0.1])
-def test_hundred_steps(kind, implementation, maximize, eps) -> None:
+@pytest.mark.parametrize(("eps", "maximize"), [(1e-16, False), (1e-8, True), (0.1, False)])
+def test_hundred_steps(kind, implementation, eps, maximize) -> None:
     generator = torch.Generator().manual_seed(0)
     settings = reference.Settings(lr=0.02, beta1=0.8, beta2=0.97, eps=eps, weight_decay=0.03, maximize=maximize)
     expected = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in SHAPES]

@@ -10,19 +10,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from paretorch.errors import ConfigError
-from paretorch.optim._bucket import TorchBucket
+from paretorch.optim._bucket import Bucket, Gradients
 from paretorch.optim._checks import check_group
 from paretorch.optim._clock import Clock
 from paretorch.optim._leaf import Leaf, check_gradient, new_state
 from paretorch.optim._modes import choose_mode, make_bucket
-from paretorch.optim._norm import combine, root_mean_square
+from paretorch.optim._norm import combine
 from paretorch.optim._rule import Hyper, Rule, Scalar
 from paretorch.optim._state import STATE_VERSION, restore
 
 Group = dict[str, Any]
 Params = Iterable[Tensor] | Iterable[Group] | Iterable[tuple[str, Tensor]]
-Bucket = TorchBucket
-Gradients = list[Tensor | None]
 
 
 class Options(TypedDict, total=False):
@@ -56,6 +54,8 @@ class AdaptiveOptimizer(Optimizer):
     """
 
     rule: ClassVar[Rule]
+    grad_scale: Tensor | None = None
+    found_inf: Tensor | None = None
     _buckets: list[tuple[Group, Bucket]] | None
     _has_history: bool
     _clock: Clock
@@ -84,13 +84,13 @@ class AdaptiveOptimizer(Optimizer):
         work = self._refreshed()
         if not work:
             return loss
-        now = self._clock.tick(getattr(self, "found_inf", None))
+        now = self._clock.tick(self.found_inf)
         hypers = [self._hyper(group, now[bucket.device]) for group, bucket in work]
-        grads = [[leaf.gradient() for leaf in bucket.leaves] for _, bucket in work]
-        rms = self._rms(work, grads, hypers) if self.rule.normalised else None
+        grads = [bucket.gradients() for _, bucket in work]
+        total = self._total(work, grads, hypers) if self.rule.normalised else None
         for (_, bucket), gradients, hyper in zip(work, grads, hypers, strict=True):
-            scale: Scalar = 1.0 if rms is None else _on(rms, bucket.device)
-            bucket.update(gradients, hyper, scale, now[bucket.device])
+            near = None if total is None else total.to(bucket.device, non_blocking=bucket.device.type != "cpu")
+            bucket.update(gradients, hyper, near, now[bucket.device])
         self._look_for_history(work)
         return loss
 
@@ -103,6 +103,12 @@ class AdaptiveOptimizer(Optimizer):
         super().__setstate__(state)
         self._forget()
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # Asked by torch's GradScaler: the kernel unscales and skips by itself, so that the host need not wait.
+        found = [(group, param) for group in self.param_groups for param in group["params"]]
+        return all(choose_mode(group, param, type(self).__name__) == "triton" for group, param in found)
+
     def _check(self, group: Group) -> None:
         check_group(group, type(self).__name__)
 
@@ -111,17 +117,18 @@ class AdaptiveOptimizer(Optimizer):
         lr = group["lr"]
         if isinstance(lr, Tensor) and lr.device.type == "cpu":
             lr = float(lr)
-        return Hyper(lr, beta1, beta2, group["eps"], group["weight_decay"], group["maximize"], self.rule)
+        numbers = (lr, beta1, beta2, group["eps"], group["weight_decay"], group["maximize"])
+        return Hyper(*numbers, self.rule, self.grad_scale, self.found_inf)
 
-    def _rms(self, work: list[tuple[Group, Bucket]], grads: list[Gradients], hypers: list[Hyper]) -> Tensor:
+    def _total(self, work: list[tuple[Group, Bucket]], grads: list[Gradients], hypers: list[Hyper]) -> Tensor:
         for (_, bucket), hyper in zip(work, hypers, strict=True):
             if bucket.stale(hyper):
                 bucket.measure(hyper)
         self._look_for_history(work)
         if self._has_history:
-            return root_mean_square(_total(work))
+            return _total(work)
         previews = [bucket.preview(g, hyper) for (_, bucket), g, hyper in zip(work, grads, hypers, strict=True)]
-        return root_mean_square(combine((p, bucket.shards) for p, (_, bucket) in zip(previews, work, strict=True)))
+        return combine((stats, bucket.shards) for stats, (_, bucket) in zip(previews, work, strict=True))
 
     def _look_for_history(self, work: list[tuple[Group, Bucket]]) -> None:
         # Until the first gradient has been seen, and then never again, the host waits for the count of live coordinates.
@@ -133,8 +140,10 @@ class AdaptiveOptimizer(Optimizer):
         fresh = False
         for group in self.param_groups:
             for param in group["params"]:
-                if param.grad is not None and "exp_avg" not in self.state[param]:
-                    check_gradient(param, type(self).__name__)
+                if param.grad is None:
+                    continue
+                check_gradient(param, type(self).__name__)
+                if "exp_avg" not in self.state[param]:
                     self.state[param] = new_state(param, group["state_dtype"])
                     fresh = True
         built = self._buckets
@@ -175,10 +184,6 @@ class AdaptiveOptimizer(Optimizer):
 
 def _total(work: list[tuple[Group, Bucket]]) -> Tensor:
     return combine((bucket.stats(), bucket.shards) for _, bucket in work)
-
-
-def _on(rms: Tensor, device: torch.device) -> Scalar:
-    return float(rms) if device.type == "cpu" else rms.to(device, non_blocking=True)
 
 
 def _capturing() -> bool:

@@ -19,6 +19,7 @@ class Clock:
         known = [float(leaf.state["step"]) for leaf, _ in leaves if "step" in leaf.state]
         start = max(known, default=0.0)
         self._counts: dict[torch.device, Tensor] = {}
+        self._leaves = [leaf for leaf, _ in leaves]
         for leaf, on_device in leaves:
             device = leaf.p.device
             if device not in self._counts:
@@ -28,8 +29,18 @@ class Clock:
 
     def tick(self, skipped: Tensor | None) -> dict[torch.device, Scalar]:
         """Advance (not where a gradient scaler found infinities) and say what time it is, per device."""
+        if skipped is not None:
+            self._move_to_devices()
         now: dict[torch.device, Scalar] = {}
         for device, count in self._counts.items():
             count += 1 if skipped is None else 1 - skipped.to(count.device, count.dtype).reshape(())
             now[device] = float(count) if count.device.type == "cpu" else count
         return now
+
+    def _move_to_devices(self) -> None:
+        # Whether the step is skipped is known there alone, and the host should not have to ask.
+        if all(count.device == device for device, count in self._counts.items()):
+            return
+        self._counts = {device: count.to(device) for device, count in self._counts.items()}
+        for leaf in self._leaves:
+            leaf.state["step"] = self._counts[leaf.p.device]

@@ -1,39 +1,100 @@
-"""The update in torch operations, over lists of flat tensors of one dtype and device.
-
-Every list is short-lived and, on a CPU, small enough for the second level cache, so that the chain of operations reads
-and writes main memory once. On accelerators the lists hold whole tensors and each line is one multi-tensor launch.
-"""
+"""The update as multi-tensor operations over whole tensors: on accelerators each line is one launch."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from paretorch.optim._bucket import Bucket, Gradients
+from paretorch.optim._leaf import Leaf
+from paretorch.optim._norm import root_mean_square
 from paretorch.optim._rule import Hyper, Scalar
 
 Tensors = list[Tensor]
 
 
-def update(ps: Tensors, gs: Tensors, ms: Tensors, vs: Tensors, hyper: Hyper, rms: Scalar, live: bool) -> None:
-    """One step, in place. `live` promises that every v is positive, which spares the look for fresh coordinates."""
+class ForeachBucket(Bucket):
+    """All leaves at once, or (`single`) one after the other, which needs less memory. The host waits for nothing."""
+
+    def __init__(self, leaves: list[Leaf], seed: int, single: bool) -> None:
+        super().__init__(leaves, seed)
+        everything = range(len(leaves))
+        self._batches = [[i] for i in everything] if single else [list(everything)]
+        zero = torch.zeros(2, dtype=torch.float64, device=self.device)
+        self._parts = [zero] * len(leaves)
+
+    def stats(self) -> Tensor:
+        return torch.stack(self._parts).sum(0)
+
+    def preview(self, grads: Gradients, hyper: Hyper) -> Tensor:
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for batch, gs in self._present(grads):
+            ps = [self._up(self.leaves[i].p) for i in batch]
+            squares = list(torch._foreach_pow(_effective(ps, gs, hyper), 2))
+            torch._foreach_mul_(squares, 1 - hyper.beta2)
+            total += _eta_sums(squares, hyper).sum(0)
+        return total
+
+    def _measure(self, hyper: Hyper) -> None:
+        for batch in self._batches:
+            self._keep(batch, [self._up(self.leaves[i].v) for i in batch], hyper)
+
+    def _update(self, grads: Gradients, hyper: Hyper, total: Tensor | None, now: Scalar) -> None:
+        rate = hyper.lr if total is None else hyper.lr / root_mean_square(total).to(self.work_dtype)
+        for batch, gs in self._present(grads):
+            leaves = [self.leaves[i] for i in batch]
+            ps, ms, vs = ([self._up(getattr(leaf, name)) for leaf in leaves] for name in "pmv")
+            _step(ps, gs, ms, vs, hyper, rate)
+            for leaf, p, m, v in zip(leaves, ps, ms, vs, strict=True):
+                if p is not leaf.p:
+                    leaf.p.copy_(p)
+                if m is not leaf.m:
+                    self._store(m, leaf.m, 0, leaf.index, 0, now)
+                    self._store(v, leaf.v, 1, leaf.index, 0, now)
+                    v.copy_(leaf.v)  # the sums are those of the v that is kept
+            if hyper.rule.normalised:
+                self._keep(batch, vs, hyper)
+
+    def _keep(self, batch: list[int], vs: Tensors, hyper: Hyper) -> None:
+        for i, part in zip(batch, _eta_sums(vs, hyper), strict=True):
+            self._parts[i] = part
+
+    def _present(self, grads: Gradients) -> Iterator[tuple[list[int], Tensors]]:
+        for batch in self._batches:
+            found = [(i, g) for i in batch if (g := grads[i]) is not None]
+            if found:
+                yield [i for i, _ in found], [self._up(g) for _, g in found]
+
+    def _up(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.work_dtype)
+
+
+def _step(ps: Tensors, gs: Tensors, ms: Tensors, vs: Tensors, hyper: Hyper, rate: Scalar) -> None:
     rule = hyper.rule
-    gs = effective_gradients(ps, gs, hyper)
+    gs = _effective(ps, gs, hyper)
     if rule.decoupled and hyper.weight_decay:
         torch._foreach_mul_(ps, 1 - hyper.lr * hyper.weight_decay)
     torch._foreach_lerp_(ms, gs, 1 - hyper.beta1)
     roots = list(torch._foreach_sqrt(vs)) if rule.delayed else []
     torch._foreach_mul_(vs, hyper.beta2)
     torch._foreach_addcmul_(vs, gs, gs, value=1 - hyper.beta2)
-    if not rule.delayed:
-        roots = list(torch._foreach_sqrt(vs))
-    elif not live:
-        # A coordinate without history takes its own first v (see the first-step rule of AvaGrad).
+    if rule.delayed:
+        # A coordinate without history takes its own first v.
         roots = [torch.where(root == 0, v.sqrt(), root) for root, v in zip(roots, vs, strict=True)]
+    else:
+        roots = list(torch._foreach_sqrt(vs))
     torch._foreach_add_(roots, hyper.eps)
-    _descend(ps, ms, roots, hyper.lr / rms if rule.normalised else hyper.lr)
+    if isinstance(rate, Tensor):
+        steps = torch._foreach_div(ms, roots)
+        torch._foreach_mul_(steps, rate)
+        torch._foreach_sub_(ps, steps)
+    else:
+        torch._foreach_addcdiv_(ps, ms, roots, value=-rate)
 
 
-def effective_gradients(ps: Tensors, gs: Tensors, hyper: Hyper) -> Tensors:
+def _effective(ps: Tensors, gs: Tensors, hyper: Hyper) -> Tensors:
     """±g, plus λw where the decay is not decoupled. The gradients themselves are left as they are."""
     if hyper.maximize:
         gs = list(torch._foreach_neg(gs))
@@ -42,33 +103,14 @@ def effective_gradients(ps: Tensors, gs: Tensors, hyper: Hyper) -> Tensors:
     return gs
 
 
-def first_moments(ps: Tensors, gs: Tensors, hyper: Hyper) -> Tensors:
-    """v₁ = (1 − β₂) g₁², which stands in for v₀ = 0 in a network without history."""
-    squares = torch._foreach_pow(effective_gradients(ps, gs, hyper), 2)
-    torch._foreach_mul_(squares, 1 - hyper.beta2)
-    return list(squares)
-
-
-def eta_sums(vs: Tensors, hyper: Hyper) -> tuple[Tensor, Tensor]:
-    """Per tensor Σ η² over the coordinates with v > 0, and how many these are, both fp64: shapes (n,), (n,)."""
-    counts = [torch.count_nonzero(v) for v in vs]
+def _eta_sums(vs: Tensors, hyper: Hyper) -> Tensor:
+    """Per tensor (Σ η², d) over the coordinates with v > 0: shape (n, 2), fp64."""
     etas = torch._foreach_sqrt(vs)
     torch._foreach_add_(etas, hyper.eps)
     torch._foreach_reciprocal_(etas)
-    for eta, v, count in zip(etas, vs, counts, strict=True):
-        if v.device.type != "cpu" or int(count) != v.numel():
-            eta.mul_(v > 0)
     kappa = hyper.damping
-    if kappa != 1:
-        torch._foreach_mul_(etas, kappa)
+    for eta, v in zip(etas, vs, strict=True):
+        eta.mul_((v > 0) * kappa)
     sums = torch.stack(torch._foreach_norm(etas)).double().square_().div_(kappa**2)
-    return sums, torch.stack(counts).double()
-
-
-def _descend(ps: Tensors, ms: Tensors, denominators: Tensors, rate: Scalar) -> None:
-    if isinstance(rate, Tensor):
-        updates = torch._foreach_div(ms, denominators)
-        torch._foreach_mul_(updates, rate)
-        torch._foreach_sub_(ps, updates)
-    else:
-        torch._foreach_addcdiv_(ps, ms, denominators, value=-rate)
+    counts = torch.stack([torch.count_nonzero(v) for v in vs]).double()
+    return torch.stack((sums, counts), dim=1)

@@ -55,6 +55,14 @@ class Leaf:
             return None
         return self._flat(self._ordered(_real(_local(grad))))
 
+    def plain_gradient(self) -> Tensor | None:
+        """The gradient in the memory order and dtype of the parameter, in any shape: for those who need its address."""
+        grad = self.param.grad
+        if type(grad) is Tensor and grad.dtype == self.p.dtype and grad.stride() == self._like.stride():
+            return grad
+        flat = self.gradient()
+        return None if flat is None else flat.to(self.p.dtype)
+
     def _ordered(self, tensor: Tensor) -> Tensor:
         if not self._dense or _same_order(tensor, self._like):
             return tensor
@@ -77,10 +85,7 @@ def new_state(param: Tensor, dtype: torch.dtype | None) -> dict[str, Tensor]:
 
 def check_gradient(param: Tensor, optimizer: str) -> None:
     """Refuse what cannot be stepped, before anything has changed."""
-    grad = param.grad
-    if grad is None:
-        return
-    if grad.layout != torch.strided:
+    if param.grad is not None and param.grad.layout is not torch.strided:
         raise ConfigError(f"{optimizer} takes no sparse gradients: build the embedding with sparse=False.")
     if not (param.is_floating_point() or param.is_complex()):
         raise ConfigError(f"{optimizer} steps floating point and complex parameters, not {param.dtype}.")

@@ -3,33 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paretorch.errors import ConfigError
-from paretorch.optim._bucket import TorchBucket
-from paretorch.optim._leaf import Leaf
+from paretorch.optim._bucket import Bucket
+from paretorch.optim._foreach import ForeachBucket
+from paretorch.optim._leaf import Leaf, is_dense
+from paretorch.optim._pieces import PieceBucket
 
 
-def choose_mode(group: Mapping[str, Any], flat: Tensor, name: str) -> str:
+def choose_mode(group: Mapping[str, Any], param: Tensor, name: str) -> str:
     """ "fused" (cache-sized pieces on a CPU), "triton" (one pass on a GPU), "foreach" or "loop"."""
     foreach, fused = group["foreach"], group["fused"]
-    kind = flat.device.type
+    kind = param.device.type
     if foreach is True:
         return "foreach"
     if fused is False or (fused is None and foreach is False):
         return "loop" if kind == "cpu" or foreach is False else "foreach"
     if kind == "cpu":
         return "fused"
-    if kind == "cuda" and find_spec("triton") is not None and flat.dim() == 1:
+    narrow = param.dtype not in (torch.float64, torch.complex128) and group["state_dtype"] != torch.float64
+    if kind == "cuda" and narrow and is_dense(param) and _have_triton():
         return "triton"
     if fused:
-        raise ConfigError(f"{name}: fused=True on {kind} needs triton and dense parameters; leave fused=None.")
+        raise ConfigError(
+            f"{name}: fused=True on {kind} needs triton and dense parameters of at most 32 bits: leave fused=None."
+        )
     return "foreach"
 
 
-def make_bucket(mode: str, leaves: list[Leaf], seed: int) -> TorchBucket:
+@cache
+def _have_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def make_bucket(mode: str, leaves: list[Leaf], seed: int) -> Bucket:
     """The bucket that implements `mode`."""
-    return TorchBucket(leaves, mode, seed)
+    if mode == "triton":
+        from paretorch.optim._triton import TritonBucket
+
+        return TritonBucket(leaves, seed)
+    if mode == "fused":
+        return PieceBucket(leaves, seed)
+    return ForeachBucket(leaves, seed, single=mode == "loop")

@@ -24,7 +24,7 @@ def combine(parts: Iterable[tuple[Tensor, Shards]]) -> Tensor:
     local: dict[Shards, Tensor] = {}
     for stats, shards in parts:
         known = local.get(shards)
-        local[shards] = stats.clone() if known is None else known + stats.to(known.device, non_blocking=True)
+        local[shards] = stats if known is None else known + stats.to(known.device, non_blocking=True)
     for shards, stats in local.items():
         for group in shards:
             dist.all_reduce(stats, group=group)

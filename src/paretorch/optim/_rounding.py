@@ -23,7 +23,7 @@ def round_to_bf16(values: Tensor, out: Tensor, key: int, step: Scalar, offset: i
 
     `offset` is the position of values[0] in its tensor, so that a tensor may be rounded in pieces.
     """
-    count = torch.arange(offset, offset + values.numel(), dtype=torch.int32, device=values.device)
+    count = torch.arange(values.numel(), dtype=torch.int32, device=values.device) + _signed(offset & _MASK)
     if isinstance(step, Tensor):
         salt: int | Tensor = _mix(step.to(values.device, torch.int32) ^ _signed(key))
     else:

@@ -33,6 +33,10 @@ class Hyper:
     weight_decay: float
     maximize: bool
     rule: Rule
+    grad_scale: Tensor | None = None
+    """By which a gradient scaler has multiplied the loss; the kernel divides by it."""
+    found_inf: Tensor | None = None
+    """Non-zero where that scaler found an infinity; the kernel then leaves everything as it is."""
 
     @property
     def damping(self) -> float:

@@ -51,8 +51,10 @@ def _moments(param: Tensor, saved: dict[str, Any], loaded: dict[str, Any]) -> di
         value = saved[key]
         if value.is_complex():
             value = torch.view_as_real(value)
-        if value.dtype != loaded[key].dtype or value.dim() != loaded[key].dim():
-            state[key] = value.detach().to(param.device, copy=True)
+        wide = param.dtype in (torch.float64, torch.complex128)
+        dtype = value.dtype if wide or value.dtype == torch.bfloat16 else torch.float32
+        if dtype != loaded[key].dtype or value.dim() != loaded[key].dim():
+            state[key] = value.detach().to(param.device, dtype, copy=True)
         else:
             state[key] = loaded[key]
     step = saved.get("step", 0)

@@ -1,0 +1,199 @@
+# mypy: ignore-errors
+# The functions below are written in Triton's language, whose types are those of its compiler. Import this module only
+# where triton is known to be there.
+"""One pass over memory: p, g, m, v are read once, p, m, v written once, and Σ η² of the next step is taken on the way.
+
+All tensors of a bucket are one launch. `table` has a row each for the addresses of p, g, m, v, the lengths, and the keys
+of the rounding of m and v; `chunks` says for each program which tensor and which part of it is its own. Every program
+writes its sums to a place of its own; they are added up in a fixed order afterwards, so that runs repeat.
+"""
+
+import triton
+import triton.language as tl
+
+UPDATE = tl.constexpr(0)
+PREVIEW = tl.constexpr(1)
+MEASURE = tl.constexpr(2)
+
+
+@triton.jit(do_not_specialize=["now"])
+def adaptive_step(
+    table,
+    chunks,
+    sums,
+    total,
+    lr,
+    eps,
+    now,
+    grad_scale,
+    found_inf,
+    beta1,
+    beta2,
+    weight_decay,
+    kappa,
+    tensors,
+    programs,
+    P: tl.constexpr,
+    S: tl.constexpr,
+    MODE: tl.constexpr,
+    DELAYED: tl.constexpr,
+    NORMALISED: tl.constexpr,
+    DECOUPLED: tl.constexpr,
+    DECAY: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
+    LR_ON_DEVICE: tl.constexpr,
+    EPS_ON_DEVICE: tl.constexpr,
+    NOW_ON_DEVICE: tl.constexpr,
+    SCALED: tl.constexpr,
+    SKIPPING: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One chunk: MODE says whether to update, to look ahead (v₁ of a network without history), or to read v alone."""
+    program = tl.program_id(0)
+    tensor = tl.load(chunks + program)
+    first = tl.load(chunks + programs + program).to(tl.int64) * CHUNK
+    row = table + tensor
+    g_address = tl.load(row + tensors)
+    # Nested, not joined by `and`: the outer condition belongs to the compiler, the inner one to the device.
+    if MODE != MEASURE:  # noqa: SIM102
+        if g_address == 0:
+            return  # no gradient: weights, moments and sums stay as they are
+    if SKIPPING:  # noqa: SIM102
+        if tl.load(found_inf) != 0:
+            return  # the gradient scaler found an infinity: the whole step is left out
+    p_ptr = _pointer(tl.load(row), P, ALIGNED) + first
+    g_ptr = _pointer(g_address, P, ALIGNED) + first
+    m_ptr = _pointer(tl.load(row + 2 * tensors), S, ALIGNED) + first
+    v_ptr = _pointer(tl.load(row + 3 * tensors), S, ALIGNED) + first
+    left = tl.minimum(tl.load(row + 4 * tensors) - first, CHUNK).to(tl.int32)
+    m_key = tl.load(row + 5 * tensors).to(tl.uint32)
+    v_key = tl.load(row + 6 * tensors).to(tl.uint32)
+
+    if LR_ON_DEVICE:
+        lr = tl.load(lr).to(tl.float32)
+    if EPS_ON_DEVICE:
+        eps = tl.load(eps).to(tl.float32)
+    if NOW_ON_DEVICE:
+        now = tl.load(now).to(tl.int32)
+    m_salt, v_salt = _mix(m_key ^ now), _mix(v_key ^ now)
+    unscale = 1.0
+    if SCALED:
+        unscale = 1.0 / tl.load(grad_scale).to(tl.float32)
+    if MAXIMIZE:
+        unscale = -unscale
+    rate = lr
+    if NORMALISED and MODE == UPDATE:
+        live = tl.load(total + 1)
+        rms = tl.where(live > 0, tl.sqrt(tl.load(total) / tl.maximum(live, 1.0)), 1.0)
+        rate = lr / rms.to(tl.float32)
+    keep = 1.0 - lr * weight_decay
+
+    squares = tl.zeros((BLOCK,), tl.float32)
+    count = tl.zeros((BLOCK,), tl.int32)
+    whole = left // BLOCK * BLOCK
+    # Whole blocks need no mask, without which loads and stores are 16 bytes wide.
+    for start in range(0, whole, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        squares, count = _block(
+            p_ptr, g_ptr, m_ptr, v_ptr, at, left, first, squares, count,
+            rate, keep, eps, unscale, beta1, beta2, weight_decay, kappa, m_salt, v_salt,
+            S, MODE, DELAYED, NORMALISED, DECOUPLED, DECAY, False,
+        )  # fmt: skip
+    if whole < left:
+        at = whole + tl.arange(0, BLOCK)
+        squares, count = _block(
+            p_ptr, g_ptr, m_ptr, v_ptr, at, left, first, squares, count,
+            rate, keep, eps, unscale, beta1, beta2, weight_decay, kappa, m_salt, v_salt,
+            S, MODE, DELAYED, NORMALISED, DECOUPLED, DECAY, True,
+        )  # fmt: skip
+    if NORMALISED:
+        # κη ≤ 1e13, so that the sums of one chunk fit fp32; across chunks they are fp64.
+        tl.store(sums + program, tl.sum(squares, axis=0).to(tl.float64) / kappa / kappa)
+        tl.store(sums + programs + program, tl.sum(count, axis=0).to(tl.float64))
+
+
+@triton.jit
+def _block(
+    p_ptr, g_ptr, m_ptr, v_ptr, at, left, first, squares, count,
+    rate, keep, eps, unscale, beta1, beta2, weight_decay, kappa, m_salt, v_salt,
+    S: tl.constexpr, MODE: tl.constexpr, DELAYED: tl.constexpr, NORMALISED: tl.constexpr, DECOUPLED: tl.constexpr,
+    DECAY: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    if MODE == MEASURE:
+        new = _load(v_ptr, at, left, MASKED)
+    else:
+        p = _load(p_ptr, at, left, MASKED)
+        g = _load(g_ptr, at, left, MASKED) * unscale
+        if DECAY and not DECOUPLED:
+            g += weight_decay * p
+        if MODE == PREVIEW:
+            new = (1 - beta2) * g * g
+        else:
+            m = _load(m_ptr, at, left, MASKED)
+            old = _load(v_ptr, at, left, MASKED)
+            m += (1 - beta1) * (g - m)
+            new = beta2 * old + (1 - beta2) * g * g
+            if DELAYED:
+                used = tl.where(old > 0, old, new)  # a coordinate without history takes its own first v
+            else:
+                used = new
+            if DECAY and DECOUPLED:
+                p *= keep
+            p -= rate * m / (tl.sqrt(used) + eps)
+            _store(p_ptr, at, p, left, MASKED)
+            place = (at + first).to(tl.uint32)
+            if S == tl.bfloat16:  # noqa: SIM300
+                m = _rounded(m, place, m_salt)
+                new = _rounded(new, place, v_salt)
+            _store(m_ptr, at, m, left, MASKED)
+            _store(v_ptr, at, new, left, MASKED)
+    if NORMALISED:
+        alive = new > 0
+        if MASKED:
+            alive = alive & (at < left)
+        eta = tl.where(alive, kappa / (tl.sqrt(new) + eps), 0.0)
+        squares += eta * eta
+        count += alive.to(tl.int32)
+    return squares, count
+
+
+@triton.jit
+def _pointer(address, T: tl.constexpr, ALIGNED: tl.constexpr):
+    pointer = address.to(tl.pointer_type(T))
+    if ALIGNED:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
+
+
+@triton.jit
+def _load(ptr, at, left, MASKED: tl.constexpr):
+    if MASKED:
+        value = tl.load(ptr + at, mask=at < left, other=0.0)
+    else:
+        value = tl.load(ptr + at)
+    return value.to(tl.float32)
+
+
+@triton.jit
+def _store(ptr, at, value, left, MASKED: tl.constexpr):
+    value = value.to(ptr.dtype.element_ty)
+    if MASKED:
+        tl.store(ptr + at, value, mask=at < left)
+    else:
+        tl.store(ptr + at, value)
+
+
+@triton.jit
+def _mix(x):
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _rounded(value, place, salt):
+    """Stochastic rounding to what bf16 can hold, by the same hash as `_rounding`."""
+    bits = value.to(tl.uint32, bitcast=True) + (_mix(place ^ salt) & 0xFFFF)
+    return (bits & 0xFFFF0000).to(tl.float32, bitcast=True)

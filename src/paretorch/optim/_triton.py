@@ -1,0 +1,115 @@
+"""The bucket that steps all of its tensors by one launch of the kernel in `_kernel`, and waits for nothing."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from paretorch.optim._bucket import Bucket, Gradients
+from paretorch.optim._leaf import Leaf
+from paretorch.optim._rounding import stream_key
+from paretorch.optim._rule import Hyper, Scalar
+from paretorch.optim._table import AddressTable
+
+BLOCK = 1024
+"""Elements that a program holds in registers at a time, by WARPS warps: two 16 byte loads per thread and array."""
+WARPS = 4
+LONGEST_CHUNK = 1 << 16
+PROGRAMS = 4096
+"""About how many programs share the work, unless that needs chunks shorter than BLOCK or longer than LONGEST_CHUNK."""
+_UPDATE, _PREVIEW, _MEASURE = 0, 1, 2
+
+
+class TritonBucket(Bucket):
+    """Dense leaves on one GPU."""
+
+    def __init__(self, leaves: list[Leaf], seed: int) -> None:
+        super().__init__(leaves, seed)
+        lengths = [leaf.p.numel() for leaf in leaves]
+        self._chunk = _chunk_length(sum(lengths))
+        owners = [(i, part) for i, length in enumerate(lengths) for part in range(-(-length // self._chunk))]
+        self._programs = len(owners)
+        self._chunks = torch.tensor(owners, dtype=torch.int32).view(-1, 2).T.contiguous().to(self.device)
+        self._sums = torch.zeros(2, self._programs, dtype=torch.float64, device=self.device)
+        self._nothing = torch.zeros(1, device=self.device)
+        addresses = ([getattr(leaf, name).data_ptr() for leaf in leaves] for name in "pmv")
+        keys = ([stream_key(seed, leaf.index, which) for leaf in leaves] for which in (0, 1))
+        self._table = AddressTable([*addresses, lengths, *keys], self.device)
+
+    def gradients(self) -> Gradients:
+        return [leaf.plain_gradient() for leaf in self.leaves]
+
+    def stats(self) -> Tensor:
+        return self._sums.sum(1)
+
+    def preview(self, grads: Gradients, hyper: Hyper) -> Tensor:
+        sums = torch.zeros_like(self._sums)
+        self._launch(_PREVIEW, grads, hyper, sums, None, 0.0)
+        return sums.sum(1)
+
+    def _measure(self, hyper: Hyper) -> None:
+        self._launch(_MEASURE, [None] * len(self.leaves), hyper, self._sums, None, 0.0)
+
+    def _update(self, grads: Gradients, hyper: Hyper, total: Tensor | None, now: Scalar) -> None:
+        self._launch(_UPDATE, grads, hyper, self._sums, total, now)
+
+    def _launch(
+        self, mode: int, grads: Gradients, hyper: Hyper, sums: Tensor, total: Tensor | None, now: Scalar
+    ) -> None:
+        import triton.language as tl
+
+        from paretorch.optim._kernel import adaptive_step
+
+        if self._programs == 0:
+            return
+        table, aligned = self._table.with_gradients([0 if g is None else g.data_ptr() for g in grads])
+        types = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+        rule, first = hyper.rule, self.leaves[0]
+        with self._here():
+            adaptive_step[(self._programs,)](
+                table,
+                self._chunks,
+                sums,
+                self._nothing if total is None else total,
+                hyper.lr,
+                hyper.eps,
+                now if isinstance(now, Tensor) else int(now),
+                self._nothing if hyper.grad_scale is None else hyper.grad_scale,
+                self._nothing if hyper.found_inf is None else hyper.found_inf,
+                hyper.beta1,
+                hyper.beta2,
+                hyper.weight_decay,
+                hyper.damping,
+                len(self.leaves),
+                self._programs,
+                P=types[first.p.dtype],
+                S=types[first.m.dtype],
+                MODE=mode,
+                DELAYED=rule.delayed,
+                NORMALISED=rule.normalised,
+                DECOUPLED=rule.decoupled,
+                DECAY=hyper.weight_decay != 0,
+                MAXIMIZE=hyper.maximize,
+                LR_ON_DEVICE=isinstance(hyper.lr, Tensor),
+                EPS_ON_DEVICE=isinstance(hyper.eps, Tensor),
+                NOW_ON_DEVICE=isinstance(now, Tensor),
+                SCALED=hyper.grad_scale is not None,
+                SKIPPING=hyper.found_inf is not None,
+                ALIGNED=aligned,
+                CHUNK=self._chunk,
+                BLOCK=BLOCK,
+                num_warps=WARPS,
+            )
+
+    def _here(self) -> AbstractContextManager[object]:
+        if self.device.type != "cuda" or self.device.index == torch.cuda.current_device():
+            return nullcontext()
+        return torch.cuda.device(self.device)
+
+
+def _chunk_length(elements: int) -> int:
+    """A power of two: short enough that small networks fill the GPU, long enough that large ones have few sums."""
+    wanted = 1 << max(0, elements // PROGRAMS - 1).bit_length()
+    return min(max(wanted, BLOCK), LONGEST_CHUNK)
