@@ -91,6 +91,7 @@ def measure(network: str, variants: list[str], args: argparse.Namespace) -> dict
         for trainer in trainers.values():
             timed(trainer)
         rounds = [{variant: timed(trainer) for variant, trainer in trainers.items()} for _ in range(args.rounds)]
+    torch.compiler.reset()  # the compiler allows only so many versions of one function in a process
     found = {}
     for variant in variants if rounds else []:
         seconds = [one[variant] for one in rounds]

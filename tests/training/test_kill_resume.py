@@ -64,3 +64,4 @@ def test_killed_runs_continue_bit_for_bit(tmp_path: Path) -> None:
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert _rows(whole) == _rows(killed)
+    assert (whole / "model.pare").read_bytes() == (killed / "model.pare").read_bytes()

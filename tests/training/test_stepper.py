@@ -1,14 +1,18 @@
 """One step after another: eager, compiled, and replayed from a CUDA graph where there is a GPU."""
 
+import contextlib
+import copy
 import functools
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from paretorch.training import optimizers
-from paretorch.training.recipe import Recipe
+from paretorch.training import Recipe, Runtime, optimizers, train
 from paretorch.training.stepper import Stepper
 
 from .blobs import Blobs, small_model
@@ -92,6 +96,65 @@ def test_many_steppers_do_not_exhaust_the_compiler(monkeypatch: pytest.MonkeyPat
     assert len(compiled) >= 12
 
 
+class _Recorded:
+    """A stand-in for a CUDA graph: what is captured is undone, and done again at each replay."""
+
+    stepper: Stepper
+    captures = 0
+    replays = 0
+
+    def replay(self) -> None:
+        _Recorded.replays += 1
+        self.stepper._update()
+
+
+@contextlib.contextmanager
+def _capturing(graph: _Recorded, stream: object) -> Iterator[None]:
+    _Recorded.captures += 1
+    before = copy.deepcopy((graph.stepper._model.state_dict(), graph.stepper._optimizer.state_dict()))
+    position = graph.stepper._position.clone()
+    yield
+    graph.stepper._model.load_state_dict(before[0])
+    optimizers.load_state(graph.stepper._optimizer, before[1])
+    graph.stepper._position.copy_(position)
+
+
+def test_the_rhythm_of_warm_up_capture_and_replay_takes_every_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    fakes = {
+        "Stream": lambda _: stream,
+        "current_stream": lambda: stream,
+        "stream": lambda _: contextlib.nullcontext(),
+        "synchronize": lambda: None,
+        "CUDAGraph": _Recorded,
+        "graph": _capturing,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    original = Stepper.__init__
+
+    def remember(self: Stepper, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        _Recorded.stepper = self
+
+    eager = _train("cpu", captured=False, compile=False)
+    monkeypatch.setattr(Stepper, "__init__", remember)
+    captured = _train("cpu", captured=True, compile=False)
+    assert (_Recorded.captures, _Recorded.replays) == (2, 16 - 2 * 5)
+    _assert_close(eager, captured, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "avagrad"])
+def test_loading_a_state_keeps_the_tensor_of_the_rate(name: str) -> None:
+    rate = torch.tensor(0.05)
+    groups = optimizers.dense_groups(small_model(), 0.0)
+    recipe = Recipe(optimizer=name)
+    made = optimizers.build(recipe, groups, 0.05)
+    optimizers.set_rate(made, rate)
+    optimizers.load_state(made, optimizers.build(recipe, groups, 0.3).state_dict())
+    assert all(group["lr"] is rate for group in made.param_groups)
+
+
 @_GPU
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "avagrad", "avagradw", "delayed-adam"])
 @pytest.mark.parametrize("compile", [False, True])
@@ -99,3 +162,18 @@ def test_a_captured_step_agrees_with_an_eager_one(optimizer: str, compile: bool)
     eager = _train("cuda", captured=False, compile=False, optimizer=optimizer)
     captured = _train("cuda", captured=True, compile=compile, optimizer=optimizer)
     _assert_close(eager, captured, 1e-3)
+
+
+@_GPU
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_compressed_run_on_a_gpu_goes_through_all_phases_and_resumes(tmp_path: Path, fast: bool) -> None:
+    recipe = Recipe(
+        network="digits-cnn", data="digits", epochs=10, finetune=4, batch=64, lr=0.05, sparsity=0.8, bits=1.0,
+        precision_options={"scale": "auto"},
+    )  # fmt: skip
+    runtime = Runtime(device="cuda", compile=fast, graph=fast, checkpoint_steps=7, progress="quiet")
+    result = train(recipe, tmp_path, runtime)
+    assert result["test_accuracy"] > 0.9
+    assert result["sparsity"] == pytest.approx(0.8, abs=0.01)
+    (tmp_path / "result.json").unlink()
+    assert train(recipe, tmp_path, runtime, resume=True)["test_accuracy"] == result["test_accuracy"]

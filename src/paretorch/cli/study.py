@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from paretorch.cli.bar import epochs_bar
 from paretorch.cli.values import assignments, integers
 
 
@@ -44,8 +45,10 @@ def study(
     if seeds is not None:
         chosen = replace(chosen, seeds=tuple(integers(seeds, "--seeds")))
     options = ["--device", device, *(["--root", root] if root else [])]
-    with service(mps and parallel > 1):
-        summary = studies.run_study(chosen, out, runs, parallel=parallel, options=options, tell=typer.echo)
+    with service(mps and parallel > 1), epochs_bar() as bar:
+        tell = typer.echo if bar is None else bar.console.print
+        watch = None if bar is None else bar.watch
+        summary = studies.run_study(chosen, out, runs, parallel=parallel, options=options, tell=tell, watch=watch)
     for setting, numbers in summary["settings"].items():
         found = numbers["test_accuracy"]
         told = f"{100 * found['mean']:.2f} ± {100 * found['std']:.2f} % test accuracy over {found['n']} seeds"

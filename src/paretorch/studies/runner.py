@@ -25,6 +25,7 @@ from paretorch.training.folder import check_folder, read_history
 from paretorch.training.recipe import Recipe
 
 Tell = Callable[[str], None]
+Watch = Callable[[int, int], None]
 
 
 @dataclass
@@ -36,14 +37,22 @@ class _Job:
 
 
 def run_study(
-    study: Study, results: Path, runs: Path, *, parallel: int = 1, options: Sequence[str] = (), tell: Tell = print
+    study: Study,
+    results: Path,
+    runs: Path,
+    *,
+    parallel: int = 1,
+    options: Sequence[str] = (),
+    tell: Tell = print,
+    watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Run what is not yet done, write the results, return the summary.
 
     parallel: processes at once. options: further words for every `pare train`, such as ("--device", "cpu").
+    tell: called with a line for each run that ends. watch: called now and then with the epochs done and those in all.
     """
     jobs = [_Job(name, recipe, runs / study.name / name) for name, recipe in study.jobs()]
-    _run_all(jobs, parallel, options, tell)
+    _run_all(jobs, parallel, options, tell, watch)
     target = results / study.name
     target.mkdir(parents=True, exist_ok=True)
     for job in jobs:
@@ -81,7 +90,7 @@ def _spread(values: list[float]) -> dict[str, float]:
     }
 
 
-def _run_all(jobs: list[_Job], parallel: int, options: Sequence[str], tell: Tell) -> None:
+def _run_all(jobs: list[_Job], parallel: int, options: Sequence[str], tell: Tell, watch: Watch | None) -> None:
     waiting, running = list(jobs), list[_Job]()
     done, failed = 0, list[_Job]()
     try:
@@ -95,7 +104,11 @@ def _run_all(jobs: list[_Job], parallel: int, options: Sequence[str], tell: Tell
                 else:
                     done += 1
                     tell(f"[{done}/{len(jobs)}] {job.name}: done before")
-            time.sleep(0.1)
+            time.sleep(0.2)
+            if watch is not None:
+                watch(
+                    sum(_epochs_done(job) for job in jobs), sum(job.recipe.epochs + job.recipe.finetune for job in jobs)
+                )
             for job in [each for each in running if each.process is not None and each.process.poll() is not None]:
                 running.remove(job)
                 done += 1
@@ -144,6 +157,10 @@ def _stop(job: _Job) -> None:
         job.process.wait(10)
     job.process.kill()
     job.process.wait()
+
+
+def _epochs_done(job: _Job) -> int:
+    return max((row["epoch"] for row in read_history(job.folder)), default=0)
 
 
 def _last_words(job: _Job) -> str:

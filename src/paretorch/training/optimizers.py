@@ -42,8 +42,9 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float | Tensor) -> None:
 
 def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load moments and counters, keep this optimizer's own settings (it may run on another device now)."""
-    groups = [
-        {**{key: value for key, value in own.items() if key != "params"}, "params": saved["params"]}
-        for own, saved in zip(optimizer.param_groups, state["param_groups"], strict=True)
-    ]
+    settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    groups = [{**own, "params": saved["params"]} for own, saved in zip(settings, state["param_groups"], strict=True)]
     optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
+    # Loading copies; a rate that a captured step reads must stay the very tensor that is written to.
+    for group, own in zip(optimizer.param_groups, settings, strict=True):
+        group.update(own)

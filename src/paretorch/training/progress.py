@@ -43,11 +43,10 @@ class Progress:
 
     def epoch(self, row: dict[str, Any]) -> None:
         """A row of metrics is complete."""
-        told = describe(row, self._epochs)
         if self._bar is not None:
-            self._bar.update(self._task, description=told)
+            self._bar.update(self._task, description=brief(row, self._epochs))
         elif self._mode == "plain":
-            print(told, flush=True)
+            print(describe(row, self._epochs), flush=True)
 
     def __enter__(self) -> Self:
         return self
@@ -70,3 +69,14 @@ def describe(row: dict[str, Any], epochs: int) -> str:
     if "seconds" in row:
         parts.append(f"{row['seconds']:.2f} s")
     return "  ".join(parts)
+
+
+def brief(row: dict[str, Any], epochs: int) -> str:
+    """What fits beside a bar: '3/20 loss 0.412 acc 87.1 % test 86.0 % zeros 50.0 % bits 3.2'."""
+    labels = {"loss": "loss", "accuracy": "acc", "test_accuracy": "test", "sparsity": "zeros", "bits": "bits"}
+    parts = [f"{row['epoch']}/{epochs}"]
+    for name, label in labels.items():
+        if name in row:
+            percent = name.endswith(("accuracy", "sparsity"))
+            parts.append(f"{label} {100 * row[name]:.1f} %" if percent else f"{label} {row[name]:.3g}")
+    return " ".join(parts)

@@ -18,14 +18,14 @@ from paretorch.training.task import Batch, Task
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
 
-_WARMUP = 3
+_WARMUP = 5
 _numbers = itertools.count()
 
 
 class Stepper:
     """Takes optimizer steps one by one through the batches of an epoch.
 
-    Before the capture, three real steps run on the stream it will use: they compile the step, choose kernels, allocate
+    Before the capture, five real steps run on the stream it will use: they compile the step, choose kernels, allocate
     the optimizer's state, and count as training. `release` forgets graph and compilation when the model has changed.
     """
 

@@ -1,0 +1,29 @@
+"""How a run tells of itself."""
+
+import pytest
+
+from paretorch.training.progress import Progress, brief, describe
+
+_ROW = {"phase": "search", "epoch": 3, "loss": 0.41234, "accuracy": 0.871, "sparsity": 0.5, "bits": 3.2, "seconds": 1.0}
+
+
+def test_a_line_holds_what_is_known() -> None:
+    assert describe(_ROW, 20) == "search 3/20  loss 0.4123  accuracy 87.10 %  sparsity 50.00 %  bits 3.2  1.00 s"
+    assert brief(_ROW, 20) == "3/20 loss 0.412 acc 87.1 % zeros 50.0 % bits 3.2"
+
+
+@pytest.mark.parametrize(("mode", "lines"), [("plain", 1), ("auto", 1), ("quiet", 0)])
+def test_without_a_terminal_it_is_a_line_an_epoch(mode: str, lines: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(mode) as progress:
+        progress.start(20, 10, 0)
+        progress.advance(10)
+        progress.epoch(_ROW)
+    assert len(capsys.readouterr().out.splitlines()) == lines
+
+
+def test_a_bar_shows_the_row(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress("bar") as progress:
+        progress.start(20, 10, 20)
+        progress.advance(10)
+        progress.epoch(_ROW)
+    assert "3/20 loss 0.412" in capsys.readouterr().out
