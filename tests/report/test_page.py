@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
@@ -181,3 +183,14 @@ def test_cells_are_written_for_people() -> None:
     assert shorten("stages.0.0.conv1", 40) == "stages.0.0.conv1"
     assert len(shorten("a" * 50, 20)) == 20
     assert '<th scope="row">dense</th>' in table("t", [{"network": "dense", "bits": 2.0}])
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
+def test_chromium_shows_the_page_without_complaint(page: str, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", (tmp_path / "page.html").as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "<svg" in done.stdout
+    assert done.stdout.count("<h1>") == 1
+    assert "CONSOLE" not in done.stderr

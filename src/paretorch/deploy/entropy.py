@@ -16,7 +16,7 @@ from paretorch.errors import ArtefactError
 
 Array = NDArray[Any]
 
-_CHUNK = 1 << 20  # symbols handed to the coder at once: int32 copies stay at 4 MiB
+_CHUNK = 1 << 18  # symbols handed to the coder at once: int32 copies stay at 1 MiB
 _STEPS = 16  # frequencies are powers of 2 ** (-1/16)
 MAX_DROP = 24 * _STEPS  # constriction's probabilities have 24 bits
 

@@ -16,6 +16,7 @@ from paretorch.deploy.latency import Latency, measure_latency
 from paretorch.deploy.macs import count_macs
 from paretorch.deploy.sizes import KINDS, Sizes, TensorSize
 from paretorch.errors import ConfigError
+from paretorch.report import write_html  # here, not in to_html: a later import would put the room over pt.report
 
 
 @dataclass(frozen=True)
@@ -132,8 +133,6 @@ class Report:
 
     def to_html(self, path: StrPath) -> Path:
         """Write the report as one self-contained page."""
-        from paretorch.report import write_html
-
         return write_html(path, title=self.name, comparison=[], report=self, history=[])
 
     def __str__(self) -> str:
