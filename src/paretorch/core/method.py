@@ -62,6 +62,11 @@ class Method(ABC):
         """λ, the price of one unit (a kept weight, a bit) now; None: this method puts no price on anything."""
         return None
 
+    @property
+    def is_steered(self) -> bool:
+        """Whether feedback moves the price: such a price is a control signal, not a cost that others should pay."""
+        return False
+
     def steer(self, term: "Term", step: Tensor) -> None:  # noqa: B027 - a method without target steers nothing
         """Feedback towards the target after each update; device operations only."""
 

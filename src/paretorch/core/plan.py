@@ -206,7 +206,7 @@ class Plan:
                 relaxation.train(mode)
 
     def dense_state_dict(self) -> dict[str, Tensor]:
-        """The state of the plain network: its own keys, effective weights."""
+        """A copy of the state of the plain network: its own keys, effective weights, whole on every rank."""
         plain = {
             id(original(site)): self.effective(site, chain)
             for site, chain in zip(self._sites, self._chains, strict=True)
@@ -217,7 +217,7 @@ class Plan:
             if mark and tail.endswith(".original"):
                 found[head + tail.removesuffix(".original")] = plain[id(value)]
             elif not mark and not key.rpartition(".")[2].startswith(PREFIX):
-                found[key] = whole(value)
+                found[key] = whole(value).clone()
         return {key: found[key] for key in self._state.order if key in found}
 
     def finalize(self) -> nn.Module:

@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from paretorch.core.groups import Grouping
 from paretorch.core.tensors import whole
@@ -51,8 +52,11 @@ class Relaxation(nn.Module):
         return shared
 
     def grid(self, decision: Tensor | None = None) -> Tensor:
-        """The decision (or values of its shape) laid out on this weight's grid."""
-        return (self.decision if decision is None else decision).view(self.grouping.grid)
+        """The decision (or values of its shape), whole, laid out on this weight's grid."""
+        value = self.decision if decision is None else decision
+        if isinstance(value, DTensor):  # read outside of the forward pass that gathers it
+            value = value.full_tensor()
+        return value.view(self.grouping.grid)
 
     def scalar(self, index: int) -> Tensor:
         """One of the room's schedule values, a 0-dim tensor on the device."""

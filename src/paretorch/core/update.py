@@ -25,8 +25,10 @@ def check_finite(term: Term, step: Tensor, scaler: torch.amp.GradScaler | None) 
 
 
 def add_price(term: Term, terms: list[Term]) -> None:
-    """s.grad += d(λ_keep Σ keep + λ_bits Σ keep·bits)/ds, in closed form."""
-    prices = {other.method.room: other.method.price(other) for other in terms}
+    """s.grad += d(λ_keep Σ keep + λ_bits Σ keep·bits)/ds, in closed form; a steered price touches its own decisions only."""
+    prices = {
+        other.method.room: other.method.price(other) for other in terms if other is term or not other.method.is_steered
+    }
     if all(price is None for price in prices.values()):
         return
     for relaxation, chain in zip(term.relaxations, term.chains, strict=True):

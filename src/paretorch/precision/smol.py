@@ -115,6 +115,10 @@ class SMOL(Method):
     def price(self, term: Term) -> Tensor | None:
         return term.scalar("price")
 
+    @property
+    def is_steered(self) -> bool:
+        return self.target_bits is not None
+
     def steer(self, term: Term, step: Tensor) -> None:
         if self.target_bits is None:
             return

@@ -1,0 +1,54 @@
+"""One rank of a two-rank run: `python -m tests.contract.rank ddp|fsdp FOLDER PORT CASES RANK`."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from paretorch import Plan, compress
+from tests.contract.cases import METHODS, MODELS, STEPS, build
+from tests.contract.loop import optimizer_of
+
+
+def half_a_batch(
+    runner: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer, x: torch.Tensor, rank: int, steps: int
+) -> None:
+    piece, target = x.chunk(2)[rank], torch.arange(len(x)).chunk(2)[rank]
+    for _ in range(steps):
+        output = runner(piece)
+        nn.functional.cross_entropy(output, target % output.shape[1]).backward()
+        optimizer.step()
+        plan.step()
+        optimizer.zero_grad()
+
+
+def main(kind: str, folder: str, port: str, cases: str, rank: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=int(rank), world_size=2)
+    for method, model in json.loads(cases):
+        network = build(model)
+        plan = compress(network, *METHODS[method](), steps=STEPS)
+        if kind == "ddp":
+            runner: nn.Module = DistributedDataParallel(network)
+        else:
+            for child in network.children():
+                if any(True for _ in child.parameters()):
+                    fully_shard(child)
+            runner = fully_shard(network)
+        optimizer = optimizer_of(plan)
+        x = MODELS[model].batch(8)
+        half_a_batch(runner, plan, optimizer, x, int(rank), 5)
+        soft = plan.dense_state_dict()
+        plan.harden(optimizer)
+        half_a_batch(runner, plan, optimizer, x, int(rank), 2)
+        torch.save({"soft": soft, "hard": plan.dense_state_dict()}, Path(folder) / f"{method}-{model}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

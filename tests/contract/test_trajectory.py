@@ -1,0 +1,180 @@
+"""Promise 2: compile, bf16, accumulation and ranks follow the plain eager run."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from paretorch import compress
+from tests.contract.cases import METHODS, MODELS, STEPS, build, combinations
+from tests.contract.loop import optimizer_of, snapshot, train
+
+INDUCTOR = [("both", "linear"), ("precision", "conv2d"), ("sparsity", "tied"), ("both-mixed", "attention")]
+WIDE = combinations(["both", "both-mixed", "sparsity-callable"], [m for m in MODELS if m != "lstm"]) + combinations(
+    [m for m in METHODS if m not in ("both", "both-mixed", "sparsity-callable")], ["linear", "conv2d"]
+)
+EVERYTHING = combinations(list(METHODS), list(MODELS))
+
+
+def close(a: nn.Module, b: nn.Module, tolerance: float) -> None:
+    left, right = snapshot(a), snapshot(b)
+    assert left.keys() == right.keys()
+    for key in left:
+        if left[key].is_floating_point():
+            torch.testing.assert_close(
+                left[key], right[key], rtol=tolerance, atol=tolerance, msg=lambda m, key=key: f"{key}: {m}"
+            )
+
+
+def compiled_follows_eager(method: str, model: str, backend: str) -> None:
+    torch._dynamo.reset()
+    x = MODELS[model].batch(6)
+    runs = []
+    for compiled in (False, True):
+        network = build(model)
+        plan = compress(network, *METHODS[method](), steps=STEPS)
+        optimizer = optimizer_of(plan)
+        runner = torch.compile(network, backend=backend, fullgraph=model != "lstm") if compiled else network
+        counter = torch._dynamo.utils.counters["stats"]
+        losses = train(runner, plan, optimizer, x, 2)
+        graphs = counter["unique_graphs"]
+        losses += train(runner, plan, optimizer, x, 3)
+        assert counter["unique_graphs"] == graphs, "a changed temperature or step must not recompile"
+        plan.harden(optimizer)
+        losses += train(runner, plan, optimizer, x, 2)
+        runs.append((network, losses))
+    torch.testing.assert_close(runs[0][1], runs[1][1], rtol=1e-4, atol=1e-5)
+    close(runs[0][0], runs[1][0], 1e-4)
+
+
+@pytest.mark.parametrize(("method", "model"), WIDE)
+def test_aot_eager(method: str, model: str) -> None:
+    compiled_follows_eager(method, model, "aot_eager")
+
+
+@pytest.mark.parametrize(("method", "model"), INDUCTOR)
+def test_inductor(method: str, model: str) -> None:
+    compiled_follows_eager(method, model, "inductor")
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize(("method", "model"), EVERYTHING)
+def test_inductor_everywhere(method: str, model: str) -> None:
+    compiled_follows_eager(method, model, "inductor")
+
+
+@pytest.mark.parametrize(
+    ("method", "model"), combinations(list(METHODS), ["linear"]) + combinations(["both"], list(MODELS))
+)
+def test_bf16_autocast(method: str, model: str) -> None:
+    x = MODELS[model].batch(6)
+    runs = []
+    for mixed in (False, True):
+        network = build(model)
+        plan = compress(network, *METHODS[method](), steps=STEPS)
+        optimizer = optimizer_of(plan)
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            runs.append((network, train(network, plan, optimizer, x, 5)))
+        assert all(d.dtype == torch.float32 for t in plan._terms for d in t.decisions())
+    torch.testing.assert_close(runs[0][1], runs[1][1], rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("method", "model"), combinations(list(METHODS), ["conv2d"]) + combinations(["both"], list(MODELS))
+)
+def test_gradient_accumulation(method: str, model: str) -> None:
+    x = MODELS[model].batch(6)
+    runs = []
+    for parts in (1, 2):
+        network = build(model)
+        plan = compress(network, *METHODS[method](), steps=STEPS)
+        runs.append((network, train(network, plan, optimizer_of(plan), x, 5, parts)))
+    torch.testing.assert_close(runs[0][1], runs[1][1], rtol=1e-4, atol=1e-5)
+    close(runs[0][0], runs[1][0], 2e-4)
+
+
+def test_grad_scaler_skips_what_overflows() -> None:
+    x = MODELS["linear"].batch(6)
+    network = build("linear")
+    plan = compress(network, *METHODS["both"](), steps=STEPS)
+    optimizer = optimizer_of(plan)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    network(x).square().mean()
+    before = snapshot(network)
+    scaler.scale(network(x).mul(1e30).square().mean()).backward()
+    scaler.step(optimizer)
+    plan.step(scaler)
+    scaler.update()
+    after = snapshot(network)
+    assert scaler.get_scale() == 2.0**39
+    for key in before:
+        if key.endswith(".s"):
+            torch.testing.assert_close(after[key], before[key], rtol=0, atol=1e-3)  # at most the steering moved it
+            assert torch.isfinite(after[key]).all()
+
+
+RANKED = [
+    ("both", "conv2d"),
+    ("precision-channel", "attention"),
+    ("sparsity-block", "linear"),
+    ("precision-network", "linear"),
+    ("both-mixed", "tied"),
+    ("precision-layer", "lstm"),
+]
+
+
+def ranks_follow_one(cases: list[tuple[str, str]], kind: str, folder: Path) -> None:
+    """Two real gloo ranks, half the batch each, against one process with the whole batch."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    worker = [sys.executable, "-m", "tests.contract.rank", kind, str(folder), str(port), json.dumps(cases)]
+    processes = [subprocess.Popen([*worker, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    errors = [process.communicate(timeout=240)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    for method, model in cases:
+        network = build(model)
+        plan = compress(network, *METHODS[method](), steps=STEPS)
+        optimizer = optimizer_of(plan)
+        x = MODELS[model].batch(8)
+        train(network, plan, optimizer, x, 5)
+        soft = plan.dense_state_dict()
+        plan.harden(optimizer)
+        train(network, plan, optimizer, x, 2)
+        hard = plan.dense_state_dict()
+        by_rank = [torch.load(folder / f"{method}-{model}-{rank}.pt", weights_only=True) for rank in range(2)]
+        for key in soft:
+            assert torch.equal(by_rank[0]["hard"][key], by_rank[1]["hard"][key]), (
+                f"{method} {model}: ranks decide apart at {key}"
+            )
+            torch.testing.assert_close(by_rank[0]["soft"][key], soft[key], rtol=1e-4, atol=1e-5)
+            apart = (by_rank[0]["hard"][key] - hard[key]).abs() > 1e-3
+            assert apart.float().mean() <= 0.02, f"{method} {model}: {key} differs from one rank"
+
+
+def test_ddp_on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
+    ranks_follow_one(RANKED, "ddp", tmp_path_factory.mktemp("ddp"))
+
+
+def test_fsdp2_on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
+    ranks_follow_one(
+        [case for case in RANKED if case[1] not in ("lstm", "tied")], "fsdp", tmp_path_factory.mktemp("fsdp")
+    )
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("method", list(METHODS))
+def test_ddp_everywhere(method: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    ranks_follow_one(combinations([method], list(MODELS)), "ddp", tmp_path_factory.mktemp("ddp"))
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("method", list(METHODS))
+def test_fsdp2_everywhere(method: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    models = [m for m in MODELS if m not in ("lstm", "tied")]
+    ranks_follow_one(combinations([method], models), "fsdp", tmp_path_factory.mktemp("fsdp"))
