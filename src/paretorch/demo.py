@@ -4,7 +4,9 @@ A small network learns 8×8 digits; then, from its weights, which to drop and ho
 a budget in bytes; then what is left is fine-tuned, saved and reported.
 """
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +32,27 @@ def run_demo(
 
     if out.exists() and not (out / "dense" / "config.json").exists() and any(out.iterdir()):
         raise ConfigError(f"{out} holds something that is no demo; choose another folder with --out.")
-    for name in ("dense", "small"):
-        shutil.rmtree(out / name, ignore_errors=True)
-    runtime = Runtime(device=device)
     dense, small = out / "dense", out / "small"
-    train(replace(_DENSE, seed=seed), dense, runtime)
-    train(replace(_SMALL, seed=seed, budget=budget, start=str(dense / "model.pare")), small, runtime)
-    return _compare(out, dense, small)
+    for folder in (dense, small):
+        shutil.rmtree(folder, ignore_errors=True)
+    runtime = Runtime(device=device)
+    with _one_thread():
+        train(replace(_DENSE, seed=seed), dense, runtime)
+        train(replace(_SMALL, seed=seed, budget=budget, start=str(dense / "model.pare")), small, runtime)
+        return _compare(out, dense, small)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Steps this small gain nothing from a second thread, lose much on a busy machine, and with one they repeat anywhere."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _compare(out: Path, dense: Path, small: Path) -> list[dict[str, Any]]:
