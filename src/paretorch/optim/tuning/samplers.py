@@ -1,0 +1,145 @@
+"""Gradientless descent as Optuna samplers, so that any number of workers may share one study.
+
+What to do next follows from the trial's number and from the finished trials in the storage: nothing is kept in the
+sampler, workers need not know of each other, and one that dies takes nothing with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.search_space import IntersectionSearchSpace
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from paretorch.errors import ConfigError
+from paretorch.optim.tuning.gld import GradientlessDescent, Point
+
+_ATTEMPTS = 10
+_WIDENINGS = 10
+
+
+class GLDSampler(optuna.samplers.BaseSampler):
+    """Gradientless descent over all parameters at once.
+
+    Args:
+        seed: of the random proposals.
+        widest, narrowest: the largest and the smallest radius, as parts of a parameter's range (in log space where the
+            parameter is logarithmic; categorical choices are taken as ordered).
+    """
+
+    _coordinate = False
+
+    def __init__(self, seed: int | None = None, widest: float = 0.5, narrowest: float = 1 / 32) -> None:
+        self._descent = GradientlessDescent(widest, narrowest, self._coordinate)
+        self._rng = np.random.default_rng(seed)
+        self._space = IntersectionSearchSpace()
+        self._independent = optuna.samplers.RandomSampler(seed=seed)
+
+    def reseed_rng(self) -> None:
+        """Called by Optuna in each worker process."""
+        self._rng = np.random.default_rng()
+        self._independent.reseed_rng()
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """The parameters that all finished trials had; those with one value leave nothing to search."""
+        space = self._space.calculate(study)
+        return {name: distribution for name, distribution in space.items() if not distribution.single()}
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """A point around the best so far, if there is one."""
+        if not search_space:
+            return {}
+        tried = [t for t in study.get_trials(deepcopy=False) if all(name in t.params for name in search_space)]
+        done = [t for t in tried if t.state == TrialState.COMPLETE]
+        if not done:
+            return {}
+        sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
+        best = min(done, key=lambda t: _rank(t, sign))
+        centre = np.array([_to_unit(best.params[name], d) for name, d in search_space.items()])
+        known = {tuple(t.params[name] for name in search_space) for t in tried}
+        return self._new_point(trial.number, centre, search_space, known)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """The first trial, and parameters that not every trial has: at random."""
+        return self._independent.sample_independent(study, trial, param_name, param_distribution)
+
+    def _new_point(
+        self, number: int, centre: Point, space: Mapping[str, BaseDistribution], known: set[tuple[Any, ...]]
+    ) -> dict[str, Any]:
+        # On a grid the nearest setting may have been tried already; to try it again would teach nothing.
+        values: dict[str, Any] = {}
+        for attempt in range(_ATTEMPTS * _WIDENINGS):
+            point = self._descent.propose(number, centre, self._rng, wider=attempt // _ATTEMPTS)
+            values = {name: _from_unit(u, d) for u, (name, d) in zip(point, space.items(), strict=True)}
+            if tuple(values.values()) not in known:
+                break
+        return values
+
+
+class CoordinateGLDSampler(GLDSampler):
+    """Gradientless descent along one parameter at a time, in turn (the thesis' CGLD)."""
+
+    _coordinate = True
+
+
+_SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
+    "gld": GLDSampler,
+    "cgld": CoordinateGLDSampler,
+    "tpe": lambda seed: optuna.samplers.TPESampler(seed=seed),
+    "cmaes": lambda seed: optuna.samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False),
+    "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
+}
+
+
+def sampler(name: str, seed: int = 0) -> optuna.samplers.BaseSampler:
+    """One of "gld", "cgld", "tpe", "cmaes", "random"."""
+    if name not in _SAMPLERS:
+        raise ConfigError(f"Unknown sampler {name!r}: choose from {sorted(_SAMPLERS)}.")
+    return _SAMPLERS[name](seed)
+
+
+def _rank(trial: FrozenTrial, sign: int) -> float:
+    value = trial.value
+    return sign * value if value is not None and np.isfinite(value) else np.inf
+
+
+def _to_unit(value: Any, distribution: BaseDistribution) -> float:
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices.index(value) / (len(distribution.choices) - 1)
+    numeric = _numeric(distribution)
+    low, high = _ends(numeric)
+    place = np.log(value) if numeric.log else value
+    return float((place - low) / (high - low))
+
+
+def _from_unit(unit: float, distribution: BaseDistribution) -> Any:
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices[round(unit * (len(distribution.choices) - 1))]
+    numeric = _numeric(distribution)
+    low, high = _ends(numeric)
+    value = low + unit * (high - low)
+    value = np.exp(value) if numeric.log else value
+    if numeric.step is not None:
+        value = numeric.low + round((value - numeric.low) / numeric.step) * numeric.step
+    value = min(max(value, numeric.low), numeric.high)
+    return int(value) if isinstance(numeric, IntDistribution) else float(value)
+
+
+def _numeric(distribution: BaseDistribution) -> FloatDistribution | IntDistribution:
+    if not isinstance(distribution, FloatDistribution | IntDistribution):
+        raise ConfigError(f"Gradientless descent knows no {type(distribution).__name__}.")
+    return distribution
+
+
+def _ends(distribution: FloatDistribution | IntDistribution) -> tuple[float, float]:
+    low, high = float(distribution.low), float(distribution.high)
+    return (float(np.log(low)), float(np.log(high))) if distribution.log else (low, high)
