@@ -107,6 +107,32 @@ def test_any_floats_come_back(
     assert (bits(model.scaled) == bits(back["scaled"])).all()
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 9), min_size=1, max_size=4).map(tuple),
+    axis=st.integers(-1, 3),
+    exponent=st.integers(-6, 6),
+    dtype=st.sampled_from(FLOATS),
+    seed=st.integers(0, 2**16),
+)
+def test_any_grid_comes_back(
+    shape: tuple[int, ...],
+    axis: int,
+    exponent: int,
+    dtype: torch.dtype,
+    seed: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Precisions that differ weight by weight, or along one axis only; wide last dimension, so that classes pay."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (*shape[:-1], 8 * shape[-1])
+    varied = [length if axis in (-1, i) else 1 for i, length in enumerate(shape)]
+    precision = torch.randint(0, 5, varied, generator=generator).expand(shape)
+    model = Bag(w=smol(torch.randn(shape, generator=generator), precision, exponent).to(dtype))
+    back = roundtrip(model, tmp_path_factory.mktemp("grid") / "bag.pare", into=Bag.like(model))["w"]
+    assert (bits(model.w) == bits(back)).all()
+
+
 def test_negative_zero_becomes_zero(tmp_path: Path) -> None:
     model = Bag(w=torch.tensor([-0.0, 1.5, -0.5]))
     back = roundtrip(model, tmp_path / "zero.pare", into=Bag.like(model))["w"]

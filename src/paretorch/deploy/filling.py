@@ -98,6 +98,7 @@ def fill(module: nn.Module, reader: BlobReader) -> None:
         if key is not None and written.setdefault(key, name) != name:
             raise ArtefactError(f"{name} and {written[key]} are one tensor in the module and two in the file")
         state[name].copy_(tensor)
+        del tensor  # or it would still be there while the next one is decoded
 
 
 def _some(names: set[str]) -> str:

@@ -59,7 +59,8 @@ def facts(report: Report) -> list[tuple[str, str]]:
         found.append(("MACs", f"{human(report.macs, '')} per example, {kept} with a weight that is not zero"))
     for entry in report.latency:
         spread = f"{entry.low_ms:.3g} to {entry.high_ms:.3g} over {entry.rounds} rounds"
-        where = f"batch {entry.batch}, {entry.threads} threads" + ("" if entry.isolated else ", not isolated")
+        threads = f"{entry.threads} thread{'s' if entry.threads > 1 else ''}"
+        where = f"batch {entry.batch}, {threads}" + ("" if entry.isolated else ", not isolated")
         found.append((f"{entry.name}, {entry.runtime}", f"{entry.median_ms:.3g} ms ({spread}; {where})"))
     return found
 

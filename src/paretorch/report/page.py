@@ -52,7 +52,7 @@ def write_html(
         + "</body></html>\n"
     )
     target = Path(path)
-    write_file(target, page.encode())
+    write_file(target, page.encode("utf-8", "replace"))  # a forged name may hold half a character
     return target
 
 
