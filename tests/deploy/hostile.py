@@ -40,6 +40,8 @@ class Mixed(nn.Module):
         )
         self.dense = nn.Parameter(torch.randn(7, 8, generator=generator))
         self.tied = self.dense
+        wide = torch.randn(30, 30, generator=generator) * 2.0 ** torch.randint(0, 7, (30, 30), generator=generator)
+        self.wide = nn.Parameter((2 * torch.floor(wide) + 1) / 64)
         self.register_buffer("counts", torch.tensor([3, 70_000, -1]))
         self.register_buffer("flags", torch.rand(50, generator=generator) > 0.5)
 

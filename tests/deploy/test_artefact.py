@@ -279,6 +279,15 @@ def test_taps_may_differ() -> None:
     assert sizes({"w": weight}).tensors["w"].total < 0.9 * entropy
 
 
+def test_small_layers_of_many_precisions_need_no_large_table() -> None:
+    torch.manual_seed(0)
+    weight = smol(torch.randn(16, 16, 3, 3), torch.randint(0, 9, (16, 16, 3, 3)))
+    found = sizes({"w": weight}).tensors["w"]
+    assert found.coding == "grid"
+    assert found.rest < 40
+    assert found.total < 2304 * (math.log2(9) + 4.0) / 8 + 40  # which precision, uniform, and its code
+
+
 def test_few_distinct_values_make_a_book() -> None:
     scale = 0.0123  # an int8 grid that is no power of two
     weight = torch.randint(-8, 8, (50, 80)).float() * scale

@@ -13,22 +13,28 @@ import numpy as np
 
 from paretorch.deploy.entropy import MAX_DROP, Array, Decoder, Encoder, code_lengths, fit_drops
 from paretorch.deploy.groups import Groups, find_groups, view3
+from paretorch.deploy.smooth import FALLS, MOST, fit_smooth, smooth_drops
 from paretorch.deploy.wire import ByteReader, ByteWriter
 from paretorch.errors import ArtefactError
 
 SPAN = 1 << 17  # the widest range of integers that is treated as symbols
 _STEPS = (1, 4, 16)  # how finely frequencies may be stored, in sixteenths of an octave
 _MOST_CLASSES = 64
+_FEW = 8  # letters: with no more, a table is as small as any formula
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Alphabet (ascending), the drop of each symbol in each class (see entropy.frequencies), the classes of slices."""
+    """Alphabet (ascending), the drop of each symbol in each class (see entropy.frequencies), the classes of slices.
+
+    Drops are stored one by one, in multiples of `step`, or given by a formula's numbers (see smooth) for each class.
+    """
 
     alphabet: Array
     drops: Array
     step: int
     groups: Groups | None = None
+    formula: Array | None = None
 
 
 def levels(alphabet: Array) -> Array:
@@ -66,6 +72,13 @@ class Symbols:
         if found:
             self.counts = found[1]
         self.tables, bits = _fit(alphabet, self.counts, found[0] if found else None)
+        if shape and present.size > _FEW and histogram.size <= MOST:
+            counts = np.zeros((self.counts.shape[0], histogram.size), dtype=np.int64)
+            counts[:, present] = self.counts
+            tables, smooth_bits = _fit_smooth(np.arange(histogram.size) + low, counts, self.tables.groups)
+            if smooth_bits < bits:
+                self.tables, self.counts, bits = tables, counts, smooth_bits
+                self._symbols = (ints.ravel() - low).astype(np.uint8 if histogram.size <= 256 else np.int32)
         self.cost = bits + self.map_bits  # an estimate, for choosing
 
     @property
@@ -80,18 +93,25 @@ class Symbols:
 
     def write(self, index: ByteWriter, coded: Encoder) -> None:
         tables, groups = self.tables, self.tables.groups
-        index.number(tables.alphabet.size)
+        index.number(0 if tables.formula is not None else tables.alphabet.size)
         index.signed(int(tables.alphabet[0]))
-        for gap in np.diff(tables.alphabet):
-            index.number(int(gap) - 1)
+        if tables.formula is not None:
+            index.number(tables.alphabet.size)
+        else:
+            for gap in np.diff(tables.alphabet):
+                index.number(int(gap) - 1)
         if tables.alphabet.size == 1:
             return
         index.number(0 if groups is None else groups.axis + 1)
         if groups is not None:
             Symbols(groups.of).write(index, coded)
-        index.number(tables.step)
-        for delta in _deltas(tables.alphabet, tables.drops, tables.step):
-            index.signed(int(delta))
+        if tables.formula is not None:
+            for value in tables.formula.ravel():
+                index.number(int(value))
+        else:
+            index.number(tables.step)
+            for delta in _deltas(tables.alphabet, tables.drops, tables.step):
+                index.signed(int(delta))
         if groups is None:
             coded.add(self._symbols, tables.drops[0])
         else:
@@ -123,14 +143,28 @@ def _fit(alphabet: Array, counts: Array, groups: Groups | None) -> tuple[Tables,
     return best, least
 
 
+def _fit_smooth(alphabet: Array, counts: Array, groups: Groups | None) -> tuple[Tables, float]:
+    """Frequencies by a formula, per class: the numbers are (drop + 1, fall) of each level."""
+    rows = levels(alphabet)
+    fitted = [fit_smooth(alphabet, rows, row) for row in counts]
+    drops = np.stack([smooth_drops(alphabet, rows, *found) for found in fitted])
+    formula = np.stack([np.stack([weights + 1, falls], axis=1) for weights, falls in fitted])
+    tables = Tables(alphabet, drops, 1, groups, formula)
+    return tables, float(_bits(counts, drops).sum()) + 24.0 + 8.0 * formula.size
+
+
 def read_symbols(index: ByteReader, coded: Decoder, count: int, shape: tuple[int, ...] = ()) -> Tables:
     """The tables of an array of `count` integers; nothing of the array's size is allocated yet."""
     size = index.number(min(count, SPAN))
-    if size == 0:
-        raise ArtefactError("the artefact holds an empty alphabet")
-    first = index.signed(2**40)
-    gaps = index.numbers(size - 1, SPAN)
-    alphabet = first + np.concatenate([[0], np.cumsum(gaps + 1)]).astype(np.int64)
+    first, smooth = index.signed(SPAN), size == 0
+    if smooth:
+        size = index.number(MOST)
+        if size < 2:
+            raise ArtefactError("the artefact holds an empty alphabet")
+        alphabet = first + np.arange(size)
+    else:
+        gaps = index.numbers(size - 1, SPAN)
+        alphabet = first + np.concatenate([[0], np.cumsum(gaps + 1)]).astype(np.int64)
     if size == 1:
         return Tables(alphabet, np.zeros((1, 1), dtype=np.int64), 1)
     axis = index.number(3 if shape else 0)
@@ -143,12 +177,18 @@ def read_symbols(index: ByteReader, coded: Decoder, count: int, shape: tuple[int
         if of.min() < 0 or classes > _MOST_CLASSES:
             raise ArtefactError("the artefact sorts a tensor's slices into classes that cannot be")
         groups = Groups(axis - 1, of)
-    step = index.number(MAX_DROP)
-    deltas = index.numbers(classes * size, 4 * MAX_DROP + 1)
-    deltas = np.where(deltas % 2 == 0, deltas // 2, -(deltas // 2) - 1)
-    drops = np.empty((classes, size), dtype=np.int64)
-    drops[:, _order(alphabet)] = np.cumsum(deltas).reshape(classes, size)
-    drops = np.where(drops == -1, -1, drops * step)
+    if smooth:
+        rows = levels(alphabet)
+        formula = index.numbers(classes * 2 * (int(rows.max()) + 2), MAX_DROP + 1).reshape(classes, -1, 2)
+        drops = np.stack([smooth_drops(alphabet, rows, part[:, 0] - 1, part[:, 1] % FALLS) for part in formula])
+        step = 1
+    else:
+        step = index.number(MAX_DROP)
+        deltas = index.numbers(classes * size, 4 * MAX_DROP + 1)
+        deltas = np.where(deltas % 2 == 0, deltas // 2, -(deltas // 2) - 1)
+        drops = np.empty((classes, size), dtype=np.int64)
+        drops[:, _order(alphabet)] = np.cumsum(deltas).reshape(classes, size)
+        drops = np.where(drops == -1, -1, drops * step)
     if drops.min() < -1 or drops.max() > MAX_DROP or (drops.max(1) < 0).any():
         raise ArtefactError("the artefact holds a frequency that cannot be")
     return Tables(alphabet, drops, step, groups)

@@ -20,7 +20,7 @@ def encode_tensor(tensor: Tensor, sink: Sink) -> TensorSize:
     """Append the tensor; its dtype and shape are the caller's to store."""
     words = values.to_words(tensor)
     start = len(sink.index.data)
-    way = _smallest(words, tensor.dtype, tuple(tensor.shape))
+    way, precisions, scale = _smallest(words, tensor.dtype, tuple(tensor.shape))
     sink.index.number([known.name for known in WAYS].index(way.name))
     spent = way.write(sink)
     return TensorSize(
@@ -33,8 +33,8 @@ def encode_tensor(tensor: Tensor, sink: Sink) -> TensorSize:
         masks=spent.masks / 8,
         maps=spent.maps / 8,
         rest=float(len(sink.index.data) - start),
-        precisions=way.precisions,
-        scale=way.scale,
+        precisions=precisions,
+        scale=scale,
     )
 
 
@@ -44,17 +44,22 @@ def decode_tensor(source: Source, shape: tuple[int, ...], dtype: torch.dtype) ->
     return values.from_words(way.read(source, shape, dtype), dtype).reshape(shape)
 
 
-def _smallest(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> Way:
+def _smallest(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Way, dict[int, int], int]:
+    """The way; and the precisions and the scale of a grid, in whatever way its values are stored."""
     if words.size == 0 or bool((words == words[0]).all()):
-        return Constant(words, dtype)
+        constant = Constant(words, dtype)
+        return constant, constant.precisions, constant.scale
     if words.size <= SMALL and not dtype.is_floating_point:
-        return Small(words)
+        return Small(words), {}, 0
     ways: list[Way] = []
+    precisions: dict[int, int] = {}
+    scale = 0
     grid = values.to_grid(values.to_floats(words, dtype))
     if grid:
         on_grid = Grid(*grid, shape)
+        precisions, scale = on_grid.precisions, on_grid.scale
         if words.size >= _SURE and on_grid.letters <= words.size // 16:
-            return on_grid
+            return on_grid, precisions, scale
         ways.append(on_grid)
     elif _repeats(words):
         letters, places = np.unique(words, return_inverse=True)
@@ -63,7 +68,7 @@ def _smallest(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> Way:
     ways.append(Dense(words, dtype))
     if not words.all():
         ways.append(Sparse(words, dtype, shape))
-    return min(ways, key=lambda way: way.cost)
+    return min(ways, key=lambda way: way.cost), precisions, scale
 
 
 def _repeats(words: Array) -> bool:

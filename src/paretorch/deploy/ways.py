@@ -34,14 +34,6 @@ class Way(Protocol):
     def cost(self) -> float:
         """Bits, about: for choosing."""
 
-    @property
-    def precisions(self) -> dict[int, int]:
-        """Bits p -> number of weights; empty if the values lie on no grid."""
-
-    @property
-    def scale(self) -> int:
-        """The exponent of the power of two at or below the largest value of a grid."""
-
     def write(self, sink: Sink) -> Spent: ...
 
     @staticmethod
@@ -73,8 +65,6 @@ class Small:
 
     def __init__(self, words: Array) -> None:
         self.cost = 0.0
-        self.precisions: dict[int, int] = {}
-        self.scale = 0
         self._words = words
 
     def write(self, sink: Sink) -> Spent:
@@ -100,7 +90,7 @@ class Grid:
         self._symbols = Symbols(ints, shape)
         self.cost = self._symbols.cost
         alphabet, counts = self._symbols.tables.alphabet, self._symbols.counts.sum(0)
-        self.precisions, self.scale = count_precisions(alphabet, exponent, counts)
+        self.precisions, self.scale = count_precisions(alphabet[counts > 0], exponent, counts[counts > 0])
 
     @property
     def letters(self) -> int:
@@ -126,8 +116,6 @@ class Book:
         self._letters = Planes(letters, dtype)
         self._symbols = Symbols(places, shape)
         self.cost = self._letters.cost + self._symbols.cost
-        self.precisions: dict[int, int] = {}
-        self.scale = 0
 
     def write(self, sink: Sink) -> Spent:
         self._symbols.write(sink.index, sink.coded)
@@ -147,8 +135,6 @@ class Dense:
     def __init__(self, words: Array, dtype: torch.dtype) -> None:
         self._planes = Planes(words, dtype)
         self.cost = self._planes.cost
-        self.precisions: dict[int, int] = {}
-        self.scale = 0
 
     def write(self, sink: Sink) -> Spent:
         return Spent(codes=self._planes.write(sink))
@@ -166,8 +152,6 @@ class Sparse:
         self._mask = Symbols(kept.astype(np.int32), shape)
         self._planes = Planes(words[kept], dtype)
         self.cost = self._mask.cost + self._planes.cost
-        self.precisions: dict[int, int] = {}
-        self.scale = 0
 
     def write(self, sink: Sink) -> Spent:
         self._mask.write(sink.index, sink.coded)
