@@ -76,11 +76,12 @@ def relaxed(
     w: Tensor,
     *,
     beta: float,
+    shift: float,
     epsilon: Tensor | None,
     exponent: int,
     together: bool,
 ) -> Tensor:
-    """While searching: c · σ(βs) ⊙ (w + 2^k σ(s) ε)."""
+    """While searching: c · σ(β(s + τ)) ⊙ (w + 2^k σ(s) ε)."""
     for method in sorted(methods, key=lambda one: isinstance(one, ContinuousSparsification)):
         if isinstance(method, SMOL):
             if epsilon is not None:
@@ -89,5 +90,5 @@ def relaxed(
             scale = 1 / float(gate(method.gate, torch.tensor(method.init), 1.0))
             if together:
                 scale = 2.0 ** round(math.log2(scale))
-            w = w * gate(method.gate, spread(method, decisions["sparsity"], w.shape), beta) * scale
+            w = w * gate(method.gate, spread(method, decisions["sparsity"], w.shape) + shift, beta) * scale
     return w

@@ -14,7 +14,7 @@ from tests.contract.reference import noise, relaxed
 
 def expected_weights(plan: Plan, training: bool) -> dict[str, torch.Tensor]:
     step = int(plan.metrics()["step"])
-    beta = plan.metrics().get("temperature", 1.0)
+    beta, shift = plan.metrics().get("temperature", 1.0), plan.metrics().get("shift", 0.0)
     weights = {}
     for site, chain in zip(plan._sites, plan._chains, strict=True):
         module, attribute, _ = site.owners[0]
@@ -22,7 +22,9 @@ def expected_weights(plan: Plan, training: bool) -> dict[str, torch.Tensor]:
         own = {r.room: r.decision.detach() for r in chain.relaxations()}
         exponent = next((r.exponent for r in chain.relaxations() if r.room == "precision"), 0)
         epsilon = noise(0, site.name, step, w.shape) if training else None
-        value = relaxed(plan.methods(), own, w, beta=beta, epsilon=epsilon, exponent=exponent, together=len(own) > 1)
+        value = relaxed(
+            plan.methods(), own, w, beta=beta, shift=shift, epsilon=epsilon, exponent=exponent, together=len(own) > 1
+        )
         weights |= {f"{name}.{a}" if name else a: value for _, a, name in site.owners}
     return weights
 

@@ -15,6 +15,7 @@ from paretorch.core.plan import Plan
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation
 from paretorch.core.sites import Site, choose, find_sites
 from paretorch.core.state import PlanState
+from paretorch.core.tensors import is_sharded
 from paretorch.errors import ConfigError
 
 Meter = Callable[[Mapping[str, Tensor]], int]
@@ -111,7 +112,7 @@ def _check(model: nn.Module, methods: tuple[Method, ...], steps: int, budget: in
             )
     if any(p.is_meta for p in model.parameters()):
         raise ConfigError("the model has no values yet (meta device): load or initialize its weights before compress")
-    if any(isinstance(p.data, torch.distributed.tensor.DTensor) for p in model.parameters()):
+    if any(is_sharded(p.data) for p in model.parameters()):
         raise ConfigError("the model is sharded already: compress first, then fully_shard")
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):

@@ -158,6 +158,22 @@ class Term:
         assert self._sample is not None
         return self._sample
 
+    def kept_sample(self) -> Tensor:
+        """Which sampled weights all methods together would keep if they rounded now, as 0 and 1."""
+        kept = torch.ones_like(self.sample.share)
+        for room, threshold in self._thresholds().items():
+            kept = kept * (self.sample.read(room) >= threshold)
+        return kept
+
+    def _thresholds(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for chain in self.chains:
+            for relaxation in chain.relaxations():
+                threshold = relaxation.threshold()
+                if threshold is not None and relaxation.room not in found:
+                    found[relaxation.room] = threshold
+        return found
+
     def mean(self, function: Callable[[Relaxation, Tensor], Tensor]) -> Tensor:
         """The average over all weights of a per-weight quantity given on each relaxation's grid."""
         sums = [total(lambda s, r=r: function(r, s) * r.grouping.sizes, _gridded(r)) for r in self.relaxations]  # type: ignore[misc]

@@ -5,7 +5,7 @@ loss.backward(); optimizer.step(); plan.step(); optimizer.zero_grad()
 plan.harden(optimizer); small = plan.finalize()
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from paretorch.core.attach import detach, original
 from paretorch.core.budget_bytes import ByteBudget
-from paretorch.core.fused import fused
+from paretorch.core.fused import FusedStep
 from paretorch.core.method import Method, Term
 from paretorch.core.recalibrate import recalibrate_norms
 from paretorch.core.relaxation import PREFIX, Chain
 from paretorch.core.sites import Site
 from paretorch.core.state import PlanState
-from paretorch.core.tensors import local, on_one_gpu, whole, write
-from paretorch.core.update import add_price, advance, check_finite, clip_weights, price_now
+from paretorch.core.tensors import is_sharded, local, on_one_gpu, whole, write
+from paretorch.core.update import add_price, advance, check_finite, clip_weights, gradients_of, price_now
 from paretorch.errors import ConfigError, DivergenceError
 
 _ATTRIBUTE = "_paretorch_plan"
@@ -36,6 +36,7 @@ class Plan:
         self.model = model
         self._sites, self._chains, self._terms, self._state = sites, chains, terms, state
         self._budget: ByteBudget | None = None
+        self._fused = FusedStep()
         model.__dict__[_ATTRIBUTE] = self
         for term in terms:
             term.method.schedule(term, state.step)
@@ -61,23 +62,29 @@ class Plan:
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """After `optimizer.step()` (and before `scaler.update()`): price, update and clip; then the schedules advance."""
         with torch.no_grad():
-            fast = fused if on_one_gpu(self._decisions()) else _as_it_is
+            weights = [original(site).data for site in self._sites]
+            done = False
             if not self.is_hard:
                 for term in self._terms:
-                    self._update(term, scaler, fast(add_price))
                     term.prepare()
-                fast(advance)(self._terms, self._state.step)
+                if scaler is None and on_one_gpu(self._decisions()) and self._fused.fits(self._terms):
+                    done = self._fused(self._terms, self._state.step, self._chains, weights)
+                if not done:
+                    for term in self._terms:
+                        self._update(term, scaler)
+                    advance(self._terms, self._state.step)
+            if not done:
+                clip_weights(self._chains, weights)
             for decision in self._decisions():
                 decision.grad = None
-            fast(clip_weights)(self._sites, self._chains)
 
-    def _update(self, term: Term, scaler: torch.amp.GradScaler | None, add_price: Callable[..., None]) -> None:
+    def _update(self, term: Term, scaler: torch.amp.GradScaler | None) -> None:
         optimizer = self._optimizer(term)
         check_finite(term, self._state.step, scaler)
         scaled = scaler is not None and any(d.grad is not None for d in term.decisions())
         if scaled and scaler is not None:
             scaler.unscale_(optimizer)
-        add_price(term, self._terms)
+        add_price(term, self._terms, gradients_of(term))
         if scaled and scaler is not None:
             scaler.step(optimizer)
         else:
@@ -129,7 +136,7 @@ class Plan:
             self.round_again(before, 1.0)
             if self._budget is not None:
                 self._budget.fit(self, before)
-            clip_weights(self._sites, self._chains)
+            clip_weights(self._chains, [original(site).data for site in self._sites])
             if optimizer is not None:
                 self._forget_dropped(optimizer)
         if recalibrate is not None:
@@ -231,7 +238,7 @@ class Plan:
             exponents: list[int] = [e for r in chain.relaxations() if (e := r.scale_exponent()) is not None]
             if exponents and sum(exponents) != 0:
                 edits.append({"kind": "scale", "weight": site.name, "exponent": sum(exponents)})
-            if isinstance(original(site).data, torch.distributed.tensor.DTensor):
+            if is_sharded(original(site)):
                 raise ConfigError(
                     "finalize needs a whole model: load plan.dense_state_dict() into a plain copy instead"
                 )
@@ -262,7 +269,3 @@ class Plan:
         names = ", ".join(type(term.method).__name__ for term in self._terms)
         phase = "hardened" if self.is_hard else f"searching, {self.steps} steps"
         return f"Plan({names}: {len(self._sites)} weights, {phase})"
-
-
-def _as_it_is(function: Callable[..., None]) -> Callable[..., None]:
-    return function

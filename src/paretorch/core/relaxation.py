@@ -9,10 +9,9 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from paretorch.core.groups import Grouping
-from paretorch.core.tensors import whole
+from paretorch.core.tensors import gather, whole
 
 PREFIX = "paretorch_"
 
@@ -54,9 +53,7 @@ class Relaxation(nn.Module):
     def grid(self, decision: Tensor | None = None) -> Tensor:
         """The decision (or values of its shape), whole, laid out on this weight's grid."""
         value = self.decision if decision is None else decision
-        if isinstance(value, DTensor):  # read outside of the forward pass that gathers it
-            value = value.full_tensor()
-        return value.view(self.grouping.grid)
+        return gather(value).view(self.grouping.grid)  # still sharded outside of a forward pass
 
     def scalar(self, index: int) -> Tensor:
         """One of the room's schedule values, a 0-dim tensor on the device."""
@@ -71,6 +68,10 @@ class Relaxation(nn.Module):
 
     def keep(self, s: Tensor) -> Tensor | None:
         """How much of each weight is kept, 0 to 1, expanded to the weight; None: all of it."""
+        return None
+
+    def threshold(self) -> Tensor | None:
+        """The s below which a weight is dropped when rounded; None: this relaxation drops nothing by s."""
         return None
 
     def survives(self, s: Tensor) -> Tensor | None:

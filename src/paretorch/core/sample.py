@@ -29,7 +29,7 @@ class Sample:
         self._index = {room: [self._lookup(i, room) for i in range(len(chains))] for room in rooms}
 
     def read(self, room: str) -> Tensor:
-        """One value a sampled weight; +∞ where this room has no decision on it."""
+        """The decision at each sampled weight; +∞ where this room has none on it."""
         return torch.cat([self._values(i, room) for i in range(len(self._chains))])
 
     def _values(self, i: int, room: str) -> Tensor:

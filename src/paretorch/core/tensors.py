@@ -1,38 +1,63 @@
-"""Tensors that may be sharded (FSDP2): read whole, write whole, add up."""
+"""Tensors that may be sharded (FSDP2): read whole, write whole, add up.
+
+A sharded tensor is known by its `full_tensor`: importing its class would triple the time `import paretorch` takes.
+"""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch import Tensor, nn
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "full_tensor")
+
+
+def gather(tensor: Tensor) -> Tensor:
+    """The full tensor on every rank, in the graph of the sharded one."""
+    if is_sharded(tensor):
+        sharded: Any = tensor
+        full: Tensor = sharded.full_tensor()
+        return full
+    return tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
     """The full tensor on every rank, detached."""
-    value = tensor.detach()
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    return gather(tensor.detach())
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part, sharing memory with the tensor."""
+    if is_sharded(tensor):
+        sharded: Any = tensor
+        part: Tensor = sharded.to_local()
+        return part
+    return tensor
+
+
+def shard_like(value: Tensor, like: Tensor) -> Tensor:
+    """A full tensor, the same on every rank, laid out as another one is."""
+    if not is_sharded(like):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    sharded: Any = like
+    return distribute_tensor(value, sharded.device_mesh, sharded.placements, src_data_rank=None)
 
 
 def write(target: Tensor, value: Tensor) -> None:
     """Copy a full tensor into a plain or sharded one, in place."""
     with torch.no_grad():
-        if isinstance(target, DTensor):
-            target.copy_(distribute_tensor(value.to(target.dtype), target.device_mesh, target.placements))
-        else:
-            target.copy_(value)
-
-
-def on_one_gpu(parameters: list[torch.nn.Parameter]) -> bool:
-    """Whether fused optimizers suit the parameters: all whole, all on a GPU."""
-    return all(p.is_cuda and not isinstance(p.data, DTensor) for p in parameters)
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part, sharing memory with the tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        target.copy_(shard_like(value.to(target.dtype), target))
 
 
 def total(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
     """Σ function(x) over the whole tensor, whatever part of it lives here."""
-    value = function(tensor.detach()).sum()
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    return gather(function(tensor.detach()).sum())
+
+
+def on_one_gpu(parameters: list[nn.Parameter]) -> bool:
+    """Whether fused optimizers and compiled steps suit the parameters: all whole, all on a GPU."""
+    return all(p.is_cuda and not is_sharded(p.data) for p in parameters)

@@ -2,13 +2,10 @@
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 
-from paretorch.core.attach import original
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Chain, Relaxation
-from paretorch.core.sites import Site
-from paretorch.core.tensors import local, whole
+from paretorch.core.tensors import local, shard_like, whole
 from paretorch.errors import DivergenceError
 
 
@@ -24,20 +21,24 @@ def check_finite(term: Term, step: Tensor, scaler: torch.amp.GradScaler | None) 
             )
 
 
-def add_price(term: Term, terms: list[Term]) -> None:
-    """s.grad += d(λ_keep Σ keep + λ_bits Σ keep·bits)/ds, in closed form; a steered price touches its own decisions only."""
-    prices = {
-        other.method.room: other.method.price(other) for other in terms if other is term or not other.method.is_steered
-    }
-    if all(price is None for price in prices.values()):
-        return
-    for relaxation, chain in zip(term.relaxations, term.chains, strict=True):
+def add_price(term: Term, terms: list[Term], gradients: list[Tensor]) -> None:
+    """gradients += d(λ_keep Σ keep + λ_bits Σ keep·bits)/ds, in closed form, one gradient a relaxation.
+
+    A steered price is a control signal and touches its own decisions only.
+    """
+    prices = {t.method.room: t.method.price(t) for t in terms if t is term or not t.method.is_steered}
+    for relaxation, chain, gradient in zip(term.relaxations, term.chains, gradients, strict=True):
         slope = _slope(relaxation, chain, prices)
-        if slope is None:
-            continue
-        decision = relaxation.decision
-        slope = _like(slope.reshape(decision.shape), decision)
-        decision.grad = slope if decision.grad is None else decision.grad.add_(slope)
+        if slope is not None:
+            gradient.add_(shard_like(slope.reshape(gradient.shape), gradient))
+
+
+def gradients_of(term: Term) -> list[Tensor]:
+    """The gradient of each relaxation's decision; zeros where no loss has reached it."""
+    for decision in term.decisions():
+        if decision.grad is None:
+            decision.grad = torch.zeros_like(decision)
+    return [r.decision.grad for r in term.relaxations if r.decision.grad is not None]
 
 
 def advance(terms: list[Term], step: Tensor) -> None:
@@ -88,19 +89,11 @@ def _rate(relaxation: Relaxation, s: Tensor, chain: Chain, prices: dict[str, Ten
     return rate
 
 
-def _like(value: Tensor, decision: Tensor) -> Tensor:
-    if isinstance(decision, DTensor):
-        return distribute_tensor(value, decision.device_mesh, decision.placements, src_data_rank=None)
-    return value
-
-
-def clip_weights(sites: list[Site], chains: list[Chain]) -> None:
+def clip_weights(chains: list[Chain], weights: list[Tensor]) -> None:
     """Keep every weight within the limits of its relaxations, in place."""
-    with torch.no_grad():
-        for site, chain in zip(sites, chains, strict=True):
-            for relaxation in chain.relaxations():
-                bound = relaxation.limit(relaxation.grid(whole(relaxation.decision)))
-                if bound is not None:
-                    weight = original(site)
-                    bound = _like(bound.expand(weight.shape).to(weight.dtype), weight)
-                    local(weight).clamp_(-local(bound), local(bound))
+    for chain, weight in zip(chains, weights, strict=True):
+        for relaxation in chain.relaxations():
+            bound = relaxation.limit(relaxation.grid(whole(relaxation.decision)))
+            if bound is not None:
+                bound = local(shard_like(bound.expand(weight.shape).to(weight.dtype), weight))
+                local(weight).clamp_(-bound, bound)

@@ -122,10 +122,7 @@ class SMOL(Method):
     def steer(self, term: Term, step: Tensor) -> None:
         if self.target_bits is None:
             return
-        sample = term.sample
-        kept = torch.ones_like(sample.share)
-        for room in {r.room for chain in term.chains for r in chain.relaxations()} - {self.room}:
-            kept = kept * (sample.read(room) >= 0)
+        sample, kept = term.sample, term.kept_sample()
         share, bits = torch.stack([kept, kept * real_bits(sample.read(self.room))]).mv(sample.share)
         goal = cubic(progress(step, self.anneal * term.steps), self.init_bits * share, self.target_bits)
         error = (bits - goal) / self.init_bits

@@ -1,14 +1,14 @@
 """Continuous Sparsification (chapter 4, Algorithm 1).
 
-    W = c · θ ⊙ σ(βs),   price λ Σ σ(βs),   β from 1 to β_final,   m = 1{s ≥ 0}
+    W = c · θ ⊙ σ(β(s + τ)),   price λ Σ σ(β(s + τ)),   β from 1 to β_final,   m = 1{s + τ ≥ 0}
 
 c = 1/σ(s_init) keeps the layers' scale at the first forward pass (rounded to a power of two where the precision of the
 same weight is learned too, so that the grid stays a grid). What differs from the printed algorithm:
 
 - β reaches its final value after `anneal` of the steps and stays there, and s keeps a constant learning rate: rounding
   then changes next to nothing, while with the printed schedule it does.
-- `target`: the share of weights with s < 0 follows a cubic schedule to the target. A small common shift of all s,
-  proportional to the error and to the spread of s, does it; which weights go is decided by their gradients alone.
+- `target`: the share of weights with s + τ < 0 follows a cubic schedule to the target. One common shift τ (0 as
+  printed), moved by the error times the spread of s, does it; which weights go is decided by their gradients alone.
 """
 
 import math
@@ -24,12 +24,12 @@ from paretorch.core.method import Method, Term
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.schedule import cubic, geometric, progress
 from paretorch.core.sites import Site
-from paretorch.core.tensors import local, on_one_gpu, whole, write
+from paretorch.core.tensors import on_one_gpu, whole, write
 from paretorch.errors import ConfigError
 from paretorch.sparsity.gates import GATES
 
 _GAIN = 0.1  # share of the spread of s by which a full error shifts it in one step
-_TINY = 1e-6
+_TINY = 1e-4  # the least |s + τ| after rounding: far above the rounding error of s + τ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,38 +92,42 @@ class ContinuousSparsification(Method):
             return
         goal = cubic(progress(step, self.anneal * term.steps), 1.0, 1.0 - self.target)
         sample = term.sample
-        s = sample.read(self.room)
+        s = sample.read(self.room) + term.scalar("shift")
         kept, spread = torch.stack([(s >= 0).to(s.dtype), s.abs()]).mv(sample.share)
-        shift = _GAIN * spread * (goal - kept)
-        for decision in term.decisions():
-            local(decision.data).add_(shift)
+        term.set_scalar("shift", term.scalar("shift") + _GAIN * spread * (goal - kept))
 
     def round(self, term: Term, factor: float) -> None:
         groups = term.groups()
-        scores = [whole(decision) for decision, _, _ in groups]
+        shift = term.scalar("shift")
+        scores = [whole(decision) + shift for decision, _, _ in groups]
         if self.target is None and factor == 1.0:
             keep = [score >= 0 for score in scores]
         else:
-            share = (
-                1.0 - self.target if self.target is not None else float(term.mean(lambda _, s: (s >= 0).to(s.dtype)))
-            )
+            share = 1.0 - (self.target if self.target is not None else float(_sparsity(term)))
             keep = keep_best(scores, [sizes for *_, sizes in groups], min(share * factor, 1.0) * term.weights)
         for (decision, _, _), score, kept in zip(groups, scores, keep, strict=True):
             size = score.abs().clamp_min(_TINY)
-            write(decision, torch.where(kept, size, -size))
+            write(decision, torch.where(kept, size, -size) - shift)
 
     def aim(self, share: float) -> Self:
         return self if self.target is not None else replace(self, target=1.0 - share)
 
     def measure(self, term: Term) -> dict[str, Tensor]:
         return {
-            "sparsity": 1.0 - term.mean(lambda _, s: (s >= 0).to(s.dtype)),
+            "sparsity": _sparsity(term),
             "temperature": term.scalar("temperature"),
+            "shift": term.scalar("shift"),
         }
 
 
+def _sparsity(term: Term) -> Tensor:
+    """The share of weights that would be dropped if rounded now."""
+    shift = term.scalar("shift")
+    return term.mean(lambda _, s: (s + shift < 0).to(s.dtype))
+
+
 class Mask(Relaxation):
-    """W = c · w ⊙ σ(βs); hard: c · w ⊙ 1{s ≥ 0}."""
+    """W = c · w ⊙ σ(β(s + τ)); hard: c · w ⊙ 1{s + τ ≥ 0}."""
 
     room: ClassVar[str] = "sparsity"
 
@@ -142,16 +146,17 @@ class Mask(Relaxation):
     def keep(self, s: Tensor) -> Tensor:
         if self.hard:
             # Decisions stay in the graph with a zero gradient: DDP waits for every parameter.
-            mask = (s >= 0).to(s.dtype) + 0.0 * s if self.training else (s >= 0).to(s.dtype)
-        else:
-            mask = self.gate.value(s, self.scalar(0))
-        return self.grouping.expand(mask)
+            return self.survives(s) + self.grouping.expand(0.0 * s) if self.training else self.survives(s)
+        return self.grouping.expand(self.gate.value(s + self.scalar(1), self.scalar(0)))
+
+    def threshold(self) -> Tensor:
+        return -self.scalar(1)
 
     def survives(self, s: Tensor) -> Tensor:
-        return self.grouping.expand((s >= 0).to(s.dtype))
+        return self.grouping.expand((s + self.scalar(1) >= 0).to(s.dtype))
 
     def price_slope(self, s: Tensor) -> Tensor:
-        return self.gate.slope(s, self.scalar(0))
+        return self.gate.slope(s + self.scalar(1), self.scalar(0))
 
     def scale_exponent(self) -> int | None:
         return round(math.log2(self.factor)) if self.on_grid else None
