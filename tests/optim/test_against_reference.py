@@ -17,7 +17,7 @@ ALGORITHMS = {
     DelayedAdam: reference.delayed_adam,
     AnnealedAdam: reference.annealed_adam,
 }
-IMPLEMENTATIONS = [{"fused": True}, {"foreach": True}, {"foreach": False}, {}]
+IMPLEMENTATIONS = [{}, {"fused": True}, {"foreach": True}, {"foreach": False}]
 SHAPES = [(7, 5), (3,), (4, 3, 2, 2), (1,), (11,)]
 
 

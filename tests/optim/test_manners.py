@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 
 from paretorch.errors import ConfigError
 from paretorch.optim import AnnealedAdam, AvaGrad, AvaGradW, DelayedAdam
+from paretorch.optim._foreach import ForeachBucket
+from paretorch.optim._leaf import Leaf, new_state
+from paretorch.optim._rule import Hyper
 
 KINDS = [AvaGrad, AvaGradW, DelayedAdam, AnnealedAdam]
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -282,3 +286,24 @@ def test_sparse_gradients_are_refused_before_anything_changes(kind) -> None:
     with pytest.raises(ConfigError, match="sparse=False"):
         optimizer.step()
     assert torch.equal(other.detach(), torch.ones(3))
+
+
+@every_kind
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+def test_numbers_that_live_on_the_device(kind, state_dtype) -> None:
+    """In a captured graph lr, ε and the step count are tensors; the bucket must not care."""
+    moved = []
+    for wrap in (float, lambda x: torch.tensor(float(x))):
+        generator = torch.Generator().manual_seed(0)
+        p = torch.randn(20, generator=generator)
+        state = new_state(p, state_dtype)
+        bucket = ForeachBucket([Leaf(p, state, 0)], seed=3, single=False)
+        for step in (1, 2, 3):
+            hyper = Hyper(wrap(0.1), 0.9, 0.99, 1e-3, 0.01, False, kind.rule)
+            if kind is AnnealedAdam:
+                hyper = replace(hyper, eps=wrap(0.5 * step))
+            grads = [torch.randn(20, generator=generator)]
+            total = torch.tensor([20.0, 5.0], dtype=torch.float64) if kind.rule.normalised else None
+            bucket.update(grads, hyper, total, wrap(step))
+        moved.append((p, state["exp_avg"].float()))
+    torch.testing.assert_close(moved[0], moved[1], rtol=1e-6, atol=1e-7)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paretorch.optim import AvaGrad, DelayedAdam
 
-MODES = [{"fused": True}, {"foreach": True}, {"foreach": False}]
+MODES = [{}, {"fused": True}, {"foreach": True}, {"foreach": False}]
 every_mode = pytest.mark.parametrize("mode", MODES, ids=str)
 
 

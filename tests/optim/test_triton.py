@@ -14,6 +14,8 @@ if DEVICE == "cpu":
 pytest.importorskip("triton")
 
 from paretorch.optim import AnnealedAdam, AvaGrad, AvaGradW, DelayedAdam, _base, _modes, _triton  # noqa: E402
+from paretorch.optim._leaf import Leaf, new_state  # noqa: E402
+from paretorch.optim._rule import Hyper  # noqa: E402
 
 KINDS = [AvaGrad, AvaGradW, DelayedAdam, AnnealedAdam]
 SHAPES = [(11, 9), (5,), (300,), (1,), (0,), (3, 2, 3, 3)]
@@ -116,6 +118,21 @@ def test_a_scaler_may_skip_the_step() -> None:
             plain.step()
             torch.testing.assert_close(p, twin)
     assert float(scaled.state[p]["step"]) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_that_live_on_the_device(kind) -> None:
+    moved = []
+    for wrap in (float, lambda x: torch.tensor(float(x), device=DEVICE)):
+        p = torch.linspace(-1, 1, 70, device=DEVICE)
+        state = new_state(p, torch.bfloat16)
+        bucket = _triton.TritonBucket([Leaf(p, state, 0)], seed=3)
+        for step in (1, 2):
+            hyper = Hyper(wrap(0.1), 0.9, 0.99, wrap(0.01 * step), 0.01, False, kind.rule)
+            total = torch.tensor([20.0, 5.0], dtype=torch.float64, device=DEVICE) if kind.rule.normalised else None
+            bucket.update([torch.linspace(0, step, 70, device=DEVICE)], hyper, total, wrap(step))
+        moved.append((p, state["exp_avg"].float()))
+    torch.testing.assert_close(moved[0], moved[1], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")

@@ -31,7 +31,8 @@ class Options(TypedDict, total=False):
     foreach: bool | None
     """Force the multi-tensor implementation (True) or one tensor at a time (False)."""
     fused: bool | None
-    """Force one pass over memory: cache-sized pieces on a CPU, a Triton kernel on a GPU. None does so where it can."""
+    """True: one pass over memory, by a Triton kernel on a GPU or a loop compiled to C++ on a CPU. None, the default, takes
+    the kernel if triton is there, and on a CPU works in cache-sized pieces, which need no compiler."""
     capturable: bool
     """Keep the step count on the device, so that the step can be captured in a CUDA graph."""
     differentiable: bool
@@ -115,8 +116,8 @@ class AdaptiveOptimizer(Optimizer):
     def _hyper(self, group: Group, now: Scalar) -> Hyper:
         beta1, beta2 = group["betas"]
         lr = group["lr"]
-        if isinstance(lr, Tensor) and lr.device.type == "cpu":
-            lr = float(lr)
+        if isinstance(lr, Tensor):
+            lr = float(lr) if lr.device.type == "cpu" else lr.reshape(())
         numbers = (lr, beta1, beta2, group["eps"], group["weight_decay"], group["maximize"])
         return Hyper(*numbers, self.rule, self.grad_scale, self.found_inf)
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 State = MutableMapping[str, Any]
+_ORDINARY = (Tensor, torch.nn.Parameter)
 
 
 class Leaf:
@@ -112,6 +113,8 @@ def _real(tensor: Tensor) -> Tensor:
 
 
 def _local(tensor: Tensor) -> Tensor:
+    if type(tensor) in _ORDINARY:
+        return tensor
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
 

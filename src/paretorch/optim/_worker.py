@@ -1,0 +1,105 @@
+"""The arithmetic of one piece of one tensor on a CPU, with temporaries that are allocated once and used again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paretorch.optim._rule import Hyper, Scalar
+
+Store = Callable[[Tensor, Tensor, int, int, int, Scalar], None]
+
+
+@dataclass
+class Piece:
+    """A part of a leaf (by its index in the optimizer), where it begins, and what is known of its v."""
+
+    p: Tensor
+    m: Tensor
+    v: Tensor
+    index: int
+    start: int
+    total: float = 0.0
+    live: int = 0
+
+
+class Worker:
+    """Steps one piece at a time."""
+
+    def __init__(self, longest: int, dtype: torch.dtype, store: Store) -> None:
+        self._dtype, self._store = dtype, store
+        self._scratch = torch.empty(5, longest, dtype=dtype)
+        self._temporaries: dict[tuple[int, torch.Size], Tensor] = {}
+
+    def step(self, piece: Piece, g: Tensor, hyper: Hyper, rate: float, now: Scalar) -> None:
+        """Update p, m and v of the piece, and take Σ η² of the new v while it is in the cache."""
+        rule = hyper.rule
+        p, m, v = self._up(piece.p, 0), self._up(piece.m, 2), self._up(piece.v, 3)
+        g = self._effective(p, self._up(g, 1), hyper)
+        if rule.decoupled and hyper.weight_decay:
+            p.mul_(1 - float(hyper.lr) * hyper.weight_decay)
+        m.lerp_(g, 1 - hyper.beta1)
+        root = self._temporary(p, 4)
+        if rule.delayed:
+            torch.sqrt(v, out=root)
+        v.mul_(hyper.beta2).addcmul_(g, g, value=1 - hyper.beta2)
+        if not rule.delayed:
+            torch.sqrt(v, out=root)
+        elif piece.live < v.numel():
+            # A coordinate without history takes its own first v.
+            root = torch.where(root == 0, v.sqrt(), root)
+        p.addcdiv_(m, root.add_(float(hyper.eps)), value=-rate)
+        if p is not piece.p:
+            piece.p.copy_(p)
+        if m is not piece.m:
+            self._store(m, piece.m, 0, piece.index, piece.start, now)
+            self._store(v, piece.v, 1, piece.index, piece.start, now)
+            v.copy_(piece.v)  # the sums are those of the v that is kept
+        if rule.normalised:
+            piece.total, piece.live = self._eta_sum(v, hyper)
+
+    def measure(self, piece: Piece, hyper: Hyper) -> None:
+        """Take Σ η² from v as it stands."""
+        piece.total, piece.live = self._eta_sum(self._up(piece.v, 3), hyper)
+
+    def preview(self, piece: Piece, g: Tensor, hyper: Hyper) -> tuple[float, int]:
+        """Σ η² and d of v₁ = (1 − β₂) g₁²."""
+        g = self._effective(self._up(piece.p, 0), self._up(g, 1), hyper)
+        return self._eta_sum(torch.mul(g, g, out=self._temporary(g, 3)).mul_(1 - hyper.beta2), hyper)
+
+    def _effective(self, p: Tensor, g: Tensor, hyper: Hyper) -> Tensor:
+        decay = 0.0 if hyper.rule.decoupled else hyper.weight_decay
+        if not (decay or hyper.maximize):
+            return g
+        g = torch.mul(g, -1 if hyper.maximize else 1, out=self._temporary(g, 1))
+        return g.add_(p, alpha=decay) if decay else g
+
+    def _eta_sum(self, v: Tensor, hyper: Hyper) -> tuple[float, int]:
+        if v.numel() == 0:
+            return 0.0, 0
+        eta = torch.sqrt(v, out=self._temporary(v, 4))
+        live = v.numel()
+        dead = float(eta.amin()) <= 0
+        eta.add_(float(hyper.eps)).reciprocal_()
+        kappa = hyper.damping
+        if dead or kappa != 1:
+            eta.mul_((v > 0).to(eta.dtype) * kappa)
+            live = int(torch.count_nonzero(v))
+        eta = eta.reshape(-1)
+        return float(torch.dot(eta, eta)) / kappa**2, live
+
+    def _up(self, tensor: Tensor, place: int) -> Tensor:
+        """The tensor itself, or its values in the working precision."""
+        if tensor.dtype == self._dtype:
+            return tensor
+        return self._temporary(tensor, place).copy_(tensor)
+
+    def _temporary(self, like: Tensor, place: int) -> Tensor:
+        key = (place, like.shape)
+        found = self._temporaries.get(key)
+        if found is None:
+            found = self._temporaries[key] = self._scratch[place, : like.numel()].view(like.shape)
+        return found
