@@ -1,8 +1,10 @@
 """`compress` as users call it: the core's, with byte budgets measured by the artefact's own encoder."""
 
+from collections.abc import Mapping, Sequence
+
 from torch import Tensor, nn
 
-from paretorch.core.compress import Meter
+from paretorch.core.budget_bytes import Edit, Meter
 from paretorch.core.compress import compress as _compress
 from paretorch.core.method import Method
 from paretorch.core.plan import Plan
@@ -26,5 +28,7 @@ def compress(
     if budget is not None:
         from paretorch.deploy import encoded_size
 
-        meter = encoded_size
+        def meter(state: Mapping[str, Tensor], edits: Sequence[Edit]) -> int:
+            return encoded_size(state, model, edits)
+
     return _compress(model, *methods, steps=steps, example=example, budget=budget, seed=seed, meter=meter)

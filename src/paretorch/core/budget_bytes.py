@@ -6,7 +6,7 @@ what fine-tuning added is trimmed by zeroing the smallest weights.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,8 @@ from paretorch.errors import ConfigError
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
 
-Meter = Callable[[Mapping[str, Tensor]], int]
+Edit = dict[str, str | int]
+Meter = Callable[[Mapping[str, Tensor], Sequence[Edit]], int]  # bytes of the file of a state after structural edits
 _KEPT_BITS = 2.5  # bits of a kept weight where both density and precision are free
 _MAP_BITS = 0.6  # what telling the precisions apart costs, about
 _AIM = 0.985  # of the budget at harden: room for what fine-tuning changes
@@ -33,7 +34,7 @@ def assign_targets(
     weights = {id(site.weight): site for sites in chosen.values() for site in sites}
     state = model.state_dict(keep_vars=True)
     empty = {key: torch.zeros_like(value) if id(value) in weights else value.detach() for key, value in state.items()}
-    rest, count = meter(empty), sum(site.weight.numel() for site in weights.values())
+    rest, count = meter(empty, ()), sum(site.weight.numel() for site in weights.values())
     available = 8 * (budget - rest) / count
     if available <= 0.02:
         raise ConfigError(
@@ -87,11 +88,11 @@ class ByteBudget:
 
     def _bytes(self, plan: "Plan", before: list[Tensor], factor: float) -> int:
         plan.round_again(before, factor)
-        return self.meter(plan.dense_state_dict())
+        return self.meter(plan.dense_state_dict(), plan.edits())
 
-    def trim(self, state: dict[str, Tensor], names: list[str]) -> None:
+    def trim(self, state: dict[str, Tensor], names: list[str], edits: Sequence[Edit]) -> None:
         """Zero the smallest non-zero weights of the named tensors, ties by index, in place, until the file fits."""
-        if self.meter(state) <= self.target:
+        if self.meter(state, edits) <= self.target:
             return
         flat = torch.cat([state[name].flatten() for name in names])
         order = torch.argsort(flat.abs(), stable=True)
@@ -99,11 +100,8 @@ class ByteBudget:
         low, high = 1, len(order)
         while low < high:
             middle = (low + high) // 2
-            low, high = (
-                (low, middle)
-                if self.meter(_without(state, names, flat, order[:middle])) <= self.target
-                else (middle + 1, high)
-            )
+            fits = self.meter(_without(state, names, flat, order[:middle]), edits) <= self.target
+            low, high = (low, middle) if fits else (middle + 1, high)
         state.update(_without(state, names, flat, order[:high]))
 
 

@@ -1,13 +1,11 @@
 """`compress`: one verb that turns a model and some methods into a plan."""
 
-from collections.abc import Callable, Mapping
-
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from paretorch.core.attach import attach
-from paretorch.core.budget_bytes import ByteBudget, assign_targets
+from paretorch.core.budget_bytes import ByteBudget, Meter, assign_targets
 from paretorch.core.groups import grouping
 from paretorch.core.method import Method, Term
 from paretorch.core.noise import seed_for
@@ -17,8 +15,6 @@ from paretorch.core.sites import Site, choose, find_sites
 from paretorch.core.state import PlanState
 from paretorch.core.tensors import is_sharded
 from paretorch.errors import ConfigError
-
-Meter = Callable[[Mapping[str, Tensor]], int]
 
 
 def compress(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.attach import detach, original
-from paretorch.core.budget_bytes import ByteBudget
+from paretorch.core.budget_bytes import ByteBudget, Edit
 from paretorch.core.fused import FusedStep
 from paretorch.core.method import Method, Term
 from paretorch.core.recalibrate import recalibrate_norms
@@ -227,21 +227,24 @@ class Plan:
                 found[key] = whole(value).clone()
         return {key: found[key] for key in self._state.order if key in found}
 
+    def edits(self) -> list[Edit]:
+        """What the file must say beside the values: the scales of the grids."""
+        found: list[Edit] = []
+        for site, chain in zip(self._sites, self._chains, strict=True):
+            exponents = [e for r in chain.relaxations() if (e := r.scale_exponent()) is not None]
+            if sum(exponents) != 0:
+                found.append({"kind": "scale", "weight": site.name, "exponent": sum(exponents)})
+        return found
+
     def finalize(self) -> nn.Module:
         """The model as an ordinary module again, with the same outputs and its original keys; hardens if need be."""
         self.harden()
-        state = self.dense_state_dict()
+        if any(is_sharded(original(site)) for site in self._sites):
+            raise ConfigError("finalize needs a whole model: load plan.dense_state_dict() into a plain copy instead")
+        state, edits = self.dense_state_dict(), self.edits()
         if self._budget is not None:
-            self._budget.trim(state, [site.name for site in self._sites])
-        edits = []
-        for site, chain in zip(self._sites, self._chains, strict=True):
-            exponents: list[int] = [e for r in chain.relaxations() if (e := r.scale_exponent()) is not None]
-            if exponents and sum(exponents) != 0:
-                edits.append({"kind": "scale", "weight": site.name, "exponent": sum(exponents)})
-            if is_sharded(original(site)):
-                raise ConfigError(
-                    "finalize needs a whole model: load plan.dense_state_dict() into a plain copy instead"
-                )
+            self._budget.trim(state, [site.name for site in self._sites], edits)
+        for site in self._sites:
             detach(site, state[site.name])
         self._state.remove()
         del self.model.__dict__[_ATTRIBUTE]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +54,14 @@ def sizes(
     return _encode(model, norms, fold_norms, summary)[1]
 
 
-def encoded_size(state: Mapping[str, Tensor]) -> int:
-    """Bytes of the artefact of a state dict: exact, by encoding it."""
-    return sizes(state).total
+def encoded_size(
+    state: Mapping[str, Tensor], module: nn.Module | None = None, edits: Sequence[Mapping[str, Any]] = ()
+) -> int:
+    """Bytes of the artefact of a state dict: exact, by encoding it; as the state of `module`, after `edits`, if given."""
+    head = {} if module is None else _name_of(module)
+    if edits:
+        head["edits"] = check_edits(edits)
+    return len(pack(write_blob(state, head)[0]))
 
 
 def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
@@ -92,14 +97,18 @@ def open_artefact(path: StrPath) -> tuple[nn.Module | dict[str, Tensor], dict[st
     return state, reader.head
 
 
+def _name_of(model: nn.Module) -> dict[str, Any]:
+    name = getattr(model, "zoo_name", None)
+    return {"zoo": [name, dict(getattr(model, "zoo_options", None) or {})]} if isinstance(name, str) else {}
+
+
 def _encode(
     model: nn.Module | Mapping[str, Tensor], norms: torch.dtype, fold_norms: bool, summary: Mapping[str, Any] | None
 ) -> tuple[bytes, Sizes]:
     head: dict[str, Any] = {}
     if isinstance(model, nn.Module):
         state: Mapping[str, Tensor] = prepared_state(model, norms, fold_norms)
-        if isinstance(name := getattr(model, "zoo_name", None), str):
-            head["zoo"] = [name, dict(getattr(model, "zoo_options", None) or {})]
+        head = _name_of(model)
         if getattr(model, "paretorch_edits", None):
             head["edits"] = check_edits(model.paretorch_edits)
     else:

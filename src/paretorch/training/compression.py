@@ -1,6 +1,5 @@
 """From a recipe's targets to the plan that meets them."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,8 @@ from paretorch.training.recipe import Recipe
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
 
+_SUMMARY = len('"summary":{"accuracy":0.1234},')  # what `finish` adds to the file beside the network
+
 
 def attach(model: nn.Module, recipe: Recipe, *, steps: int, example: Tensor) -> "Plan | None":
     """The plan of the recipe's targets, or None for a dense run."""
@@ -20,14 +21,8 @@ def attach(model: nn.Module, recipe: Recipe, *, steps: int, example: Tensor) -> 
     import paretorch
 
     methods = _methods(recipe, getattr(model, "leave_out", {}))
-    budget = None if recipe.budget is None else max(recipe.budget - _head_bytes(model), 1)
+    budget = None if recipe.budget is None else max(recipe.budget - _SUMMARY, 1)
     return paretorch.compress(model, *methods, steps=steps, example=example, budget=budget, seed=recipe.seed)
-
-
-def _head_bytes(model: nn.Module) -> int:
-    """At most so many bytes of the artefact name the network and its accuracy; the plan's budget is for the rest."""
-    named = [getattr(model, "zoo_name", ""), getattr(model, "zoo_options", {})]
-    return len(json.dumps({"zoo": named, "summary": {"accuracy": 0.1234}}))
 
 
 def _methods(recipe: Recipe, leave_out: Mapping[str, Sequence[str]]) -> list[Any]:
