@@ -1,9 +1,9 @@
 """A whole step of the plan in one compiled function: on a GPU, one pass over memory instead of one an operation.
 
 Price, update and clipping of a decision are elementwise, so a compiler makes them one kernel a layer. The layers of a
-small network share launches (ResNet-20: 40 µs instead of 82 for SMOL on an H200); for a large one such shared kernels
-are slower than one each (WRN-28-10: 407 µs instead of 302 for sparsity). Used on one GPU, with the methods' own
-optimizers, after their first step; everywhere else the same arithmetic runs operation by operation.
+small network share launches; for a large one, where memory traffic is what costs, shared kernels are slower than one
+each. Used on one GPU, with the methods' own optimizers, after their first step; everywhere else the same arithmetic
+runs operation by operation.
 """
 
 import math

@@ -165,6 +165,7 @@ class Precision(Relaxation):
     def __init__(self, method: SMOL, site: Site, grouping: Grouping, seed: int, exponent: int) -> None:
         super().__init__(grouping, float(s_of_bits(method.init_bits)), site.weight.device)
         self.seed, self.exponent, self.scale = seed, exponent, 2.0**exponent
+        self.most = method.init_bits  # a generous target gives no weight more bits than it began with
         self.allowed, self.rounding, self.zero_precision = method.allowed_bits, method.rounding, method.zero_precision
         shape = site.weight.shape if method.zero_precision else torch.Size(())
         self.register_buffer("zero", torch.zeros(shape, dtype=torch.bool, device=site.weight.device))
@@ -193,7 +194,7 @@ class Precision(Relaxation):
 
     def levels(self, s: Tensor, offset: float = 0.0) -> Tensor:
         """Whole bits from s, after an offset to the real precision."""
-        return whole_bits(real_bits(s) + offset, self.allowed, self.rounding)
+        return whole_bits((real_bits(s) + offset).clamp_max(self.most), self.allowed, self.rounding)
 
     def is_zero(self, weight: Tensor, p: Tensor) -> Tensor:
         """Zero-precision allocation: |w| ≤ |w − Q(w, p)|."""
