@@ -11,14 +11,21 @@ def optimizer_of(plan: Plan) -> torch.optim.Optimizer:
 
 
 def train(
-    model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer, x: Tensor, steps: int, parts: int = 1
+    model: nn.Module,
+    plan: Plan,
+    optimizer: torch.optim.Optimizer,
+    x: Tensor,
+    steps: int,
+    parts: int = 1,
+    mixed: bool = False,
 ) -> list[float]:
-    """Some steps on one batch, in `parts` accumulated pieces; returns the losses."""
+    """Some steps on one batch, in `parts` accumulated pieces, the forward pass in bf16 where `mixed`; returns the losses."""
     losses = []
     for _ in range(steps):
         total = 0.0
         for piece, target in zip(x.chunk(parts), (torch.arange(len(x))).chunk(parts), strict=True):
-            output = model(piece)
+            with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+                output = model(piece)
             loss = nn.functional.cross_entropy(output.float(), target % output.shape[1]) / parts
             loss.backward()
             total += loss.item()

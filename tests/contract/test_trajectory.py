@@ -77,9 +77,7 @@ def test_bf16_autocast(method: str, model: str) -> None:
     for mixed in (False, True):
         network = build(model)
         plan = compress(network, *METHODS[method](), steps=STEPS)
-        optimizer = optimizer_of(plan)
-        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
-            runs.append((network, train(network, plan, optimizer, x, 5)))
+        runs.append((network, train(network, plan, optimizer_of(plan), x, 5, mixed=mixed)))
         assert all(d.dtype == torch.float32 for t in plan._terms for d in t.decisions())
     torch.testing.assert_close(runs[0][1], runs[1][1], rtol=0.05, atol=0.05)
 
