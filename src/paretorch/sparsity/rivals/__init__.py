@@ -1,0 +1,24 @@
+"""The methods that Continuous Sparsification is compared with, in the same harness: `compress(model, Rival(...), steps=N)`."""
+
+from paretorch.sparsity.rivals.gradual import GradualMagnitude
+from paretorch.sparsity.rivals.hard_concrete import HardConcrete
+from paretorch.sparsity.rivals.magnitude import MagnitudePruning
+from paretorch.sparsity.rivals.sampling import harden_best
+from paretorch.sparsity.rivals.slimming import NetworkSlimming
+from paretorch.sparsity.rivals.st3 import ST3
+from paretorch.sparsity.rivals.stochastic import StochasticSparsification, drop_fallen
+from paretorch.sparsity.rivals.threshold import STR
+from paretorch.sparsity.rivals.wirings import DNW
+
+__all__ = [
+    "DNW",
+    "ST3",
+    "STR",
+    "GradualMagnitude",
+    "HardConcrete",
+    "MagnitudePruning",
+    "NetworkSlimming",
+    "StochasticSparsification",
+    "drop_fallen",
+    "harden_best",
+]

@@ -1,0 +1,138 @@
+"""Masks that follow the weights: what magnitude pruning, DNW and ST-3 have in common.
+
+    s = |w|/σ − τ,   m = 1{s ≥ 0},   τ the quantile of |w|/σ at the sparsity of this step
+
+σ is 1 (or a layer's scale). The decision s is not trained: it is written after each step, so that the plan reads masks,
+prices and targets off it as it does for learned masks. τ comes from a fixed sample of each layer (all of it up to
+2¹⁴ weights), without waiting for the device; at `harden` the target is met exactly. A group's score is its average.
+"""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.attach import original
+from paretorch.core.groups import Grouping
+from paretorch.core.method import Term
+from paretorch.core.relaxation import Relaxation
+from paretorch.core.tensors import whole, write
+from paretorch.errors import ConfigError
+from paretorch.sparsity.rivals.rival import Rival, boundary
+
+_CAP = 2**14
+_TINY = 1e-12  # the least |s| after rounding
+
+
+@dataclass(frozen=True, kw_only=True)
+class FollowingRival(Rival):
+    """scope: compare magnitudes over the whole network ("global") or within each layer ("layer")."""
+
+    scope: str = "global"
+
+    scalars: ClassVar[tuple[str, ...]] = ("goal",)
+
+    def check(self) -> None:
+        super().check()
+        if self.scope not in ("global", "layer"):
+            raise ConfigError(f'scope={self.scope!r}: use "global" or "layer"')
+
+    @abstractmethod
+    def goal(self, step: Tensor, steps: int) -> Tensor:
+        """The share of weights to drop at this step."""
+
+    def is_due(self, step: Tensor, steps: int) -> Tensor | None:
+        """Whether the masks are renewed at this step; None: at every one."""
+        return None
+
+    def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.0)  # s follows the weights: there is nothing to train
+
+    def schedule(self, term: Term, step: Tensor) -> None:
+        goal, due = self.goal(step, term.steps), self.is_due(step, term.steps)
+        term.set_scalar("goal", goal)
+        members = [r for r in term.relaxations if isinstance(r, Following)]
+        weights = [whole(original(site)).to(torch.float32) for site in term.sites]
+        scores = [r.score(weight) for r, weight in zip(members, weights, strict=True)]
+        samples = [_sample(score, r.grouping) for score, r in zip(scores, members, strict=True)]
+        if self.scope == "layer":
+            cuts = [_quantile(*sample, goal) for sample in samples]
+        else:
+            values, sizes = zip(*samples, strict=True)
+            cuts = [_quantile(torch.cat(values), torch.cat(sizes), goal)] * len(samples)
+        for r, weight, score, cut in zip(members, weights, scores, cuts, strict=True):
+            r.follow(weight, score, cut, due)
+
+    def round(self, term: Term, factor: float) -> None:
+        groups = term.groups()
+        for together in [[one] for one in groups] if self.scope == "layer" else [groups]:
+            scores = [whole(decision) for decision, *_ in together]
+            keep = self.choose(scores, [sizes for *_, sizes in together], factor)
+            middle = boundary(scores, keep)
+            for (decision, members, _), score, kept in zip(together, scores, keep, strict=True):
+                size = (score - middle).abs().clamp_min(_TINY)
+                write(decision, torch.where(kept, size, -size))
+                for r in members:
+                    assert isinstance(r, Following)
+                    r.shift_cut(middle)
+
+    def measure(self, term: Term) -> dict[str, Tensor]:
+        return {**super().measure(term), "goal": term.scalar("goal")}
+
+
+class Following(Relaxation):
+    """W = w ⊙ 1{s ≥ 0}; the gradient reaches kept weights only."""
+
+    room: ClassVar[str] = "sparsity"
+
+    def __init__(self, grouping: Grouping, device: torch.device) -> None:
+        super().__init__(grouping, 0.0, device)
+        self.decision.requires_grad_(False)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * self.survives(self.grid()).to(weight.dtype)
+
+    def score(self, weight: Tensor) -> Tensor:
+        """|w|, averaged within each group."""
+        return self.grouping.reduce(weight.abs()) / self.grouping.sizes
+
+    def follow(self, weight: Tensor, score: Tensor, cut: Tensor, due: Tensor | None) -> None:
+        """Take the mask of this step, if one is due."""
+        s = score - cut
+        write(self.decision, s if due is None else torch.where(due, s, whole(self.decision)))
+
+    def shift_cut(self, by: Tensor) -> None:
+        """Rounding has moved τ; for relaxations that compute with it."""
+
+    def keep(self, s: Tensor) -> Tensor | None:
+        return self.survives(s)
+
+    def threshold(self) -> Tensor:
+        return self.decision.new_zeros(())
+
+    def survives(self, s: Tensor) -> Tensor:
+        return self.grouping.expand((s >= 0).to(s.dtype))
+
+
+def _sample(score: Tensor, grouping: Grouping) -> tuple[Tensor, Tensor]:
+    """Some groups' scores, and how many weights each stands for."""
+    every = max(1, math.ceil(score.numel() / _CAP))
+    while math.gcd(every, 210) > 1:  # prefer no channel and no kernel position
+        every += 1
+    values = score.flatten()[::every]
+    sizes = torch.as_tensor(grouping.sizes, device=score.device).expand(score.shape).flatten()[::every]
+    return values, sizes * (math.prod(grouping.shape) / sizes.sum())
+
+
+def _quantile(values: Tensor, sizes: Tensor, goal: Tensor) -> Tensor:
+    """The score below which a share `goal` of the weights lies, midway between its neighbours; 0 where none shall go."""
+    ranked, order = torch.sort(values)
+    own = sizes[order]
+    below = torch.cumsum(own, 0)
+    count = ((below - own / 2) / below[-1] < goal).sum().view(1)
+    last = len(ranked) - 1
+    low, high = ranked[(count - 1).clamp(0, last)], ranked[count.clamp(0, last)]
+    return torch.where(count > 0, (low + high) / 2, 0.0).squeeze(0)

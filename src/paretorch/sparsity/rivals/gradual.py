@@ -1,0 +1,62 @@
+"""Gradual magnitude pruning (Zhu & Gupta, "To prune, or not to prune", 2017).
+
+    s_t = s_f + (s_i − s_f)(1 − (t − t₀)/(nΔt))³   for t = t₀, t₀ + Δt, …, t₀ + nΔt
+
+At these steps the masks become 1{|w| ≥ τ} anew; in between they stay. W = w ⊙ m, so a dropped weight gets no gradient and
+keeps its value (but for weight decay): it may come back, as in the authors' implementation.
+
+What differs: one τ for the network unless scope="layer" (the paper's masks are per layer), and the target is met exactly
+at `harden`, where the masks are settled for the last time from the scores of the last renewal.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paretorch.core.groups import Grouping
+from paretorch.core.schedule import cubic, progress
+from paretorch.core.sites import Site
+from paretorch.errors import ConfigError
+from paretorch.sparsity.rivals.following import Following, FollowingRival
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradualMagnitude(FollowingRival):
+    """Drop the smallest weights little by little while training.
+
+    target: s_f, the share of the selected weights to drop. initial: s_i. begin, end: shares of the steps between which the
+    sparsity grows. every: Δt, steps between two renewals of the masks. scope: "global" or "layer".
+    """
+
+    initial: float = 0.0
+    begin: float = 0.0
+    end: float = 0.75
+    every: int = 100
+
+    def check(self) -> None:
+        super().check()
+        if not 0.0 <= self.begin < self.end <= 1.0:
+            raise ConfigError(f"begin={self.begin!r}, end={self.end!r}: give shares of the steps, 0 ≤ begin < end ≤ 1")
+        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
+            raise ConfigError(f"every={self.every!r}: give the steps between two renewals of the masks, 1 or more")
+        if not 0.0 <= self.initial <= (self.target if self.target is not None else 1.0):
+            raise ConfigError(f"initial={self.initial!r}: start with a share from 0 to the target")
+
+    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Following:
+        self.need_target()
+        return Following(grouping, site.weight.device)
+
+    def goal(self, step: Tensor, steps: int) -> Tensor:
+        first, span = self._span(steps)
+        return cubic(progress(step - first, span), self.initial, self.need_target())
+
+    def is_due(self, step: Tensor, steps: int) -> Tensor:
+        first, span = self._span(steps)
+        since = step - first
+        # The first masks of all, before t₀, have the initial sparsity.
+        return (step == 0) | ((since >= 0) & (since <= span) & (torch.remainder(since, self.every) == 0))
+
+    def _span(self, steps: int) -> tuple[int, int]:
+        """t₀ and nΔt."""
+        return int(self.begin * steps), self.every * max(1, int((self.end - self.begin) * steps) // self.every)

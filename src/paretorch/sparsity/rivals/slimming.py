@@ -1,0 +1,88 @@
+"""Network Slimming (Liu et al., 2017), weight by weight as in the thesis (section 4.4.1).
+
+    W = w ⊙ s,   price λ Σ |s|,   s = 1 at the start;   at `harden` the smallest |s| of the network are dropped
+
+The thesis gives every weight a scale of its own, trained with the weights, ℓ₁ alone (λ = 1e-5 for ResNet-20, 1e-6 for VGG-16): ℓ₂
+beside it over-regularises.
+
+What differs: s has the plan's own SGD, with a constant rate. The paper's channel-wise form puts the price on batch norm's γ, which is no
+weight of two dimensions and so out of reach here; a scale on the convolution alone would be undone by the norm behind it.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.groups import Grouping
+from paretorch.core.method import Term
+from paretorch.core.relaxation import Relaxation
+from paretorch.core.sites import Site
+from paretorch.core.tensors import on_one_gpu, whole, write
+from paretorch.errors import ConfigError
+from paretorch.sparsity.rivals.rival import Rival
+
+_TINY = 1e-8  # the least |s| of a kept weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkSlimming(Rival):
+    """Learn a scale for each weight under an ℓ₁ price, drop the smallest scales.
+
+    target: share of the selected weights to drop. penalty: λ. lr, momentum: of the scales' SGD.
+    """
+
+    penalty: float = 1e-5
+    lr: float = 0.1
+    momentum: float = 0.9
+
+    def check(self) -> None:
+        super().check()
+        if not self.penalty >= 0.0:
+            raise ConfigError(f"penalty={self.penalty!r}: a price is 0 or more")
+
+    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Scale":
+        self.need_target()
+        self.refuse_precision(together)
+        return _Scale(grouping, 1.0, site.weight.device)
+
+    def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
+        fused = on_one_gpu(parameters)
+        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, fused=fused, foreach=not fused)
+
+    def price(self, term: Term) -> Tensor | None:
+        return torch.full((), self.penalty, device=term.scalars.device) if self.penalty else None
+
+    def round(self, term: Term, factor: float) -> None:
+        groups = term.groups()
+        scales = [whole(decision) for decision, *_ in groups]
+        keep = self.choose([s.abs() for s in scales], [sizes for *_, sizes in groups], factor)
+        for (decision, *_), s, kept in zip(groups, scales, keep, strict=True):
+            open_scale = torch.where(s.abs() < _TINY, torch.full_like(s, _TINY), s)
+            write(decision, torch.where(kept, open_scale, torch.zeros_like(s)))
+
+    def measure(self, term: Term) -> dict[str, Tensor]:
+        return {"sparsity": term.mean(lambda _, s: (s == 0).to(s.dtype)), "scale": term.mean(lambda _, s: s.abs())}
+
+
+class _Scale(Relaxation):
+    """W = w ⊙ s; once hard, s is fixed, with zeros."""
+
+    room: ClassVar[str] = "sparsity"
+
+    def forward(self, weight: Tensor) -> Tensor:
+        s = self.grid()
+        if self.hard:
+            # The decision stays in the graph with a zero gradient: DDP waits for every parameter.
+            s = s.detach() + 0.0 * s
+        return weight * self.grouping.expand(s).to(weight.dtype)
+
+    def keep(self, s: Tensor) -> Tensor:
+        return self.survives(s) if self.hard else self.grouping.expand(s.abs())
+
+    def survives(self, s: Tensor) -> Tensor:
+        return self.grouping.expand((s != 0).to(s.dtype))
+
+    def price_slope(self, s: Tensor) -> Tensor:
+        return s.sign()
