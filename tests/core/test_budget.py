@@ -1,0 +1,102 @@
+"""Rounding on a budget: of weights, of bits, of bytes."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from paretorch import ContinuousSparsification
+from paretorch.core.budget import keep_best, raise_levels
+from paretorch.core.budget_bytes import ByteBudget, Edit
+from paretorch.core.compress import compress
+from paretorch.errors import ConfigError, DivergenceError
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    groups=st.lists(st.tuples(st.integers(-3, 3), st.integers(1, 5)), min_size=1, max_size=30),
+    share=st.floats(0, 1),
+)
+def test_keeps_the_best_as_near_as_groups_allow(groups: list[tuple[int, int]], share: float) -> None:
+    scores, sizes = (torch.tensor(column, dtype=torch.float32) for column in zip(*groups, strict=True))
+    budget = share * float(sizes.sum())
+    half = len(groups) // 2
+    keep = torch.cat(keep_best([scores[:half], scores[half:]], [sizes[:half], sizes[half:]], budget))
+    assert not (keep.any() and (~keep).any()) or float(scores[keep].min()) >= float(scores[~keep].max())
+    order = sorted(range(len(groups)), key=lambda i: (-groups[i][0], i))
+    prefix = [0.0, *torch.cumsum(sizes[order], 0).tolist()]
+    nearest = min(abs(total - budget) for total in prefix)
+    assert abs(float(sizes[keep].sum()) - budget) == pytest.approx(nearest, abs=1e-6)
+    assert keep[order].long().diff().le(0).all(), "ties by index"
+
+
+def test_a_score_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(DivergenceError, match="no longer finite"):
+        keep_best([torch.tensor([1.0, math.nan])], [torch.ones(2)], 1.0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(budget=st.integers(-2, 30), edges=st.lists(st.floats(-7, 7), min_size=1, max_size=20))
+def test_levels_are_raised_to_just_below_the_budget(budget: int, edges: list[float]) -> None:
+    def cost(offset: float) -> float:
+        return float(sum(offset >= edge for edge in edges))
+
+    low, high = raise_levels(cost, budget, -8.0, 8.0)
+    if cost(8.0) <= budget:
+        assert low == high == 8.0
+        return
+    assert cost(high) > budget
+    assert cost(low) <= budget or (budget < 0 and low == -8.0)
+    assert high - low < 1e-9
+
+
+def four_bytes_a_weight(state: Mapping[str, Tensor], edits: Sequence[Edit] = ()) -> int:
+    return 100 + sum(4 * int((value != 0).sum()) for value in state.values())
+
+
+def dense_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(30, 40, bias=False), nn.Linear(40, 20, bias=False))
+
+
+@pytest.mark.parametrize("target", [400, 1500, 4000, 7000])
+def test_harden_fits_the_bytes(target: int) -> None:
+    plan = compress(dense_net(), ContinuousSparsification(init=0.3), steps=10, budget=target, meter=four_bytes_a_weight)
+    plan.harden()
+    assert 0.95 * target <= four_bytes_a_weight(plan.dense_state_dict()) <= target
+    state = plan.finalize().state_dict()
+    assert 0.95 * target <= four_bytes_a_weight(state) <= target
+
+
+def test_a_given_target_is_scaled_to_the_bytes() -> None:
+    plan = compress(dense_net(), ContinuousSparsification(target=0.2), steps=10, budget=2000, meter=four_bytes_a_weight)
+    small = plan.finalize()
+    assert 1900 <= four_bytes_a_weight(small.state_dict()) <= 2000
+
+
+def test_bytes_that_cannot_be_reached() -> None:
+    def fixed(state: Mapping[str, Tensor], edits: Sequence[Edit]) -> int:
+        return 5000 if any(bool(value.any()) for value in state.values()) else 100
+
+    plan = compress(dense_net(), ContinuousSparsification(), steps=10, budget=2000, meter=fixed)
+    with pytest.raises(ConfigError, match="cannot get below 5000 bytes"):
+        plan.harden()
+
+
+def test_trim_zeroes_the_smallest_until_it_fits() -> None:
+    state = {
+        "a": torch.tensor([[3.0, -0.1], [0.0, 0.5]]),
+        "b": torch.tensor([0.01, 0.02]),
+        "c": torch.tensor([[0.5, -4.0]]),
+    }
+    ByteBudget(100 + 4 * 5, four_bytes_a_weight).trim(state, ["a", "c"], ())
+    assert state["a"].tolist() == [[3.0, 0.0], [0.0, 0.0]]  # 0.1 goes, then the first of two 0.5
+    assert state["c"].tolist() == [[0.5, -4.0]]
+    assert state["b"].tolist() == pytest.approx([0.01, 0.02])
+    before = {name: value.clone() for name, value in state.items()}
+    ByteBudget(500, four_bytes_a_weight).trim(state, ["a", "c"], ())
+    assert all(torch.equal(before[name], state[name]) for name in state)

@@ -1,0 +1,85 @@
+"""The sample to steer by: it weighs every layer by its size and reads all rooms at the same weights."""
+
+import pytest
+import torch
+from torch import nn
+
+from paretorch import SMOL, ContinuousSparsification, compress
+from paretorch.core.method import Term
+from paretorch.core.plan import Plan
+
+
+def prepared(plan: Plan) -> list[Term]:
+    for term in plan._terms:
+        term.prepare()
+    return plan._terms
+
+
+def number(plan: Plan, room: str) -> None:
+    """Every decision of a room becomes the number of its entry, over all layers."""
+    for i, chain in enumerate(plan._chains):
+        s = chain._modules[room].s
+        s.data.copy_(torch.arange(s.numel()).view(s.shape) + 1e5 * i)
+
+
+def test_small_layers_are_read_whole() -> None:
+    plan = compress(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)), ContinuousSparsification(), steps=4)
+    (term,) = prepared(plan)
+    number(plan, "sparsity")
+    assert term.sample.read("sparsity").tolist() == [*range(15), *(1e5 + i for i in range(10))]
+    torch.testing.assert_close(term.sample.share, torch.full((25,), 1 / 25))
+
+
+@pytest.mark.parametrize("group", ["weight", "channel", "layer", (2, 2)])
+def test_estimates_are_close_on_large_layers(group: str | tuple[int, ...]) -> None:
+    model = nn.Sequential(nn.Conv2d(64, 96, 3), nn.Linear(512, 300), nn.Linear(10, 10))
+    plan = compress(model, ContinuousSparsification(group=group), SMOL(group=group), steps=4)
+    generator = torch.Generator().manual_seed(0)
+    for term in prepared(plan):
+        assert float(term.sample.share.sum()) == pytest.approx(1.0, abs=1e-5)
+        assert len(term.sample.share) < 40_000
+        for decision in term.decisions():
+            noise = torch.randn(decision.shape, generator=generator)
+            trend = torch.linspace(-1, 1, decision.shape[0]).view(-1, *[1] * (decision.dim() - 1))
+            decision.data.copy_(noise + trend)
+        s = term.sample.read(term.method.room)
+        for threshold in (-1.0, 0.0, 0.7):
+            estimate = float(((s < threshold) * term.sample.share).sum())
+            exact = float(term.mean(lambda _, s, at=threshold: (s < at).float()))
+            assert estimate == pytest.approx(exact, abs=0.02)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("group", ["weight", "channel", (3, 2)])
+def test_all_rooms_are_read_at_the_same_weights(group: str | tuple[int, ...], layout: torch.memory_format) -> None:
+    """Each decision of the mask is set to the number of its weight's group of precision: both rooms must read alike."""
+    model = nn.Sequential(nn.Conv2d(40, 50, 3), nn.Conv2d(6, 5, 2))
+    plan = compress(model, ContinuousSparsification(), SMOL(group=group), steps=4)
+    model.to(memory_format=layout)
+    prepared(plan)
+    number(plan, "precision")
+    for chain in plan._chains:
+        grouping = chain.precision.grouping
+        chain.sparsity.s.data.copy_(grouping.expand(chain.precision.s.detach()).expand(grouping.shape))
+    for term in plan._terms:
+        assert torch.equal(term.sample.read("sparsity"), term.sample.read("precision"))
+
+
+def test_a_weight_without_a_decision_reads_as_kept() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    plan = compress(model, ContinuousSparsification(include="0", init=-1.0), SMOL(), steps=4)
+    precision = prepared(plan)[1]
+    assert precision.sample.read("sparsity").tolist() == [-1.0] * 12 + [torch.inf] * 8
+    assert precision.kept_sample().tolist() == [0.0] * 12 + [1.0] * 8
+
+
+def test_a_change_of_layout_makes_a_new_sample() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 5, 3))
+    plan = compress(model, ContinuousSparsification(group="weight"), steps=4)
+    (term,) = prepared(plan)
+    before = term.sample
+    prepared(plan)
+    assert term.sample is before
+    model.to(memory_format=torch.channels_last)
+    prepared(plan)
+    assert term.sample is not before

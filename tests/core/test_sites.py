@@ -1,0 +1,105 @@
+"""Which weights a method finds, by name, type, predicate or list; tied weights once."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paretorch import SMOL, ContinuousSparsification, compress
+from paretorch.core.sites import Selector, choose, find_sites
+from paretorch.errors import ConfigError
+
+
+class Scaled(nn.Module):
+    """A layer of the user's own, with a weight that no rule of ours knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(3, 4))
+        self.gain = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gain * (x @ self.matrix.T)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+        self.position = nn.Parameter(torch.zeros(5, 4))
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
+        self.conv = nn.ConvTranspose1d(4, 6, 2)
+        self.scaled = Scaled()
+        self.head = nn.Linear(4, 9)
+        self.head.weight = self.embed.weight
+
+
+USUAL = ["embed.weight", "body.0.weight", "body.2.weight", "conv.weight"]
+CASES: dict[str, tuple[Selector | None, Selector, list[str]]] = {
+    "usual layers": (None, (), USUAL),
+    "pattern": ("body*", (), ["body.0.weight", "body.2.weight"]),
+    "pattern of a module": ("body.?", (), ["body.0.weight", "body.2.weight"]),
+    "full name": ("body.2.weight", (), ["body.2.weight"]),
+    "second name of a tied weight": ("head", (), ["embed.weight"]),
+    "type": (nn.Linear, (), ["embed.weight", "body.0.weight", "body.2.weight"]),
+    "predicate": (lambda name, m: getattr(m, "out_channels", 0) == 6, (), ["conv.weight"]),
+    "list": (["conv", nn.Embedding], (), ["embed.weight", "conv.weight"]),
+    "exclude pattern": (None, "body.0", ["embed.weight", "body.2.weight", "conv.weight"]),
+    "exclude type": (None, nn.Linear, ["conv.weight"]),
+    "exclude list": (None, ["conv", lambda name, m: name == "body.2"], ["embed.weight", "body.0.weight"]),
+    "own weights": (["scaled", "position"], (), ["position", "scaled.matrix"]),
+    "own type": (Scaled, (), ["scaled.matrix"]),
+    "nothing": ("absent*", (), []),
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_selection(case: str) -> None:
+    include, exclude, expected = CASES[case]
+    assert {site.name for site in choose(find_sites(Net()), include, exclude)} == set(expected)
+
+
+def test_a_tied_weight_is_one_site() -> None:
+    sites = {site.name: site for site in find_sites(Net())}
+    assert "head.weight" not in sites
+    assert [name for *_, name in sites["embed.weight"].owners] == ["embed", "head"]
+    assert sites["conv.weight"].channel_axis == 1
+    assert sites["body.0.weight"].channel_axis == 0
+
+
+def test_tied_once_in_training_and_tied_after() -> None:
+    model = Net()
+    plan = compress(model, ContinuousSparsification(target=0.5, include="embed"), steps=4)
+    assert model.head.parametrizations.weight.original is model.embed.parametrizations.weight.original
+    assert len([p for p in model.parameters() if p.shape == (9, 4)]) == 2  # the weight and its one decision
+    small = plan.finalize()
+    assert small.head.weight is small.embed.weight
+    assert int((small.head.weight == 0).sum()) == 18
+
+
+def test_the_last_matching_override_wins() -> None:
+    overrides = {"body*": {"group": "channel", "init": 0.5}, "body.2": {"group": "layer"}, "*.2": {"init": 1.0}}
+    plan = compress(Net(), ContinuousSparsification(overrides=overrides), steps=4)
+    shapes = {site.name: chain.sparsity.s for site, chain in zip(plan._sites, plan._chains, strict=True)}
+    assert shapes["body.0.weight"].shape == (4, 1)
+    assert shapes["body.2.weight"].shape == (1, 1)
+    assert shapes["conv.weight"].shape == (4, 6, 2)
+    assert float(shapes["body.0.weight"].detach().mean()) == 0.5
+    assert float(shapes["body.2.weight"].detach().mean()) == 1.0
+    assert float(shapes["conv.weight"].detach().mean()) == 0.0
+
+
+def test_methods_may_act_on_different_layers() -> None:
+    plan = compress(Net(), ContinuousSparsification(include="body*"), SMOL(include=["body.0", "scaled"]), steps=4)
+    rooms = {
+        site.name: [r.room for r in chain.relaxations()] for site, chain in zip(plan._sites, plan._chains, strict=True)
+    }
+    assert rooms == {
+        "body.0.weight": ["precision", "sparsity"],
+        "body.2.weight": ["sparsity"],
+        "scaled.matrix": ["precision"],
+    }
+
+
+def test_a_number_selects_nothing() -> None:
+    with pytest.raises(ConfigError, match="name pattern"):
+        choose(find_sites(Net()), 3, ())
