@@ -5,6 +5,6 @@ import os
 # Some virtual machines announce AMX and die on its first instruction: bf16 then goes by AVX-512 or plainer.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 
-import torch  # noqa: E402 - after the setting above
+import torch
 
 torch.set_num_threads(1)

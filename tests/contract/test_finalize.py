@@ -2,6 +2,7 @@
 
 import copy
 
+import onnxruntime
 import pytest
 import torch
 from torch import nn
@@ -68,7 +69,7 @@ def test_a_plain_module_with_the_same_outputs(
 
 @pytest.mark.parametrize(("method", "model"), FEW)
 def test_export_accepts_it(method: str, model: str) -> None:
-    network, plan, x = hardened(method, model)
+    _network, plan, x = hardened(method, model)
     small = plan.finalize()
     program = torch.export.export(small, (x,))
     torch.testing.assert_close(program.module()(x), small(x))
@@ -76,8 +77,7 @@ def test_export_accepts_it(method: str, model: str) -> None:
 
 @pytest.mark.parametrize(("method", "model"), [("both", "conv2d"), ("precision-channel", "attention")])
 def test_onnx_accepts_it(method: str, model: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    network, plan, x = hardened(method, model)
+    _network, plan, x = hardened(method, model)
     small = plan.finalize()
     path = tmp_path_factory.mktemp("onnx") / "model.onnx"
     torch.onnx.export(small, (x,), path, dynamo=True, verbose=False)

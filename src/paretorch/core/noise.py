@@ -8,27 +8,37 @@ import torch
 from torch import Tensor
 
 _MASK = 0xFFFFFFFF
-# Multipliers below 2³¹: a 32-bit value times one of them stays inside a signed 64-bit integer.
 _FIRST, _SECOND, _STRIDE = 0x21F0AAAD, 0x735A2D97, 0x6A09E667
 
 
 def _mix(x: Tensor, key: Tensor | int = 0) -> Tensor:
-    """A 32-bit integer hash in int64 arithmetic; `key` enters between the rounds, so streams are no shifted copies."""
-    x = x ^ (x >> 16)
-    x = (x * _FIRST) & _MASK
-    x = x ^ key
-    x = x ^ (x >> 15)
-    x = (x * _SECOND) & _MASK
-    return x ^ (x >> 15)
+    """A 32-bit integer hash in int32 arithmetic, which wraps; `key` enters between the rounds, so streams are no
+    shifted copies of each other. Shifts are masked, since those of signed integers drag the sign along."""
+    x = x ^ ((x >> 16) & 0xFFFF)
+    x = (x * _FIRST) ^ key
+    x = x ^ ((x >> 15) & 0x1FFFF)
+    x = x * _SECOND
+    return x ^ ((x >> 15) & 0x1FFFF)
 
 
 def uniform(shape: torch.Size, step: Tensor, seed: int) -> Tensor:
     """ε ~ U(−1, 1) in fp32, the same for the same (shape, step, seed); `step` is an integer tensor on the device."""
-    outer = _mix((step * _STRIDE + seed) & _MASK)
-    inner = _mix(outer ^ (seed & _MASK), _STRIDE)
-    index = torch.arange(shape.numel(), device=step.device, dtype=torch.int64)
-    bits = _mix(index ^ outer, inner) >> 8
+    outer = _mix(_wrap(step * _STRIDE + seed))
+    inner = _mix(outer ^ _wrap_number(seed), _STRIDE)
+    index = torch.arange(shape.numel(), device=step.device, dtype=torch.int32)
+    bits = (_mix(index ^ outer, inner) >> 8) & 0xFFFFFF
     return ((bits.to(torch.float32) + 0.5) * 2.0**-23 - 1.0).view(shape)
+
+
+def _wrap(x: Tensor) -> Tensor:
+    """The low 32 bits of an int64 tensor as int32."""
+    low = x & _MASK
+    return torch.where(low > 0x7FFFFFFF, low - 0x100000000, low).to(torch.int32)
+
+
+def _wrap_number(x: int) -> int:
+    low = x & _MASK
+    return low - 0x100000000 if low > 0x7FFFFFFF else low
 
 
 def seed_for(seed: int, name: str) -> int:
