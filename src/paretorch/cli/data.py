@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
+from paretorch.cli.values import DATA
+
 
 def data(
-    name: Annotated[str, typer.Argument(help="digits, cifar10 or cifar100.")],
+    name: Annotated[str, typer.Argument(help=f"{', '.join(DATA)}.")],
     download: Annotated[
         bool, typer.Option("--download", help="Fetch what is missing from the official place.")
     ] = False,
@@ -23,11 +25,25 @@ def data(
 
         pare data cifar10 --download --root data
     """
-    from paretorch import zoo
+    typer.echo(f"{name}: {_told(name, root, download)}, complete.")
 
+
+def _told(name: str, root: Path | None, download: bool) -> str:
+    from paretorch import zoo
+    from paretorch.zoo.data import text, translation
+    from paretorch.zoo.data.registry import data_root
+
+    if name in ("ptb", "ptb-char"):
+        corpus = text.load("char" if name == "ptb-char" else "word", root)
+        sizes = ", ".join(f"{len(part):,}" for part in (corpus.train, corpus.valid, corpus.test))
+        return f"{sizes} tokens to train, validate and test with, {len(corpus.vocabulary):,} different ones"
+    if name == "multi30k":
+        pairs = translation.load(data_root(root) / name)
+        sizes = ", ".join(f"{len(part):,}" for part in (pairs.train, pairs.valid, pairs.test))
+        return f"{sizes} pairs of sentences to train, validate and test with, {pairs.vocabulary:,} tokens"
+    if name == "shortest-paths":
+        return "grids are made when they are needed"
     images = zoo.data.load(name, root, download)
     shape = "×".join(str(size) for size in images.train[0].shape[1:])
-    typer.echo(
-        f"{images.name}: {len(images.train[1])} training and {len(images.test[1])} test images of {shape}, "
-        f"{images.classes} classes, complete."
-    )
+    sizes = f"{len(images.train[1])} training and {len(images.test[1])} test images of {shape}"
+    return f"{sizes}, {images.classes} classes"

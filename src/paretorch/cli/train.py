@@ -5,13 +5,21 @@ from typing import Annotated, Any
 
 import typer
 
-from paretorch.cli.values import assignments, numbers
+from paretorch.cli.values import DATA, assignments, numbers
 from paretorch.training.recipe import Recipe, Runtime, parse_bytes, read_config, recipe_from
 
 _WHAT = "What to train"
 _HOW = "How to train"
 _SMALL = "How small"
 _WHERE = "Where and with what"
+
+_METRICS = {
+    "test_accuracy": "test accuracy {:.2%}",
+    "test_f1": "test F1 {:.4f}",
+    "test_bpc": "test {:.4f} bits per character",
+    "test_perplexity": "test perplexity {:.2f}",
+    "test_bleu": "test BLEU {:.2f}",
+}
 
 Text = str | None
 Number = float | None
@@ -28,12 +36,17 @@ def train(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print layers, groups and expected bytes; stop.")] = False,
     network: Annotated[Text, typer.Option(help="A network of the zoo.", rich_help_panel=_WHAT)] = None,
-    data: Annotated[Text, typer.Option(help="digits, cifar10 or cifar100.", rich_help_panel=_WHAT)] = None,
+    data: Annotated[Text, typer.Option(help=f"{', '.join(DATA)}.", rich_help_panel=_WHAT)] = None,
     start: Annotated[Text, typer.Option(help="An artefact whose weights to begin with.", rich_help_panel=_WHAT)] = None,
     seed: Annotated[Whole, typer.Option(help="Decides every random number.", rich_help_panel=_WHAT)] = None,
     epochs: Annotated[Whole, typer.Option(help="Epochs until decisions are rounded.", rich_help_panel=_HOW)] = None,
     finetune: Annotated[Whole, typer.Option(help="Epochs after that.", rich_help_panel=_HOW)] = None,
-    batch: Annotated[Whole, typer.Option(help="Images per step.", rich_help_panel=_HOW)] = None,
+    batch: Annotated[
+        Whole,
+        typer.Option(
+            help="Images, grids, columns of text or (multi30k) tokens a side, per step.", rich_help_panel=_HOW
+        ),
+    ] = None,
     optimizer: Annotated[
         Text, typer.Option(help="sgd, adam, adamw, avagrad, avagradw, delayed-adam.", rich_help_panel=_HOW)
     ] = None,
@@ -69,6 +82,8 @@ def train(
         pare train --network digits-cnn --data digits --epochs 20
 
         pare train --network resnet20 --data cifar10 --download --sparsity 0.95 --bits 2 --finetune 40
+
+        pare train --network lstm-300 --data ptb-char --optimizer avagrad --lr 1 --set clip_norm=0.25 --root data
 
         pare train --config recipe.toml --lr 0.05 --out runs/mine
 
@@ -126,7 +141,7 @@ def make_recipe(config: Path | None, given: dict[str, Any]) -> Recipe:
 
 
 def _told(result: dict[str, Any]) -> str:
-    parts = [f"test accuracy {100 * result['test_accuracy']:.2f} %"]
+    parts = [form.format(result[name]).replace("%", " %") for name, form in _METRICS.items() if name in result]
     parts += [f"sparsity {100 * result['sparsity']:.2f} %"] if "sparsity" in result else []
     parts += [f"{result['bits']:.2f} bits per weight"] if "bits" in result else []
     return ", ".join([*parts, f"{result['bytes']:,} bytes ({result['dense_bytes']:,} as plain tensors)"])

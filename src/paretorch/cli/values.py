@@ -5,6 +5,9 @@ from typing import Any
 
 from paretorch.errors import ConfigError
 
+DATA = ("digits", "cifar10", "cifar100", "ptb", "ptb-char", "multi30k", "shortest-paths")
+"""What --data takes."""
+
 
 def assignments(texts: list[str]) -> dict[str, Any]:
     """NAME=VALUE with the value as JSON, or as text where it is none."""

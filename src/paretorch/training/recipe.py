@@ -25,10 +25,15 @@ class Recipe:
 
     network, network_options: a zoo network and the options of its builder.
     start: an artefact of that network (model.pare of a dense run, say) whose weights to begin with; None: fresh ones.
-    data, validation: a zoo data set, and how many training images to hold out and evaluate on instead of the test set.
+    data, validation: a zoo data set, and how many training images to hold out and evaluate on instead of the test set;
+        text and translation have a validation part, which any number above 0 chooses.
+    data_options: ptb and ptb-char: bptt, the tokens of a chunk; multi30k: vocabulary, and bleu (true or false);
+        shortest-paths: limit, the most moves between two points, count, test_count and size of the grids.
+    batch: images or grids, columns of text, or (translation) tokens a side, per step.
     epochs, finetune: epochs until decisions are rounded, and epochs after that.
     optimizer, lr, momentum, nesterov, betas, eps, weight_decay: `momentum` is for sgd, `betas` and `eps` are for the
         others; an eps of None is the optimizer's own.
+    clip_norm: the gradient of all weights together is scaled down to this norm; None: not at all.
     schedule, milestones, factor, warmup: see `paretorch.training.schedules`; milestones and warmup are in epochs.
     finetune_lr, finetune_schedule: the rate after rounding; None is a tenth of lr.
     pad, flip, cutout, label_smoothing: augmentation of a training epoch, and the loss; for pad and flip None is what
@@ -43,6 +48,7 @@ class Recipe:
     start: str | None = None
     data: str = "cifar10"
     validation: int = 0
+    data_options: Mapping[str, Any] | None = None  # None and no empty table: so older runs can be resumed
     epochs: int = 200
     finetune: int = 0
     batch: int = 128
@@ -53,6 +59,7 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float | None = None
     weight_decay: float = 5e-4
+    clip_norm: float | None = None
     schedule: str = "cosine"
     milestones: tuple[float, ...] = ()
     factor: float = 0.1
@@ -84,6 +91,8 @@ class Recipe:
             _at_least(name, getattr(self, name), 0)
         if self.schedule == "steps" and not self.milestones:
             raise ConfigError("The schedule 'steps' needs milestones in epochs, for example milestones = [80, 120].")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ConfigError(f"clip_norm must be above 0, not {self.clip_norm}.")
         if self.pad is not None:
             _at_least("pad", self.pad, 0)
         if self.finetune and not self.compresses:

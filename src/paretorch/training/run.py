@@ -12,12 +12,15 @@ from paretorch.training.compression import attach
 from paretorch.training.finish import finish, read_result
 from paretorch.training.fit import Trainer
 from paretorch.training.folder import RunFolder, check_folder
-from paretorch.training.images import ImageClassification
 from paretorch.training.recipe import Recipe, Runtime
+from paretorch.training.task import Task
+from paretorch.training.tasks.choose import choose
+from paretorch.training.tasks.ending import finish_tokens
+from paretorch.training.tasks.limits import Carrying, clip_gradients, suited
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
-    from paretorch.zoo.data import Augment, Images
+    from paretorch.zoo.data import Images
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Setup:
     """Everything that a recipe names, built."""
 
     model: nn.Module
-    task: ImageClassification
+    task: Task
     plan: "Plan | None"
     device: torch.device
 
@@ -50,24 +53,12 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
     from paretorch import deploy, zoo
 
     device = choose_device(runtime.device)
-    images = images or zoo.data.load(recipe.data, runtime.root, runtime.download)
-    if recipe.validation:
-        images = images.validation(recipe.validation, seed=0)
-    autocast = recipe.dtype == "bf16" or (recipe.dtype == "auto" and device.type == "cuda")
-    task = ImageClassification(
-        images,
-        batch=recipe.batch,
-        how=_augmentation(recipe),
-        label_smoothing=recipe.label_smoothing,
-        seed=recipe.seed,
-        device=device,
-        autocast=autocast,
-    )
+    task, wanted = choose(recipe, runtime, device, images)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
         torch.set_float32_matmul_precision("high")
     torch.manual_seed(recipe.seed)
-    model: nn.Module = zoo.build(recipe.network, **{"classes": images.classes, **recipe.network_options})
+    model: nn.Module = zoo.build(recipe.network, **{**wanted, **recipe.network_options})
     if recipe.start is not None:
         deploy.load(recipe.start, into=model)
     model = model.to(device)
@@ -76,12 +67,15 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
     return Setup(model, task, attach(model, recipe, steps=recipe.epochs * task.steps, example=task.example()), device)
 
 
-def _augmentation(recipe: Recipe) -> "Augment":
-    from paretorch.zoo.data import Augment
-
-    digits = recipe.data == "digits"
-    pad = (1 if digits else 4) if recipe.pad is None else recipe.pad
-    return Augment(pad, not digits if recipe.flip is None else recipe.flip, recipe.cutout)
+def trainer_of(setup: Setup, recipe: Recipe, folder: RunFolder, runtime: Runtime) -> Trainer:
+    """The loop for a setup: with what its task asks for, and with the recipe's clipping."""
+    runtime = suited(runtime, setup.task)
+    if isinstance(setup.task, Carrying):
+        setup.task.attach(setup.model)
+    trainer = Trainer(setup.model, setup.task, recipe, folder, plan=setup.plan, runtime=runtime, device=setup.device)
+    if recipe.clip_norm is not None:
+        clip_gradients(trainer.optimizer, recipe.clip_norm)
+    return trainer
 
 
 def train(recipe: Recipe, out: Path, runtime: Runtime | None = None, *, resume: bool = False) -> dict[str, Any]:
@@ -93,6 +87,8 @@ def train(recipe: Recipe, out: Path, runtime: Runtime | None = None, *, resume: 
     # Everything that a wrong recipe can break comes before the folder is made.
     setup = prepare(recipe, runtime)
     folder = RunFolder(out, recipe, resume=resume, device=setup.device)
-    trainer = Trainer(setup.model, setup.task, recipe, folder, plan=setup.plan, runtime=runtime, device=setup.device)
-    last = trainer.run(resume=resume)
-    return finish(setup.model, setup.task, setup.plan, folder, last)
+    last = trainer_of(setup, recipe, folder, runtime).run(resume=resume)
+    if isinstance(setup.task, Carrying):
+        setup.task.release(setup.model)
+    end = finish if setup.task.example().is_floating_point() else finish_tokens
+    return end(setup.model, setup.task, setup.plan, folder, last)

@@ -15,6 +15,10 @@ class Task(Protocol):
     An epoch comes as a whole: tensors of shape [steps, ...] on the device, of which the loop takes row i at step i. So
     a captured step finds its batch by a counter on the device and waits for nothing. `epoch` must be a pure function of
     its argument (and the task's seed), with the same shapes every time; `loss` must not look at values on the host.
+
+    Two attributes may be there too, both True where they are not: `fixed_shapes` is False where `loss` does look at
+    values on the host, to find the shape of its batch, so that a step cannot be replayed from a CUDA graph; `compiles`
+    is False where `torch.compile` would not pay.
     """
 
     tallies: tuple[str, ...]

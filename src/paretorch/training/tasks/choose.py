@@ -1,0 +1,129 @@
+"""From a recipe's `data` to the task, and to what the network must be built with."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paretorch.errors import ConfigError, DataError
+from paretorch.training.images import ImageClassification
+from paretorch.training.recipe import Recipe, Runtime
+from paretorch.training.task import Task
+
+if TYPE_CHECKING:
+    from paretorch.zoo.data import Augment, Images
+
+Chosen = tuple[Task, dict[str, Any]]
+
+_NETWORKS = {
+    "multi30k": "transformer",
+    "ptb": "lstm-300",
+    "ptb-char": "lstm-300",
+    "shortest-paths": "shortest-paths-cnn",
+}
+_BPTT = {"ptb": 70, "ptb-char": 150}
+
+
+def choose(recipe: Recipe, runtime: Runtime, device: torch.device, images: "Images | None" = None) -> Chosen:
+    """The task, on `device`, and the options of the network that follow from the data."""
+    how = {
+        "seed": recipe.seed,
+        "device": device,
+        "autocast": recipe.dtype == "bf16" or (recipe.dtype == "auto" and device.type == "cuda"),
+    }
+    if images is not None or recipe.data not in _NETWORKS:
+        return _images(recipe, runtime, images, how)
+    usual = _NETWORKS[recipe.data]
+    if recipe.network.split("-")[0] != usual.split("-")[0]:
+        raise ConfigError(f"{recipe.data} is learned by the network {usual}, not by {recipe.network!r}.")
+    if recipe.data == "multi30k":
+        return _translation(recipe, runtime, how)
+    return _grids(recipe, how) if recipe.data == "shortest-paths" else _text(recipe, runtime, how)
+
+
+def _images(recipe: Recipe, runtime: Runtime, images: "Images | None", how: dict[str, Any]) -> Chosen:
+    from paretorch import zoo
+
+    _options(recipe, {})
+    try:
+        images = images or zoo.data.load(recipe.data, runtime.root, runtime.download)
+    except ConfigError as error:
+        raise ConfigError(f"{error} Of other kinds there are: {', '.join(sorted(_NETWORKS))}.") from error
+    if recipe.validation:
+        images = images.validation(recipe.validation, seed=0)
+    task = ImageClassification(
+        images, batch=recipe.batch, how=_augmentation(recipe), label_smoothing=recipe.label_smoothing, **how
+    )
+    return task, {"classes": images.classes}
+
+
+def _augmentation(recipe: Recipe) -> "Augment":
+    from paretorch.zoo.data import Augment
+
+    digits = recipe.data == "digits"
+    pad = (1 if digits else 4) if recipe.pad is None else recipe.pad
+    return Augment(pad, not digits if recipe.flip is None else recipe.flip, recipe.cutout)
+
+
+def _text(recipe: Recipe, runtime: Runtime, how: dict[str, Any]) -> Chosen:
+    from paretorch.training.tasks.language import LanguageModel
+    from paretorch.zoo.data import text
+
+    options = _options(recipe, {"bptt": _BPTT[recipe.data]})
+    characters = recipe.data == "ptb-char"
+    corpus = text.load("char" if characters else "word", runtime.root)
+    task = LanguageModel(
+        corpus,
+        characters=characters,
+        batch=recipe.batch,
+        label_smoothing=recipe.label_smoothing,
+        validation=recipe.validation > 0,
+        **options,
+        **how,
+    )
+    return task, {"vocabulary": len(corpus.vocabulary)}
+
+
+def _translation(recipe: Recipe, runtime: Runtime, how: dict[str, Any]) -> Chosen:
+    from paretorch.training.tasks.translation import Translation
+    from paretorch.zoo.data import translation
+    from paretorch.zoo.data.registry import data_root
+
+    options = _options(recipe, {"vocabulary": 10000, "bleu": False})
+    folder = data_root(runtime.root) / "multi30k"
+    names = [f"{part}.{language}" for part in ("train", "val", "test_2016_flickr") for language in ("de", "en")]
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise DataError(
+            f"{folder} lacks {', '.join(missing)}; put the raw text of Multi30k there, one sentence a line, under these names."
+        )
+    pairs = translation.load(folder, vocabulary=options["vocabulary"])
+    task = Translation(
+        pairs,
+        tokens=recipe.batch,
+        label_smoothing=recipe.label_smoothing,
+        validation=recipe.validation > 0,
+        bleu=options["bleu"],
+        **how,
+    )
+    return task, {"vocabulary": pairs.vocabulary}
+
+
+def _grids(recipe: Recipe, how: dict[str, Any]) -> Chosen:
+    from paretorch.training.tasks.shortest_paths import ShortestPaths, make_grids
+
+    options = _options(recipe, {"limit": 10, "count": 5000, "test_count": 1000, "size": 32})
+    train, held_out = make_grids(**options, validation=recipe.validation)
+    return ShortestPaths(train, held_out, batch=recipe.batch, **how), {}
+
+
+def _options(recipe: Recipe, usual: Mapping[str, int]) -> dict[str, Any]:
+    """The recipe's `data_options` over the usual ones; unknown names and wrong types are refused by name."""
+    given = dict(recipe.data_options or {})
+    if unknown := sorted(set(given) - set(usual)):
+        known = ", ".join(usual) or "none"
+        raise ConfigError(f"{recipe.data} has no data option {unknown[0]!r}; it has: {known}.")
+    for name, value in given.items():
+        if type(value) is not type(usual[name]) or (type(value) is int and value < 1):
+            wanted = "true or false" if isinstance(usual[name], bool) else "a whole number from 1"
+            raise ConfigError(f"The data option {name} of {recipe.data} must be {wanted}, not {value!r}.")
+    return {**usual, **given}

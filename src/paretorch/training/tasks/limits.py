@@ -1,0 +1,43 @@
+"""What a task asks of the loop beside the protocol: no replay, no compiler, a place for what it carries, clipping."""
+
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from paretorch.training.recipe import Runtime
+from paretorch.training.task import Task
+
+
+@runtime_checkable
+class Carrying(Protocol):
+    """A task that keeps something on the model from step to step."""
+
+    def attach(self, model: nn.Module) -> None:
+        """Before training, and before a checkpoint is loaded."""
+        ...
+
+    def release(self, model: nn.Module) -> None:
+        """After training."""
+        ...
+
+
+def suited(runtime: Runtime, task: Task) -> Runtime:
+    """The runtime without what the task cannot have: see `fixed_shapes` and `compiles` in `Task`."""
+    fixed, compiles = getattr(task, "fixed_shapes", True), getattr(task, "compiles", True)
+    return replace(runtime, graph=runtime.graph and fixed, compile=runtime.compile and compiles)
+
+
+def clip_gradients(optimizer: torch.optim.Optimizer, norm: float) -> None:
+    """From now on, scale the gradient of all weights together down to `norm` before each step.
+
+    The optimizer holds the weights alone: the plan's decisions are not clipped. Nothing is read on the host, so that
+    the step can be captured.
+    """
+
+    def clip(stepping: torch.optim.Optimizer, args: Any, options: Any) -> None:
+        weights = [weight for group in stepping.param_groups for weight in group["params"]]
+        torch.nn.utils.clip_grad_norm_(weights, norm)
+
+    optimizer.register_step_pre_hook(clip)
