@@ -1,0 +1,42 @@
+"""The rivals that take the contract, and which networks they take it on."""
+
+from collections.abc import Callable
+
+from paretorch import SMOL
+from paretorch.core.method import Method
+from paretorch.sparsity.rivals import (
+    DNW,
+    ST3,
+    STR,
+    GradualMagnitude,
+    HardConcrete,
+    MagnitudePruning,
+    NetworkSlimming,
+    StochasticSparsification,
+)
+
+RIVALS: dict[str, Callable[[], tuple[Method, ...]]] = {
+    "mp": lambda: (MagnitudePruning(target=0.6),),
+    "mp-layer": lambda: (MagnitudePruning(target=0.6, scope="layer"),),
+    "mp-channel": lambda: (MagnitudePruning(target=0.5, group="channel"),),
+    "gmp": lambda: (GradualMagnitude(target=0.6, every=2),),
+    "gmp-block": lambda: (GradualMagnitude(target=0.5, begin=0.2, end=0.9, every=1, group=(2, 1), scope="layer"),),
+    "st3": lambda: (ST3(target=0.6),),
+    "st3-sigma": lambda: (ST3(target=0.6, sigma=True, rescale=False),),
+    "st3-layer": lambda: (ST3(target=0.6, scope="layer"),),
+    "dnw": lambda: (DNW(target=0.6),),
+    "dnw-global": lambda: (DNW(target=0.6, scope="global"),),
+    "str": lambda: (STR(init=-3.0, decay=1e-2),),
+    "str-target": lambda: (STR(target=0.6, init=-3.0, group="channel"),),
+    "l0": lambda: (HardConcrete(penalty=2.0, open_at_start=0.5, momentum=0.0),),
+    "l0-target": lambda: (HardConcrete(target=0.6),),
+    "slim": lambda: (NetworkSlimming(target=0.6, penalty=1e-3),),
+    "ss": lambda: (StochasticSparsification(lr=1.0),),
+    "ss-target": lambda: (StochasticSparsification(target=0.6, lr=1.0, penalty=1e-3),),
+    "mp+smol": lambda: (MagnitudePruning(target=0.5), SMOL(target_bits=1.5)),
+    "gmp+smol": lambda: (GradualMagnitude(target=0.5, every=1), SMOL(target_bits=1.5)),
+    "dnw+smol": lambda: (DNW(target=0.5), SMOL(target_bits=1.5, group="channel")),
+    "l0+smol": lambda: (HardConcrete(target=0.5), SMOL(penalty=1e-3)),
+    "ss+smol": lambda: (StochasticSparsification(target=0.5, lr=1.0), SMOL(target_bits=1.5)),
+}
+NETWORKS = ["linear", "conv2d", "tied"]
