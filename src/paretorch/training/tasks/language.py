@@ -49,6 +49,8 @@ class LanguageModel:
         autocast: bool = False,
     ) -> None:
         self._device = torch.device(device)
+        if autocast and self._device.type == "cpu":  # torch's recurrent kernel for it crashes on CPUs without bf16
+            raise ConfigError("A language model trains in bf16 on a GPU only; use dtype fp32 or auto on a CPU.")
         self._columns = batchify(text.train, batch).to(self._device)
         held_out = text.valid if validation else text.test
         self._held_out = batchify(held_out, max(1, min(_EVALUATION_COLUMNS, len(held_out) // 2))).to(self._device)
