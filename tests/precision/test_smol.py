@@ -120,6 +120,21 @@ def test_bits_meet_the_target(target: float, group: str | tuple[int, ...], seed:
     assert target - size / count - 1e-5 <= measured <= target + 1e-5
 
 
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_average_follows_a_cubic_schedule(group: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4))
+    steps, generator = 300, torch.Generator().manual_seed(2)
+    plan = compress(model, SMOL(target_bits=2.5, group=group), steps=steps)
+    optimizer = torch.optim.SGD(plan.param_groups(), lr=0.05, momentum=0.9)
+    x = torch.randn(512, 32, generator=generator)
+    for t in range(1, steps + 1):
+        one_step(plan, optimizer, x[torch.randint(0, 512, (32,), generator=generator)])
+        goal = 2.5 + 5.5 * (1 - min(t / (0.85 * steps), 1)) ** 3
+        assert plan.metrics()["bits"] == pytest.approx(goal, abs=0.35)
+    assert plan.metrics()["bits"] == pytest.approx(2.5, abs=0.2)
+
+
 @pytest.mark.parametrize("target", [1.0, 2.3, 5.0])
 def test_equal_precisions_are_raised_by_index(target: float) -> None:
     plan = compress(small_net(), SMOL(target_bits=target), steps=10)

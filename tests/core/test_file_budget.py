@@ -1,0 +1,54 @@
+"""A budget in bytes is kept by the file that `save` really writes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import paretorch
+from paretorch import SMOL, ContinuousSparsification, compress
+from paretorch.core.method import Method
+from tests.core.tiny import batch, train
+
+
+def wide_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
+        nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4),
+    )  # fmt: skip
+
+
+BUDGETED = [
+    ("sparsity", 4000),
+    ("sparsity", 12000),
+    ("precision", 3500),
+    ("precision", 6000),
+    ("zero", 4500),
+    ("both", 1500),
+    ("both", 3000),
+]
+
+
+@pytest.mark.parametrize(("kind", "budget"), BUDGETED)
+def test_the_saved_file_keeps_to_the_budget(kind: str, budget: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    methods: dict[str, tuple[Method, ...]] = {
+        "sparsity": (ContinuousSparsification(),),
+        "precision": (SMOL(),),
+        "zero": (SMOL(zero_precision=True, scale="auto"),),
+        "both": (ContinuousSparsification(), SMOL(scale="auto")),
+    }
+    plan = compress(wide_net(), *methods[kind], steps=20, budget=budget)
+    optimizer = torch.optim.SGD(plan.param_groups(), lr=0.05, momentum=0.9)
+    train(plan, optimizer, batch(16), 20)
+    plan.harden(optimizer)
+    train(plan, optimizer, batch(16), 3)
+    path = Path(tmp_path_factory.mktemp("budget")) / "model.pare"
+    paretorch.save(plan.finalize(), path)
+    assert 0.95 * budget <= path.stat().st_size <= budget
+    small = plan.model.state_dict()
+    assert all(
+        torch.equal(small[key], value) for key, value in paretorch.load(path, into=wide_net()).state_dict().items()
+    )
