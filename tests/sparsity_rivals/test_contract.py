@@ -14,6 +14,7 @@ from tests.sparsity_rivals.cases import NETWORKS, RIVALS
 
 CASES = combinations(list(RIVALS), NETWORKS)
 COVER = [(rival, NETWORKS[i % len(NETWORKS)]) for i, rival in enumerate(RIVALS)]
+SAME_FORWARD = ("mp-layer", "mp-channel", "dnw-global", "st3-layer", "l0-target", "ss-target", "mp+smol", "ss+smol")
 
 
 def started(
@@ -31,7 +32,7 @@ def zeros(plan: Plan) -> tuple[int, int]:
     return sum(int((value == 0).sum()) for value in values), sum(value.numel() for value in values)
 
 
-@pytest.mark.parametrize(("rival", "model"), COVER)
+@pytest.mark.parametrize(("rival", "model"), [case for case in COVER if case[0] not in SAME_FORWARD])
 def test_compiled_in_one_graph_follows_eager(rival: str, model: str) -> None:
     torch._dynamo.reset()
     network, plan, optimizer, x = started(rival, model)
