@@ -8,7 +8,8 @@ same weight is learned too, so that the grid stays a grid). What differs from th
 - β reaches its final value after `anneal` of the steps and stays there, and s keeps a constant learning rate: rounding
   then changes next to nothing, while with the printed schedule it does.
 - `target`: the share of weights with s + τ < 0 follows a cubic schedule to the target. One common shift τ (0 as
-  printed), moved by the error times the spread of s, does it; which weights go is decided by their gradients alone.
+  printed) does it: at each step the best of a few moves, from 2⁻¹² to 1 times the spread of s either way; which weights
+  go is decided by their gradients alone.
 """
 
 import math
@@ -28,7 +29,6 @@ from paretorch.core.tensors import on_one_gpu, whole, write
 from paretorch.errors import ConfigError
 from paretorch.sparsity.gates import GATES
 
-_GAIN = 0.1  # share of the spread of s by which a full error shifts it in one step
 _TINY = 1e-4  # the least |s + τ| after rounding: far above the rounding error of s + τ
 
 
@@ -93,8 +93,10 @@ class ContinuousSparsification(Method):
         goal = cubic(progress(step, self.anneal * term.steps), 1.0, 1.0 - self.target)
         sample = term.sample
         s = sample.read(self.room) + term.scalar("shift")
-        kept, spread = torch.stack([(s >= 0).to(s.dtype), s.abs()]).mv(sample.share)
-        term.set_scalar("shift", term.scalar("shift") + _GAIN * spread * (goal - kept))
+        moves = torch.dot(s.abs(), sample.share) * _moves(s.device)
+        kept = (s + moves[:, None] >= 0).to(s.dtype).mv(sample.share)
+        best = (kept - goal).abs().argmin(0, keepdim=True)  # gathered, not indexed: that would wait for the device
+        term.set_scalar("shift", term.scalar("shift") + moves.gather(0, best).squeeze(0))
 
     def round(self, term: Term, factor: float) -> None:
         groups = term.groups()
@@ -118,6 +120,12 @@ class ContinuousSparsification(Method):
             "temperature": term.scalar("temperature"),
             "shift": term.scalar("shift"),
         }
+
+
+def _moves(device: torch.device) -> Tensor:
+    """±2⁻ᵏ and 0: by how many spreads of s the shift may move in one step."""
+    powers = torch.exp2(-torch.arange(13, device=device, dtype=torch.float32))
+    return torch.cat([torch.zeros(1, device=device), powers, -powers])
 
 
 def _sparsity(term: Term) -> Tensor:
