@@ -30,15 +30,15 @@ def data(
 
 def _told(name: str, root: Path | None, download: bool) -> str:
     from paretorch import zoo
-    from paretorch.zoo.data import text, translation
-    from paretorch.zoo.data.registry import data_root
+    from paretorch.training.tasks.translation import load_multi30k
+    from paretorch.zoo.data import text
 
     if name in ("ptb", "ptb-char"):
         corpus = text.load("char" if name == "ptb-char" else "word", root)
         sizes = ", ".join(f"{len(part):,}" for part in (corpus.train, corpus.valid, corpus.test))
         return f"{sizes} tokens to train, validate and test with, {len(corpus.vocabulary):,} different ones"
     if name == "multi30k":
-        pairs = translation.load(data_root(root) / name)
+        pairs = load_multi30k(root)
         sizes = ", ".join(f"{len(part):,}" for part in (pairs.train, pairs.valid, pairs.test))
         return f"{sizes} pairs of sentences to train, validate and test with, {pairs.vocabulary:,} tokens"
     if name == "shortest-paths":

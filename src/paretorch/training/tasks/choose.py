@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from paretorch.errors import ConfigError, DataError
+from paretorch.errors import ConfigError
 from paretorch.training.images import ImageClassification
 from paretorch.training.recipe import Recipe, Runtime
 from paretorch.training.task import Task
@@ -85,18 +85,10 @@ def _text(recipe: Recipe, runtime: Runtime, how: dict[str, Any]) -> Chosen:
 
 
 def _translation(recipe: Recipe, runtime: Runtime, how: dict[str, Any]) -> Chosen:
-    from paretorch.training.tasks.translation import Translation
-    from paretorch.zoo.data import translation
-    from paretorch.zoo.data.registry import data_root
+    from paretorch.training.tasks.translation import Translation, load_multi30k
 
     options = _options(recipe, {"vocabulary": 10000, "bleu": False})
-    folder = data_root(runtime.root) / "multi30k"
-    names = [f"{part}.{language}" for part in ("train", "val", "test_2016_flickr") for language in ("de", "en")]
-    if missing := [name for name in names if not (folder / name).is_file()]:
-        raise DataError(
-            f"{folder} lacks {', '.join(missing)}; put the raw text of Multi30k there, one sentence a line, under these names."
-        )
-    pairs = translation.load(folder, vocabulary=options["vocabulary"])
+    pairs = load_multi30k(runtime.root, options["vocabulary"])
     task = Translation(
         pairs,
         tokens=recipe.batch,

@@ -3,16 +3,28 @@
 import importlib
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paretorch.errors import MissingExtraError
+from paretorch.errors import DataError, MissingExtraError
 from paretorch.training.task import Batch, mix
 from paretorch.zoo.data import translation as data
+from paretorch.zoo.data.registry import data_root
 from paretorch.zoo.networks.transformer import Transformer
+
+
+def load_multi30k(root: str | Path | None, vocabulary: int = 10000) -> data.Translation:
+    """The pairs in root/multi30k, German to English; says what is missing there."""
+    folder = data_root(root) / "multi30k"
+    names = [f"{part}.{language}" for part in ("train", "val", "test_2016_flickr") for language in ("de", "en")]
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        told = "put the raw text of Multi30k there, one sentence a line, under these names"
+        raise DataError(f"{folder} lacks {', '.join(missing)}; {told}.")
+    return data.load(folder, vocabulary=vocabulary)
 
 
 class Translation:
