@@ -28,7 +28,7 @@ RIVALS: dict[str, Callable[[], tuple[Method, ...]]] = {
     "dnw-global": lambda: (DNW(target=0.6, scope="global"),),
     "str": lambda: (STR(init=-3.0, decay=1e-2),),
     "str-target": lambda: (STR(target=0.6, init=-3.0, group="channel"),),
-    "l0": lambda: (HardConcrete(penalty=1e-3, open_at_start=0.09, lr=0.5),),
+    "l0": lambda: (HardConcrete(penalty=0.01, open_at_start=0.09, lr=0.5),),
     "l0-target": lambda: (HardConcrete(target=0.6),),
     "slim": lambda: (NetworkSlimming(target=0.6, penalty=1e-3),),
     "ss": lambda: (StochasticSparsification(lr=1.0),),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch import SMOL, Plan, compress
+from paretorch.sparsity.rivals import DNW
 from tests.contract.cases import MODELS, STEPS, build, combinations
 from tests.contract.loop import equal, optimizer_of, snapshot, train
 from tests.contract.test_finalize import anatomy
@@ -14,7 +15,18 @@ from tests.sparsity_rivals.cases import NETWORKS, RIVALS
 
 CASES = combinations(list(RIVALS), NETWORKS)
 COVER = [(rival, NETWORKS[i % len(NETWORKS)]) for i, rival in enumerate(RIVALS)]
-SAME_FORWARD = ("mp-layer", "mp-channel", "dnw-global", "st3-layer", "l0-target", "ss-target", "mp+smol", "ss+smol")
+SAME_FORWARD = (
+    "mp-layer",
+    "mp-channel",
+    "dnw-global",
+    "st3-layer",
+    "l0-target",
+    "ss-target",
+    "mp+smol",
+    "dnw+smol",
+    "l0+smol",
+    "ss+smol",
+)
 
 
 def started(
@@ -107,7 +119,7 @@ def test_target_is_exact_and_stays(rival: str, model: str) -> None:
         layers = len(plan._sites) if getattr(method, "scope", "global") == "layer" else 1
         assert abs(dropped - method.target * total) <= largest * layers / 2
         assert plan.metrics()["sparsity"] == pytest.approx(dropped / total, abs=1e-6)
-    assert 0 < dropped < total
+        assert 0 < dropped < total
     kept = [plan.effective(site, chain) != 0 for site, chain in zip(plan._sites, plan._chains, strict=True)]
     train(network, plan, optimizer, x, 3)
     after = [plan.effective(site, chain) != 0 for site, chain in zip(plan._sites, plan._chains, strict=True)]
@@ -126,3 +138,23 @@ def test_bf16_autocast_and_accumulation(rival: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(train(*mixed, 4), losses, rtol=0.05, atol=0.1)
     assert all(d.dtype == torch.float32 for t in mixed[1]._terms for d in t.decisions())
+
+
+@pytest.mark.parametrize("rival", ["mp", "mp-layer", "gmp", "st3", "st3-layer", "dnw"])
+def test_schedules_never_wait_for_the_device(rival: str) -> None:
+    torch._dynamo.reset()
+    _, plan, _, _ = started(rival, "linear", 3)
+    (term,) = plan._terms
+    before = [d.detach().clone() for d in term.decisions()]
+    torch.compile(lambda step: term.method.schedule(term, step), backend="eager", fullgraph=True)(plan._state.step)
+    assert all(torch.equal(a, b) for a, b in zip(before, term.decisions(), strict=True))
+
+
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_large_layers_are_sampled_and_met_exactly(scope: str) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(300, 200), nn.Linear(200, 10))
+    plan = compress(network, DNW(target=0.9, scope=scope), steps=STEPS)
+    assert plan.metrics()["sparsity"] == pytest.approx(0.9, abs=0.01)
+    plan.harden()
+    assert zeros(plan) == (55800, 62000)
