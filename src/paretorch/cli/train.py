@@ -19,6 +19,7 @@ _METRICS = {
     "test_bpc": "test {:.4f} bits per character",
     "test_perplexity": "test perplexity {:.2f}",
     "test_bleu": "test BLEU {:.2f}",
+    "test_frechet": "Fréchet distance {:.3f}",
 }
 
 Text = str | None

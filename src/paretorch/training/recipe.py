@@ -28,7 +28,8 @@ class Recipe:
     data, validation: a zoo data set, and how many training images to hold out and evaluate on instead of the test set;
         text and translation have a validation part, which any number above 0 chooses.
     data_options: ptb and ptb-char: bptt, the tokens of a chunk; multi30k: vocabulary, and bleu (true or false);
-        shortest-paths: limit, the most moves between two points, count, test_count and size of the grids.
+        shortest-paths: limit, the most moves between two points, count, test_count and size of the grids; the network
+        dcgan-generator: loss (hinge or bce), critic_steps, critic_width, samples, and features, a classifier's artefact.
     batch: images or grids, columns of text, or (translation) tokens a side, per step.
     epochs, finetune: epochs until decisions are rounded, and epochs after that.
     optimizer, lr, momentum, nesterov, betas, eps, weight_decay: `momentum` is for sgd, `betas` and `eps` are for the

@@ -21,6 +21,8 @@ _NETWORKS = {
     "ptb-char": "lstm-300",
     "shortest-paths": "shortest-paths-cnn",
 }
+_GENERATOR = "dcgan-generator"
+_GAN = {"loss": "hinge", "critic_steps": 2, "critic_width": 64, "samples": 10000, "features": ""}
 _BPTT = {"ptb": 70, "ptb-char": 150}
 
 
@@ -44,17 +46,32 @@ def choose(recipe: Recipe, runtime: Runtime, device: torch.device, images: "Imag
 def _images(recipe: Recipe, runtime: Runtime, images: "Images | None", how: dict[str, Any]) -> Chosen:
     from paretorch import zoo
 
-    _options(recipe, {})
+    generates = recipe.network == _GENERATOR
+    options = _options(recipe, _GAN if generates else {})
     try:
         images = images or zoo.data.load(recipe.data, runtime.root, runtime.download)
     except ConfigError as error:
         raise ConfigError(f"{error} Of other kinds there are: {', '.join(sorted(_NETWORKS))}.") from error
     if recipe.validation:
         images = images.validation(recipe.validation, seed=0)
+    if generates:
+        return _gan(recipe, images, options, how)
     task = ImageClassification(
         images, batch=recipe.batch, how=_augmentation(recipe), label_smoothing=recipe.label_smoothing, **how
     )
     return task, {"classes": images.classes}
+
+
+def _gan(recipe: Recipe, images: "Images", options: dict[str, Any], how: dict[str, Any]) -> Chosen:
+    from paretorch.training import optimizers
+    from paretorch.training.tasks.gan import Gan
+
+    def optimize(weights: list[Any]) -> torch.optim.Optimizer:
+        return optimizers.build(recipe, [{"params": weights, "weight_decay": recipe.weight_decay}], recipe.lr)
+
+    latent = recipe.network_options.get("latent", 100)
+    channels = images.train[0].shape[1]
+    return Gan(images, optimize, batch=recipe.batch, latent=latent, **options, **how), {"channels": channels}
 
 
 def _augmentation(recipe: Recipe) -> "Augment":
@@ -108,7 +125,7 @@ def _grids(recipe: Recipe, how: dict[str, Any]) -> Chosen:
     return ShortestPaths(train, held_out, batch=recipe.batch, **how), {}
 
 
-def _options(recipe: Recipe, usual: Mapping[str, int]) -> dict[str, Any]:
+def _options(recipe: Recipe, usual: Mapping[str, Any]) -> dict[str, Any]:
     """The recipe's `data_options` over the usual ones; unknown names and wrong types are refused by name."""
     given = dict(recipe.data_options or {})
     if unknown := sorted(set(given) - set(usual)):
@@ -116,6 +133,6 @@ def _options(recipe: Recipe, usual: Mapping[str, int]) -> dict[str, Any]:
         raise ConfigError(f"{recipe.data} has no data option {unknown[0]!r}; it has: {known}.")
     for name, value in given.items():
         if type(value) is not type(usual[name]) or (type(value) is int and value < 1):
-            wanted = "true or false" if isinstance(usual[name], bool) else "a whole number from 1"
+            wanted = {bool: "true or false", str: "a text"}.get(type(usual[name]), "a whole number from 1")
             raise ConfigError(f"The data option {name} of {recipe.data} must be {wanted}, not {value!r}.")
     return {**usual, **given}
