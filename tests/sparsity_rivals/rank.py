@@ -1,4 +1,4 @@
-"""One rank of a two-rank run: `python -m tests.sparsity_rivals.rank FOLDER PORT CASES RANK`; a case is [kind, rival, model]."""
+"""One rank of two: `python -m tests.sparsity_rivals.rank FOLDER PORT CASES RANK`; a case is [kind, rival, model]."""
 
 import json
 import sys

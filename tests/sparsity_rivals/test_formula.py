@@ -153,7 +153,7 @@ def test_str_value_and_gradients() -> None:
     given = gradients(plan, outer, [*originals(plan), *decisions(plan)])
     layers = len(outer)
     for i, (w, s, value) in enumerate(zip(originals(plan), decisions(plan), computed(plan), strict=True)):
-        g = 1 / (1 + math.exp(-float(s)))
+        g = 1 / (1 + math.exp(-float(s.detach())))
         left = w.detach().abs() > g
         torch.testing.assert_close(value, torch.where(left, w - g * torch.sign(w), 0.0))
         torch.testing.assert_close(given[i], outer[i] * left)

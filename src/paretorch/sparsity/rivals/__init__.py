@@ -1,4 +1,4 @@
-"""The methods that Continuous Sparsification is compared with, in the same harness: `compress(model, Rival(...), steps=N)`."""
+"""The pruning methods that Continuous Sparsification is compared with, in the same harness."""
 
 from paretorch.sparsity.rivals.gradual import GradualMagnitude
 from paretorch.sparsity.rivals.hard_concrete import HardConcrete

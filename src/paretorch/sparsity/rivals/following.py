@@ -2,9 +2,10 @@
 
     s = |w|/σ − τ,   m = 1{s ≥ 0},   τ the quantile of |w|/σ at the sparsity of this step
 
-σ is 1 (or a layer's scale). The decision s is not trained: it is written after each step, so that the plan reads masks,
-prices and targets off it as it does for learned masks. τ comes from a fixed sample of each layer (all of it up to
-2¹⁴ weights), without waiting for the device; at `harden` the target is met exactly. A group's score is its average.
+σ is 1 (or a layer's scale). The decision s is not trained: it is written after each step, so that the plan reads
+masks, prices and targets off it as it does for learned masks. τ comes from a fixed sample of each layer (all of it
+up to 2¹⁴ weights), without waiting for the device; at `harden` the target is met exactly. A group's score is its
+average.
 """
 
 import math

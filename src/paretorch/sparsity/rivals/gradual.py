@@ -2,11 +2,11 @@
 
     s_t = s_f + (s_i − s_f)(1 − (t − t₀)/(nΔt))³   for t = t₀, t₀ + Δt, …, t₀ + nΔt
 
-At these steps the masks become 1{|w| ≥ τ} anew; in between they stay. W = w ⊙ m, so a dropped weight gets no gradient and
-keeps its value (but for weight decay): it may come back, as in the authors' implementation.
+At these steps the masks become 1{|w| ≥ τ} anew; in between they stay. W = w ⊙ m, so a dropped weight gets no
+gradient and keeps its value (but for weight decay): it may come back, as in the authors' implementation.
 
-What differs: one τ for the network unless scope="layer" (the paper's masks are per layer), and the target is met exactly
-at `harden`, where the masks are settled for the last time from the scores of the last renewal.
+What differs: one τ for the network unless scope="layer" (the paper's masks are per layer), and the target is met
+exactly at `harden`, where the masks are settled for the last time from the scores of the last renewal.
 """
 
 from dataclasses import dataclass
@@ -48,15 +48,17 @@ class GradualMagnitude(FollowingRival):
         return Following(grouping, site.weight.device)
 
     def goal(self, step: Tensor, steps: int) -> Tensor:
-        first, span = self._span(steps)
-        return cubic(progress(step - first, span), self.initial, self.need_target())
+        first, every, count = self._renewals(steps)
+        return cubic(progress(step - first, every * count), self.initial, self.need_target())
 
     def is_due(self, step: Tensor, steps: int) -> Tensor:
-        first, span = self._span(steps)
+        first, every, count = self._renewals(steps)
         since = step - first
         # The first masks of all, before t₀, have the initial sparsity.
-        return (step == 0) | ((since >= 0) & (since <= span) & (torch.remainder(since, self.every) == 0))
+        return (step == 0) | ((since >= 0) & (since <= every * count) & (torch.remainder(since, every) == 0))
 
-    def _span(self, steps: int) -> tuple[int, int]:
-        """t₀ and nΔt."""
-        return int(self.begin * steps), self.every * max(1, int((self.end - self.begin) * steps) // self.every)
+    def _renewals(self, steps: int) -> tuple[int, int, int]:
+        """t₀, Δt and n; a run that is shorter than Δt has one renewal, at its end."""
+        span = max(1, int((self.end - self.begin) * steps))
+        every = min(self.every, span)
+        return int(self.begin * steps), every, span // every

@@ -1,12 +1,15 @@
-"""ℓ₀ by hard-concrete gates (Louizos, Welling, Kingma, "Learning Sparse Neural Networks through L0 Regularization", 2018).
+"""ℓ₀ by hard-concrete gates (Louizos, Welling, Kingma, "Learning Sparse Neural Networks through L0 Regularization",
+2018).
 
     W = w ⊙ z,   z = min(1, max(0, s̄)),   s̄ = σ((log u − log(1 − u) + s)/β) (ζ − γ) + γ,   u ~ U(0, 1)
     price λ Σ P(z ≠ 0) = λ Σ σ(s − β log(−γ/ζ)),   γ = −0.1, ζ = 1.1, β = 2/3;   s is the paper's log α
 
-Without noise, as at test time: z = min(1, max(0, σ(s)(ζ − γ) + γ)). `harden` fixes these gates; `harden_best` draws some instead.
+Without noise, as at test time: z = min(1, max(0, σ(s)(ζ − γ) + γ)). `harden` fixes these gates; `harden_best` draws
+some instead.
 
-What differs: one gate a weight by default (the paper's are per unit). With a `target`, the gates with the highest s̄ are kept; where some
-of them are at zero, all are raised by the same amount. Where precision is learned too, kept gates become 1: a grid stays a grid.
+What differs: one gate a weight by default (the paper's are per unit). With a `target`, the gates with the highest
+s̄ are kept; where some of them are at zero, all are raised by the same amount. Where precision is learned too, kept
+gates become 1: a grid stays a grid.
 """
 
 import math

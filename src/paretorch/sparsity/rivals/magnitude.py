@@ -2,8 +2,8 @@
 
 Training is dense; then    m = 1{|w| ≥ τ},   τ the quantile of |w| at the target, over the network or in each layer.
 
-What differs: the original sets τ to a multiple of each layer's standard deviation; here the target is met exactly, and the
-network-wide comparison is the default, as the thesis' MP.
+What differs: the original sets τ to a multiple of each layer's standard deviation; here the target is met exactly,
+and magnitudes are compared over the whole network by default.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Masks that are drawn: noise in (0, 1), and `harden_best`, which draws several times and keeps the best.
 
-The thesis (section 4.4.1) finds this to be what makes stochastic methods work at high sparsity. A draw is a pure function of the
-plan's seed and the draw's number, so that nothing but the number has to be kept.
+The thesis (section 4.4.1) finds this to be what makes stochastic methods work at high sparsity. A draw is a pure
+function of the plan's seed and the draw's number, so that nothing but the number has to be kept.
 """
 
 from collections.abc import Callable

@@ -2,11 +2,12 @@
 
     W = w ⊙ s,   price λ Σ |s|,   s = 1 at the start;   at `harden` the smallest |s| of the network are dropped
 
-The thesis gives every weight a scale of its own, trained with the weights, ℓ₁ alone (λ = 1e-5 for ResNet-20, 1e-6 for VGG-16): ℓ₂
-beside it over-regularises.
+The thesis gives every weight a scale of its own, trained with the weights, ℓ₁ alone (λ = 1e-5 for ResNet-20, 1e-6
+for VGG-16): ℓ₂ beside it over-regularises.
 
-What differs: s has the plan's own SGD, with a constant rate. The paper's channel-wise form puts the price on batch norm's γ, which is no
-weight of two dimensions and so out of reach here; a scale on the convolution alone would be undone by the norm behind it.
+What differs: s has the plan's own SGD, with a constant rate. The paper's channel-wise form puts the price on batch
+norm's γ, which is no weight of two dimensions and so out of reach here; a scale on the convolution alone would be
+undone by the norm behind it.
 """
 
 from dataclasses import dataclass

@@ -4,12 +4,13 @@ Training?", WACV 2023, arXiv 2212.01076).
     W = c · sign(w) · max(|w| − τσ, 0),   ∂W/∂w := 1
     c = 1.01 / (r + 0.01),   r = Σ|w|·1{|w| > τσ} / Σ|w|   over each output channel
 
-τ is the quantile of |w|/σ, over the network, at s_t = s_f − s_f (1 − t/T)³, renewed every step. σ = 1, or with `sigma` (the
-paper's ST-3^σ) one over the root of the sum of the layer's dimensions, which spreads the zeros more evenly. The constants of c
-are those of the authors' published code; rescale=False leaves it out.
+τ is the quantile of |w|/σ, over the network, at s_t = s_f − s_f (1 − t/T)³, renewed every step. σ = 1, or with
+`sigma` (the paper's ST-3^σ) one over the root of the sum of the layer's dimensions, which spreads the zeros more
+evenly. The constants of c are those of the authors' published code; rescale=False leaves it out.
 
-What differs: the target is met exactly at `harden`. There τ, c and the mask are fixed, and W = c · m ⊙ sign(w) max(|w| − τσ, 0)
-goes on with the gradient m; the authors write W into w instead. So rounding changes nothing but ties.
+What differs: the target is met exactly at `harden`. There τ, c and the mask are fixed, and W = c · m ⊙ sign(w)
+max(|w| − τσ, 0) goes on with the gradient m; the authors write W into w instead. So rounding changes
+next to nothing.
 """
 
 import math

@@ -1,12 +1,14 @@
-"""Stochastic Sparsification, the inner step of ISS (chapter 4, Algorithm 4; after Zhou et al., "Deconstructing Lottery Tickets", 2019).
+"""Stochastic Sparsification, the inner step of ISS (chapter 4, Algorithm 4; after Zhou et al., "Deconstructing Lottery
+Tickets", 2019).
 
     W = w ⊙ m,   m ~ Bernoulli(σ(s)),   ∂m/∂s := σ′(s),   price λ Σ σ(s)
 
-Algorithm 4 prints σ(βs) in the price, where σ(s) is meant. Between rounds, `drop_fallen` drops for good what has s below its start (the
-printed s ← −∞: a boolean buffer here). At `harden` a mask is drawn; `harden_best` draws several.
+Algorithm 4 prints σ(βs) in the price, where σ(s) is meant. Between rounds, `drop_fallen` drops for good what has s
+below its start (the printed s ← −∞: a boolean buffer here). At `harden` a mask is drawn; `harden_best` draws
+several.
 
-What differs: eval() computes with the expected mask σ(s). With a `target`, the highest s + log u − log(1 − u) are kept, which is the same
-draw with the threshold moved from 0.
+What differs: eval() computes with the expected mask σ(s). With a `target`, the highest s + log u − log(1 − u) are
+kept, which is the same draw with the threshold moved from 0.
 """
 
 from dataclasses import dataclass

@@ -2,11 +2,11 @@
 
     W = sign(w) · max(|w| − g(s), 0),   g = σ (the logistic function),   one s a layer
 
-Both w and s are trained by the loss; weight decay on s < 0 pulls the thresholds up from nearly zero. `init` and `decay` decide the
-sparsity, and each layer finds its own.
+Both w and s are trained by the loss; weight decay on s < 0 pulls the thresholds up from nearly zero. `init` and
+`decay` decide the sparsity, and each layer finds its own.
 
-What differs: s has the plan's own SGD, with a constant rate. With a `target`, one common amount is added to all thresholds at
-`harden`, so that exactly the target is dropped. Once hard, s and the mask are fixed.
+What differs: s has the plan's own SGD, with a constant rate. With a `target`, one common amount is added to all
+thresholds at `harden`, so that exactly the target is dropped. Once hard, s and the mask are fixed.
 """
 
 from dataclasses import dataclass

@@ -4,7 +4,8 @@
 
 τ_k leaves k weights a layer; the gradient reaches all of them, so that dropped weights may win back their place.
 
-What differs: scope="global" compares over the network; once hard the masks are fixed and dropped weights get no gradient.
+What differs: scope="global" compares over the network; once hard the masks are fixed and dropped weights get no
+gradient.
 """
 
 from dataclasses import dataclass
