@@ -168,7 +168,7 @@ def test_str_weight_decay_raises_the_thresholds() -> None:
     for _ in range(5):
         plan.step()
     for s in decisions(plan):
-        assert float(s) == pytest.approx(-8.0 * (1 - 0.1 * 0.1) ** 5, rel=1e-5)
+        assert float(s.detach()) == pytest.approx(-8.0 * (1 - 0.1 * 0.1) ** 5, rel=1e-5)
 
 
 def test_hard_concrete_gates_price_and_test_time() -> None:

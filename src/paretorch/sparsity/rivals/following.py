@@ -123,13 +123,14 @@ def _sample(score: Tensor, grouping: Grouping) -> tuple[Tensor, Tensor]:
     every = max(1, math.ceil(score.numel() / _CAP))
     while math.gcd(every, 210) > 1:  # prefer no channel and no kernel position
         every += 1
-    values = score.flatten()[::every]
-    sizes = torch.as_tensor(grouping.sizes, device=score.device).expand(score.shape).flatten()[::every]
+    values, size = score.flatten()[::every], grouping.sizes
+    # Filled on the device: a number copied there could not be captured in a CUDA graph.
+    sizes = size.flatten()[::every] if isinstance(size, Tensor) else torch.full_like(values, size)
     return values, sizes * (math.prod(grouping.shape) / sizes.sum())
 
 
 def _quantile(values: Tensor, sizes: Tensor, goal: Tensor) -> Tensor:
-    """The score below which a share `goal` of the weights lies, midway between its neighbours; 0 where none shall go."""
+    """The score below which a share `goal` of the weights lies, midway between neighbours; 0 where none shall go."""
     ranked, order = torch.sort(values)
     own = sizes[order]
     below = torch.cumsum(own, 0)

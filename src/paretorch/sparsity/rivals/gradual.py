@@ -25,8 +25,8 @@ from paretorch.sparsity.rivals.following import Following, FollowingRival
 class GradualMagnitude(FollowingRival):
     """Drop the smallest weights little by little while training.
 
-    target: s_f, the share of the selected weights to drop. initial: s_i. begin, end: shares of the steps between which the
-    sparsity grows. every: Δt, steps between two renewals of the masks. scope: "global" or "layer".
+    target: s_f, the share of the selected weights to drop. initial: s_i. scope: "global" or "layer".
+    begin, end: shares of the steps between which the sparsity grows. every: Δt, steps between renewals of the masks.
     """
 
     initial: float = 0.0

@@ -42,7 +42,7 @@ def harden_best(
     draws: int = 8,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> float:
-    """Draw `draws` masks, score each hardened model by `evaluate` (higher is better), harden with the best; its score."""
+    """Draw some masks, score each hardened model by `evaluate` (higher is better), harden with the best; its score."""
     drawn = [module for module in plan.model.modules() if isinstance(module, Drawn)]
     if not drawn:
         raise ConfigError("this plan draws no masks: use harden_best with HardConcrete or StochasticSparsification")
