@@ -180,7 +180,7 @@ def test_hard_concrete_gates_price_and_test_time() -> None:
         u = (noise(0, site.name, step, w.shape) + 1) / 2
         stretched = torch.sigmoid((torch.log(u) - torch.log(1 - u) + s) / beta) * (zeta - gamma) + gamma
         torch.testing.assert_close(value, w * stretched.clamp(0, 1), rtol=1e-3, atol=1e-5)
-        price += 0.5 * float(torch.sigmoid(s - beta * math.log(-gamma / zeta)).sum())
+        price += 0.5 * float(torch.sigmoid(s.detach() - beta * math.log(-gamma / zeta)).sum())
     assert float(plan.penalty()) == pytest.approx(price, rel=1e-5)
     network.eval()
     for w, s, value in zip(originals(plan), decisions(plan), computed(plan), strict=True):

@@ -94,4 +94,4 @@ def test_magnitudes_drop_exactly_the_target(target: float, seed: int, layers: bo
 
 
 def _pairs(network: nn.Sequential) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [(layer.parametrizations.weight.original, layer.weight) for layer in network]
+    return [(layer.parametrizations.weight.original.detach(), layer.weight.detach()) for layer in network]

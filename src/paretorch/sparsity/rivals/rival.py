@@ -24,6 +24,7 @@ class Rival(Method):
     order: ClassVar[int] = 2
 
     def check(self) -> None:
+        super().check()
         if self.target is not None and not 0.0 <= self.target < 1.0:
             raise ConfigError(
                 f"target={self.target!r}: give the share of weights to drop, from 0 to just below 1, such as 0.95"
