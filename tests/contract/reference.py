@@ -38,7 +38,7 @@ def noise(seed: int, name: str, step: int, shape: torch.Size) -> Tensor:
     outer = mix((step * 0x6A09E667 + stream) % 2**32)
     inner = mix(outer ^ np.uint32(stream), 0x6A09E667)
     index = np.arange(math.prod(shape), dtype=np.uint32)
-    bits = mix(index ^ outer, inner) >> np.uint32(8)
+    bits = mix(mix(index ^ outer, inner), outer) >> np.uint32(8)
     return torch.from_numpy((bits.astype(np.float64) + 0.5) * 2.0**-23 - 1.0).float().view(shape)
 
 

@@ -19,7 +19,7 @@ def keep_best(scores: Sequence[Tensor], sizes: Sequence[Tensor], budget: float) 
     count = int((taken <= budget).sum())
     if count < len(taken):
         without = budget - (float(taken[count - 1]) if count else 0.0)
-        count += int(float(taken[count]) - budget < without)
+        count += int(float(taken[count]) - budget <= without)  # in doubt, keep
     keep = torch.zeros_like(flat, dtype=torch.bool)
     keep[order[:count]] = True
     return [part.view(score.shape) for part, score in zip(keep.split([s.numel() for s in scores]), scores, strict=True)]

@@ -81,9 +81,11 @@ class ByteBudget:
             if 0.975 * self.target <= size <= _AIM * self.target:
                 return
             low, high = (middle, high) if size <= _AIM * self.target else (low, middle)
-        if self._bytes(plan, before, low) > self.target:
+        least = self._bytes(plan, before, low)
+        if least > self.target:
+            plan.soften(before)
             raise ConfigError(
-                f"budget={self.target}: the methods cannot get below {self._bytes(plan, before, low)} bytes; allow more or compress more layers"
+                f"budget={self.target}: the methods cannot get below {least} bytes; allow more, or compress more layers"
             )
 
     def _bytes(self, plan: "Plan", before: list[Tensor], factor: float) -> int:
@@ -108,4 +110,6 @@ class ByteBudget:
 def _without(state: dict[str, Tensor], names: list[str], flat: Tensor, dropped: Tensor) -> dict[str, Tensor]:
     flat = flat.index_fill(0, dropped, 0.0)
     parts = flat.split([state[name].numel() for name in names])
-    return state | {name: part.view(state[name].shape) for name, part in zip(names, parts, strict=True)}
+    # By object, not by name: a tied weight stands under several names.
+    changed = {id(state[name]): part.view(state[name].shape) for name, part in zip(names, parts, strict=True)}
+    return {key: changed.get(id(value), value) for key, value in state.items()}

@@ -9,6 +9,7 @@ from paretorch.core.budget_bytes import ByteBudget, Meter, assign_targets
 from paretorch.core.groups import grouping
 from paretorch.core.method import Method, Term
 from paretorch.core.noise import seed_for
+from paretorch.core.options import require_count
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation
 from paretorch.core.sites import Site, choose, find_sites
@@ -32,7 +33,7 @@ def compress(
     budget: bytes of the saved file, kept at `finalize`. seed: of the noise. meter: counts the bytes of a state.
     Load pretrained weights before; wrap in DDP, FSDP2, compile or an average after.
     """
-    _check(model, methods, steps, budget)
+    _check(model, methods, steps, budget, seed)
     sites = find_sites(model)
     chosen = {method.room: choose(sites, method.include, method.exclude) for method in methods}
     for method in methods:
@@ -81,7 +82,9 @@ def _bind(relaxation: Relaxation, method: Method, state: PlanState) -> None:
     relaxation.bind(state.root, shared)
 
 
-def _check(model: nn.Module, methods: tuple[Method, ...], steps: int, budget: int | None) -> None:
+def _check(model: nn.Module, methods: tuple[Method, ...], steps: int, budget: int | None, seed: int) -> None:
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"compress takes a module first, not {type(model).__name__}")
     if not methods:
         raise ConfigError(
             "compress needs at least one method, such as ContinuousSparsification(target=0.9) or SMOL(target_bits=2.0)"
@@ -95,12 +98,11 @@ def _check(model: nn.Module, methods: tuple[Method, ...], steps: int, budget: in
         raise ConfigError(
             "two methods of one kind cannot act on one model: give one of them, with overrides for the layers that differ"
         )
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ConfigError(
-            f"steps={steps!r}: give the number of optimizer steps until harden, such as epochs * len(loader)"
-        )
-    if budget is not None and budget < 1:
-        raise ConfigError(f"budget={budget!r}: give the bytes of the file, such as 48_000")
+    hint = "give the number of optimizer steps until harden, such as epochs * len(loader)"
+    require_count("steps", steps, 1, hint)
+    require_count("seed", seed, 0, "give a whole number, 0 or more")
+    if budget is not None:
+        require_count("budget", budget, 1, "give the bytes of the file, such as 48_000")
     for name, module in model.named_modules():
         if parametrize.is_parametrized(module):
             raise ConfigError(
@@ -111,5 +113,7 @@ def _check(model: nn.Module, methods: tuple[Method, ...], steps: int, budget: in
     if any(is_sharded(p.data) for p in model.parameters()):
         raise ConfigError("the model is sharded already: compress first, then fully_shard")
     for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise ConfigError(f"{name} is not initialized yet: run one batch through the model before compress")
         if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
             raise ConfigError(f"{name} has values that are not finite: load or initialize its weights before compress")

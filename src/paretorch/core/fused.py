@@ -77,8 +77,9 @@ def _step(
     chains: list[Chain],
     weights: list[Tensor],
 ) -> None:
-    for term, own, (group, state) in zip(terms, gradients, states, strict=True):
+    for term, own in zip(terms, gradients, strict=True):
         add_price(term, terms, own)
+    for term, (group, state) in zip(terms, states, strict=True):
         update = _adam if "betas" in group else _sgd
         for decision, parameter, one in zip(group["params"], term.decisions(), state, strict=True):
             assert parameter.grad is not None

@@ -6,7 +6,7 @@ how its schedules run (`schedule`), how it keeps to its target (`steer`, `round`
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -42,9 +42,16 @@ class Method(ABC):
     unit: ClassVar[str]  # what a target counts: "kept" weights or "bits"
     order: ClassVar[int]  # innermost first: sharing 0, precision 1, sparsity 2
     scalars: ClassVar[tuple[str, ...]] = ()
+    per_layer: ClassVar[frozenset[str]] = frozenset({"group"})  # options that `overrides` may change
 
-    def check(self) -> None:  # noqa: B027 - most options need no check
+    def check(self) -> None:
         """Refuse options that cannot work, before anything is touched."""
+        if not isinstance(self.overrides, Mapping) or not all(isinstance(o, Mapping) for o in self.overrides.values()):
+            raise ConfigError(
+                f'overrides={self.overrides!r}: give options by pattern, such as {{"fc*": {{"group": "layer"}}}}'
+            )
+        if self.optimizer is not None and not callable(self.optimizer):
+            raise ConfigError("optimizer: give a function that takes a list of parameters and returns an optimizer")
 
     @abstractmethod
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Relaxation:
@@ -84,12 +91,12 @@ class Method(ABC):
 
     def for_site(self, site: Site) -> Self:
         """These options with the overrides that match the weight."""
-        names = {one.name for one in fields(self)} - {"overrides", "include", "exclude", "optimizer"}
         changes: dict[str, Any] = {}
         for pattern, options in self.overrides.items():
-            if unknown := set(options) - names:
+            if unknown := set(options) - self.per_layer:
                 raise ConfigError(
-                    f"overrides[{pattern!r}]: {', '.join(sorted(unknown))} is no option of {type(self).__name__}"
+                    f"overrides[{pattern!r}]: {', '.join(sorted(unknown))} is no option of {type(self).__name__} that "
+                    f"may differ by layer; these may: {', '.join(sorted(self.per_layer))}"
                 )
             if site.matches(pattern):
                 changes.update(options)

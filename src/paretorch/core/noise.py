@@ -26,7 +26,7 @@ def uniform(shape: torch.Size, step: Tensor, seed: int) -> Tensor:
     outer = _mix(_wrap(step * _STRIDE + seed))
     inner = _mix(outer ^ _wrap_number(seed), _STRIDE)
     index = torch.arange(shape.numel(), device=step.device, dtype=torch.int32)
-    bits = (_mix(index ^ outer, inner) >> 8) & 0xFFFFFF
+    bits = (_mix(_mix(index ^ outer, inner), outer) >> 8) & 0xFFFFFF  # twice: once leaves distant positions correlated
     return ((bits.to(torch.float32) + 0.5) * 2.0**-23 - 1.0).view(shape)
 
 

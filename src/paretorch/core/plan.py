@@ -70,25 +70,30 @@ class Plan:
                 if scaler is None and on_one_gpu(self._decisions()) and self._fused.fits(self._terms):
                     done = self._fused(self._terms, self._state.step, self._chains, weights)
                 if not done:
-                    for term in self._terms:
-                        self._update(term, scaler)
+                    self._update(scaler)
                     advance(self._terms, self._state.step)
             if not done:
                 clip_weights(self._chains, weights)
             for decision in self._decisions():
                 decision.grad = None
 
-    def _update(self, term: Term, scaler: torch.amp.GradScaler | None) -> None:
-        optimizer = self._optimizer(term)
-        check_finite(term, self._state.step, scaler)
-        scaled = scaler is not None and any(d.grad is not None for d in term.decisions())
-        if scaled and scaler is not None:
-            scaler.unscale_(optimizer)
-        add_price(term, self._terms, gradients_of(term))
-        if scaled and scaler is not None:
-            scaler.step(optimizer)
-        else:
-            optimizer.step()
+    def _update(self, scaler: torch.amp.GradScaler | None) -> None:
+        """Price and update the decisions of all methods, from the same state."""
+        scaled = []
+        for term in self._terms:
+            optimizer = self._optimizer(term)
+            check_finite(term, self._state.step, scaler)
+            if scaler is not None and any(d.grad is not None for d in term.decisions()):
+                scaler.unscale_(optimizer)
+                scaled.append(optimizer)
+        for term in self._terms:
+            add_price(term, self._terms, gradients_of(term))
+        for term in self._terms:
+            optimizer = self._optimizer(term)
+            if scaler is not None and optimizer in scaled:
+                scaler.step(optimizer)
+            else:
+                optimizer.step()
 
     def _optimizer(self, term: Term) -> torch.optim.Optimizer:
         # Made at the first step: sharding after `compress` replaces the parameter objects.
@@ -144,9 +149,7 @@ class Plan:
 
     def round_again(self, before: list[Tensor], factor: float) -> None:
         """Round the trained decisions `before`, with every target scaled by `factor`."""
-        self._set_phase(False)
-        for decision, value in zip(self._decisions(), before, strict=True):
-            write(decision, value)
+        self.soften(before)
         # Masks first: a dropped weight costs no bits, whatever its precision.
         for term in sorted(self._terms, key=lambda one: -one.method.order):
             with torch.no_grad():
@@ -154,6 +157,12 @@ class Plan:
             for relaxation in term.relaxations:
                 relaxation.hard = True
         self._set_phase(True)
+
+    def soften(self, before: list[Tensor]) -> None:
+        """Back to searching, with these decisions."""
+        self._set_phase(False)
+        for decision, value in zip(self._decisions(), before, strict=True):
+            write(decision, value)
 
     def _decisions(self) -> list[nn.Parameter]:
         return [decision for term in self._terms for decision in term.decisions()]

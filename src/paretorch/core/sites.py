@@ -57,11 +57,7 @@ def find_sites(model: nn.Module) -> list[Site]:
     found: dict[int, list[tuple[nn.Module, str, str]]] = {}
     for module_name, module in model.named_modules():
         for attribute, parameter in module._parameters.items():
-            if isinstance(parameter, nn.UninitializedParameter):
-                raise ConfigError(
-                    f"{module_name} is not initialized yet: run one batch through the model before compress"
-                )
-            if parameter is not None and parameter.dim() >= 2:
+            if parameter is not None and parameter.dim() >= 2 and parameter.numel() > 0:
                 found.setdefault(id(parameter), []).append((module, attribute, module_name))
     return [_site(owners) for owners in found.values()]
 

@@ -40,13 +40,16 @@ def allocate(term: Term, members: Sequence["Precision"], budget: float | None) -
     if budget is not None:
         low, high = raise_levels(lambda offset: cost(levels(offset)), budget, -MAX_BITS, MAX_BITS)
         chosen = levels(low)
-        if not any(r.zero_precision for r in members):
-            _fill(chosen, levels(high), counts(chosen), budget - cost(chosen))
+        above = levels(high)
+        extra = [
+            (b * n - a * m).flatten() for a, m, b, n in zip(chosen, counts(chosen), above, counts(above), strict=True)
+        ]
+        _fill(chosen, above, torch.cat(extra), budget - cost(chosen))
     for p, (decision, who) in zip(chosen, decisions, strict=True):
         for i in who:
             if members[i].zero_precision:
                 members[i].find_zeros(whole(original(term.sites[i])), members[i].grid(p))
-        write(decision, s_of_bits(p.double() + 0.5))
+        write(decision, s_of_bits(p.double() + 0.25))  # read back as p by either rounding
 
 
 def _kept(term: Term, index: int, r: "Precision") -> Tensor:
@@ -62,9 +65,8 @@ def _paying(term: Term, index: int, r: "Precision", kept: Tensor, p: Tensor) -> 
     return r.grouping.reduce(kept).double().reshape(-1)
 
 
-def _fill(chosen: list[Tensor], above: list[Tensor], counts: list[Tensor], left: float) -> None:
-    """Raise entries to the next level in order of index while the budget lasts, in place."""
-    extra = torch.cat([((b - a) * n).flatten() for a, b, n in zip(chosen, above, counts, strict=True)])
+def _fill(chosen: list[Tensor], above: list[Tensor], extra: Tensor, left: float) -> None:
+    """Raise entries to the next level in order of index while the budget lasts, in place; `extra` is what each costs."""
     taken = (torch.cumsum(extra, 0) <= left + 1e-9).split([a.numel() for a in chosen])
     for a, b, take in zip(chosen, above, taken, strict=True):
         a.copy_(torch.where(take.view(a.shape), b, a))

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Term
 from paretorch.core.noise import uniform
+from paretorch.core.options import require_number
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.schedule import cubic, progress
 from paretorch.core.sites import Site
@@ -60,23 +61,35 @@ class SMOL(Method):
     unit: ClassVar[str] = "bits"
     order: ClassVar[int] = 1
     scalars: ClassVar[tuple[str, ...]] = ("price", "integral")
+    per_layer: ClassVar[frozenset[str]] = frozenset(
+        {"group", "init_bits", "zero_precision", "rounding", "allowed_bits", "scale"}
+    )
 
     def check(self) -> None:
-        lowest = 0.0 if self.zero_precision else 1.0
-        if self.target_bits is not None and not 0.0 < self.target_bits <= MAX_BITS:
-            raise ConfigError(
-                f"target_bits={self.target_bits!r}: give the average bits of a weight, above 0, up to {MAX_BITS}"
-            )
-        if not 1.0 < self.init_bits <= MAX_BITS:
-            raise ConfigError(f"init_bits={self.init_bits!r}: give more than 1 and at most {MAX_BITS}")
-        if self.target_bits is not None and lowest <= self.target_bits > self.init_bits:
-            raise ConfigError(
-                f"target_bits={self.target_bits!r} is above init_bits={self.init_bits!r}: start with more bits than you aim for"
-            )
-        if self.penalty is not None and not self.penalty >= 0.0:
-            raise ConfigError(f"penalty={self.penalty!r}: a price is 0 or more")
-        if not 0.0 < self.anneal <= 1.0:
-            raise ConfigError(f"anneal={self.anneal!r}: give the share of the steps until the target, above 0, up to 1")
+        super().check()
+        hint = f"give more than 1 and at most {MAX_BITS}"
+        require_number("init_bits", self.init_bits, 1.0, MAX_BITS, hint, above=True)
+        if self.target_bits is not None:
+            hint = f"give the average bits of a weight, above 0, up to {MAX_BITS}"
+            require_number("target_bits", self.target_bits, 0.0, MAX_BITS, hint, above=True)
+            if self.target_bits > self.init_bits:
+                raise ConfigError(
+                    f"target_bits={self.target_bits!r} is above init_bits={self.init_bits!r}: start with more bits than you aim for"
+                )
+        if self.penalty is not None:
+            require_number("penalty", self.penalty, 0.0, math.inf, "a price is 0 or more")
+        if self.lr is not None:
+            require_number("lr", self.lr, 0.0, math.inf, "give a positive rate, or None", above=True)
+        require_number(
+            "anneal",
+            self.anneal,
+            0.0,
+            1.0,
+            "give the share of the steps until the target, above 0, up to 1",
+            above=True,
+        )
+        if not isinstance(self.allowed_bits, tuple):
+            raise ConfigError(f"allowed_bits={self.allowed_bits!r}: give a tuple such as (1, 2, 4, 8)")
         if self.rounding not in ("floor", "round"):
             raise ConfigError(f'rounding={self.rounding!r}: use "floor" or "round"')
         if any(not isinstance(b, int) or not 1 <= b <= MAX_BITS for b in self.allowed_bits):
@@ -87,6 +100,17 @@ class SMOL(Method):
             raise ConfigError(f'scale={self.scale!r}: use "fit", "auto", or an exponent from -60 to 60')
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "Precision":
+        lowest = min(self.allowed_bits, default=1)
+        if (
+            self.target_bits is not None
+            and self.target_bits < lowest
+            and not self.zero_precision
+            and together == {self.room}
+        ):
+            raise ConfigError(
+                f"target_bits={self.target_bits!r} is below the {lowest} that every weight gets: use zero_precision=True, "
+                "or a sparsity method beside it"
+            )
         top = float(site.weight.detach().abs().max())
         needed = math.ceil(math.log2(top)) - 1 if top > 0 else 0
         exponent = self.scale if isinstance(self.scale, int) else needed if self.scale == "auto" else max(needed, 0)
@@ -194,7 +218,8 @@ class Precision(Relaxation):
 
     def levels(self, s: Tensor, offset: float = 0.0) -> Tensor:
         """Whole bits from s, after an offset to the real precision."""
-        return whole_bits((real_bits(s) + offset).clamp_max(self.most), self.allowed, self.rounding)
+        real = real_bits(s)
+        return whole_bits(torch.minimum(real + offset, real.clamp_min(self.most)), self.allowed, self.rounding)
 
     def is_zero(self, weight: Tensor, p: Tensor) -> Tensor:
         """Zero-precision allocation: |w| ≤ |w − Q(w, p)|."""

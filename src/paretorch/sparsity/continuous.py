@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from paretorch.core.budget import keep_best
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Term
+from paretorch.core.options import require_number
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.schedule import cubic, geometric, progress
 from paretorch.core.sites import Site
@@ -55,24 +56,23 @@ class ContinuousSparsification(Method):
     unit: ClassVar[str] = "kept"
     order: ClassVar[int] = 2
     scalars: ClassVar[tuple[str, ...]] = ("temperature", "shift")
+    per_layer: ClassVar[frozenset[str]] = frozenset({"group", "init", "gate"})
 
     def check(self) -> None:
-        if self.target is not None and not 0.0 <= self.target < 1.0:
-            raise ConfigError(
-                f"target={self.target!r}: give the share of weights to drop, from 0 to just below 1, such as 0.95"
-            )
+        super().check()
+        if self.target is not None:
+            hint = "give the share of weights to drop, from 0 to just below 1, such as 0.95"
+            require_number("target", self.target, 0.0, math.nextafter(1.0, 0.0), hint)
         if self.gate not in GATES:
             raise ConfigError(f"gate={self.gate!r} is not known: use one of {', '.join(GATES)}")
-        if not self.final_temperature >= 1.0:
-            raise ConfigError(
-                f"final_temperature={self.final_temperature!r}: the temperature grows from 1, so give 1 or more"
-            )
-        if not 0.0 < self.anneal <= 1.0:
-            raise ConfigError(
-                f"anneal={self.anneal!r}: give the share of the steps until the final temperature, above 0, up to 1"
-            )
-        if not self.penalty >= 0.0:
-            raise ConfigError(f"penalty={self.penalty!r}: a price is 0 or more")
+        require_number("init", self.init, -10.0, 10.0, "give a number from -10 to 10; the thesis uses -0.3 to 0.3")
+        hint = "the temperature grows from 1, so give 1 or more"
+        require_number("final_temperature", self.final_temperature, 1.0, math.inf, hint)
+        hint = "give the share of the steps until the final temperature, above 0, up to 1"
+        require_number("anneal", self.anneal, 0.0, 1.0, hint, above=True)
+        require_number("penalty", self.penalty, 0.0, math.inf, "a price is 0 or more")
+        require_number("lr", self.lr, 0.0, math.inf, "give a positive rate", above=True)
+        require_number("momentum", self.momentum, 0.0, 1.0, "give 0 to 1")
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "Mask":
         return Mask(self, grouping, site.weight.device, on_grid="precision" in together)

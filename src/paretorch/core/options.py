@@ -1,0 +1,19 @@
+"""Checking options: one clear sentence for what cannot be meant, before anything is touched."""
+
+import math
+from typing import Any
+
+from paretorch.errors import ConfigError
+
+
+def require_number(name: str, value: Any, low: float, high: float, hint: str, *, above: bool = False) -> None:
+    """A finite number from `low` (or above it) to `high`."""
+    real = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not real or not low <= value <= high or (above and value == low):
+        raise ConfigError(f"{name}={value!r}: {hint}")
+
+
+def require_count(name: str, value: Any, low: int, hint: str) -> None:
+    """A whole number of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ConfigError(f"{name}={value!r}: {hint}")

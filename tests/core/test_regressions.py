@@ -1,0 +1,104 @@
+"""Bugs that were found once, each by the smallest case that showed it."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import nn
+
+from paretorch import SMOL, ContinuousSparsification, Plan, compress
+from paretorch.core.budget_bytes import ByteBudget
+from paretorch.core.noise import uniform
+from paretorch.errors import ConfigError, DivergenceError
+
+
+def test_trimming_a_tied_weight_counts_it_once() -> None:
+    def nonzeros(state: Mapping[str, torch.Tensor], _: object) -> int:
+        return sum(int((value != 0).sum()) for value in {id(v): v for v in state.values()}.values())
+
+    shared = torch.randn(10, 10)
+    state = {"embed.weight": shared, "head.weight": shared, "bias": torch.ones(5)}
+    ByteBudget(45, nonzeros).trim(state, ["embed.weight"], [])
+    assert nonzeros(state, None) == 45
+    assert state["head.weight"] is state["embed.weight"]
+
+
+@pytest.mark.parametrize("options", [{"rounding": "round"}, {"zero_precision": True}, {"allowed_bits": (1, 2, 4)}])
+@pytest.mark.parametrize("target", [1.5, 3.3])
+def test_bits_meet_their_target(options: dict[str, object], target: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(50, 40)
+    plan = compress(model, SMOL(target_bits=target, scale="auto", **options), steps=10)
+    plan.harden()
+    assert plan.metrics()["bits"] == pytest.approx(target, abs=0.02)
+
+
+def test_decisions_are_priced_from_the_same_state() -> None:
+    runs = []
+    for order in (0, 1):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 5)
+        methods = [ContinuousSparsification(init=0.1, penalty=0.1), SMOL(penalty=0.1, lr=0.1)]
+        plan = compress(model, *(methods if order else methods[::-1]), steps=10)
+        for _ in range(3):
+            model(torch.ones(2, 6)).square().sum().backward()
+            plan.step()
+            model.zero_grad()
+        chain = model.parametrizations.weight[0]
+        runs.append((chain.sparsity.s.detach(), chain.precision.s.detach()))
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert torch.equal(runs[0][1], runs[1][1])
+
+
+def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    plan = compress(model, ContinuousSparsification(include="1"), SMOL(include="0"), steps=10)
+    model(torch.ones(2, 4)).sum().backward()
+    precision = model[0].parametrizations.weight[0].precision
+    precision.s.grad.fill_(float("nan"))
+    before = model[1].parametrizations.weight[0].sparsity.s.detach().clone()
+    with pytest.raises(DivergenceError, match=r"0\.weight"):
+        plan.step()
+    assert torch.equal(model[1].parametrizations.weight[0].sparsity.s, before)
+
+
+def test_a_budget_out_of_reach_leaves_the_search_as_it_was() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(64, 64)
+    plan = compress(model, SMOL(group="layer"), steps=10, budget=2000)
+    plan.keep_to(type(plan._budget)(300, plan._budget.meter))  # type: ignore[union-attr,misc]
+    before = model.parametrizations.weight[0].precision.s.detach().clone()
+    with pytest.raises(ConfigError, match="budget=300"):
+        plan.harden()
+    assert not plan.is_hard
+    assert torch.equal(model.parametrizations.weight[0].precision.s, before)
+    assert Plan.of(model) is plan
+
+
+def test_one_group_at_half_its_size_is_kept() -> None:
+    model = nn.Linear(4, 4)
+    plan = compress(model, ContinuousSparsification(group="network", target=0.5), steps=10)
+    plan.harden()
+    assert plan.metrics()["sparsity"] == 0.0
+
+
+def test_an_uninitialized_layer_is_refused_kindly() -> None:
+    with pytest.raises(ConfigError, match="run one batch"):
+        compress(nn.LazyLinear(3), ContinuousSparsification(), steps=10)
+
+
+def test_learned_precision_above_the_start_is_kept() -> None:
+    model = nn.Linear(4, 4)
+    plan = compress(model, SMOL(init_bits=4.0), steps=10)
+    with torch.no_grad():
+        model.parametrizations.weight[0].precision.s.fill_(-6.0)  # about 9.7 bits
+    plan.harden()
+    assert plan.metrics()["bits"] == 9.0
+
+
+@pytest.mark.parametrize("lag", [1, 64, 4096, 16384])
+def test_noise_at_a_distance_is_not_correlated(lag: int) -> None:
+    draws = [uniform(torch.Size([200_000]), torch.tensor(step), 17) for step in range(12)]
+    scores = [float((3 * x[lag:] * x[:-lag]).mean()) * (len(x) - lag) ** 0.5 for x in draws]
+    assert abs(sum(scores)) / len(scores) ** 0.5 < 4
+    assert max(abs(score) for score in scores) < 5
