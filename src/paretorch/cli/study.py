@@ -36,6 +36,7 @@ def study(
 
     from paretorch import studies
     from paretorch.studies.mps import mps as service
+    from paretorch.training.progress import headline, told
 
     if name is None:
         for each in studies.study_names():
@@ -50,6 +51,10 @@ def study(
         watch = None if bar is None else bar.watch
         summary = studies.run_study(chosen, out, runs, parallel=parallel, options=options, tell=tell, watch=watch)
     for setting, numbers in summary["settings"].items():
-        found = numbers["test_accuracy"]
-        told = f"{100 * found['mean']:.2f} ± {100 * found['std']:.2f} % test accuracy over {found['n']} seeds"
-        typer.echo(f"{chosen.name} {setting}: {told} (claim: {chosen.claim})")
+        metric = headline(numbers)
+        found = numbers[metric]
+        mean, spread = told(metric, found["mean"]), told(metric, found["std"])
+        typer.echo(
+            f"{chosen.name} {setting}: {metric.replace('_', ' ')} {mean}, standard deviation {spread} over {found['n']} seeds "
+            f"(claim: {chosen.claim})"
+        )

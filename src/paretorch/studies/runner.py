@@ -22,6 +22,7 @@ from paretorch.studies.study import Study
 from paretorch.training.files import write_atomically
 from paretorch.training.finish import read_result
 from paretorch.training.folder import check_folder, read_history
+from paretorch.training.progress import headline, told
 from paretorch.training.recipe import Recipe
 
 Tell = Callable[[str], None]
@@ -115,8 +116,9 @@ def _run_all(jobs: list[_Job], parallel: int, options: Sequence[str], tell: Tell
                 result = read_result(job.folder) if job.process is not None and job.process.returncode == 0 else None
                 if result is None:
                     failed.append(job)
-                told = f"failed: {_last_words(job)}" if result is None else f"{100 * result['test_accuracy']:.2f} %"
-                tell(f"[{done}/{len(jobs)}] {job.name}: {told}")
+                name = headline(result or {})
+                outcome = f"failed: {_last_words(job)}" if result is None else told(name, result[name])
+                tell(f"[{done}/{len(jobs)}] {job.name}: {outcome}")
     finally:
         for job in running:
             _stop(job)

@@ -30,10 +30,13 @@ def finish(
     model = plan.finalize() if plan is not None else model
     model.eval()
     metrics = task.evaluate(model)
-    example = task.example()[:1].float().cpu().contiguous()
+    example = task.example()
+    # Of tokens nothing is counted: the multiply-adds of convolutions and linear layers would be a part that reads like
+    # the whole of a recurrent network or of attention.
+    image = example[:1].float().cpu().contiguous() if example.is_floating_point() else None
     plain = model.to("cpu").to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     deploy.save(plain, folder.artefact, summary=summary_of(metrics))
-    report = deploy.report(folder.artefact, example=example, latency=False)
+    report = deploy.report(folder.artefact, example=image, latency=False)
     write_html(folder.report, title=folder.path.name, comparison=[], report=report, history=folder.history())
     decided: dict[str, Any] = {name: last[name] for name in ("sparsity", "bits") if name in last}
     result: dict[str, Any] = {
@@ -42,8 +45,7 @@ def finish(
         "bytes": report.sizes.total,
         "dense_bytes": report.sizes.dense,
         "bits_on_disk": report.bits_on_disk,
-        "macs": report.macs,
-        "macs_kept": report.macs_kept,
+        **({} if image is None else {"macs": report.macs, "macs_kept": report.macs_kept}),
         "epochs": last["epoch"],
     }
     write_atomically(folder.path / "result.json", json.dumps(result, indent=2).encode())

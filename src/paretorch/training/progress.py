@@ -1,10 +1,12 @@
 """How a run tells of itself: a bar on a terminal, a line an epoch elsewhere, or nothing."""
 
 import sys
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-_SHOWN = ("loss", "accuracy", "test_accuracy", "sparsity", "bits")
+_HEADLINES = ("test_accuracy", "test_f1", "test_bleu", "test_bpc", "test_perplexity", "test_frechet")
+_SHOWN = ("loss", "accuracy", *_HEADLINES, "sparsity", "bits")
 
 
 class Progress:
@@ -63,12 +65,20 @@ def describe(row: dict[str, Any], epochs: int) -> str:
     parts = [f"{row['phase']} {row['epoch']}/{epochs}"]
     for name in _SHOWN:
         if name in row:
-            percent = name.endswith(("accuracy", "sparsity"))
-            value = f"{100 * row[name]:.2f} %" if percent else f"{row[name]:.4g}"
-            parts.append(f"{name.replace('_', ' ')} {value}")
+            parts.append(f"{name.replace('_', ' ')} {told(name, row[name])}")
     if "seconds" in row:
         parts.append(f"{row['seconds']:.2f} s")
     return "  ".join(parts)
+
+
+def headline(result: Mapping[str, Any]) -> str:
+    """The name of the metric that sums a run up; every task has one."""
+    return next((name for name in _HEADLINES if name in result), "test_loss")
+
+
+def told(name: str, value: float) -> str:
+    """A metric as people read it: shares in per cent."""
+    return f"{100 * value:.2f} %" if name.endswith(("accuracy", "sparsity", "f1")) else f"{value:.4g}"
 
 
 def brief(row: dict[str, Any], epochs: int) -> str:

@@ -15,7 +15,6 @@ from paretorch.training.folder import RunFolder, check_folder
 from paretorch.training.recipe import Recipe, Runtime
 from paretorch.training.task import Task
 from paretorch.training.tasks.choose import choose
-from paretorch.training.tasks.ending import finish_tokens
 from paretorch.training.tasks.limits import Carrying, clip_gradients, suited
 
 if TYPE_CHECKING:
@@ -90,5 +89,4 @@ def train(recipe: Recipe, out: Path, runtime: Runtime | None = None, *, resume: 
     last = trainer_of(setup, recipe, folder, runtime).run(resume=resume)
     if isinstance(setup.task, Carrying):
         setup.task.release(setup.model)
-    end = finish if setup.task.example().is_floating_point() else finish_tokens
-    return end(setup.model, setup.task, setup.plan, folder, last)
+    return finish(setup.model, setup.task, setup.plan, folder, last)
