@@ -102,3 +102,10 @@ def test_noise_at_a_distance_is_not_correlated(lag: int) -> None:
     scores = [float((3 * x[lag:] * x[:-lag]).mean()) * (len(x) - lag) ** 0.5 for x in draws]
     assert abs(sum(scores)) / len(scores) ** 0.5 < 4
     assert max(abs(score) for score in scores) < 5
+
+
+def test_few_bits_are_fine_where_only_some_layers_are_sparse() -> None:
+    model = nn.Sequential(nn.Linear(20, 40), nn.Linear(40, 3))
+    plan = compress(model, ContinuousSparsification(target=0.8, exclude="1"), SMOL(target_bits=0.6), steps=10)
+    plan.harden()
+    assert plan.metrics()["bits"] == pytest.approx(0.6, abs=0.02)

@@ -45,6 +45,8 @@ def compress(
     aimed = methods
     if budget is not None and meter is not None:
         aimed = assign_targets(methods, model, chosen, budget, meter)
+    for method in aimed:
+        method.check_beside({one.room for one in aimed})
     acting = {site.name: sorted((m for m in aimed if site in chosen[m.room]), key=lambda m: m.order) for site in sites}
     touched = [site for site in sites if acting[site.name]]
     made = [_relax(acting[site.name], site, seed) for site in touched]

@@ -53,6 +53,9 @@ class Method(ABC):
         if self.optimizer is not None and not callable(self.optimizer):
             raise ConfigError("optimizer: give a function that takes a list of parameters and returns an optimizer")
 
+    def check_beside(self, rooms: set[str]) -> None:  # noqa: B027 - most methods go with any others
+        """Refuse a target that cannot be reached beside the methods of these rooms."""
+
     @abstractmethod
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Relaxation:
         """The relaxation of one weight; `together` names all rooms that act on it."""

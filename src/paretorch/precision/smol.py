@@ -99,18 +99,20 @@ class SMOL(Method):
         if not (self.scale in ("fit", "auto") or (isinstance(self.scale, int) and -60 <= self.scale <= 60)):
             raise ConfigError(f'scale={self.scale!r}: use "fit", "auto", or an exponent from -60 to 60')
 
-    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "Precision":
+    def check_beside(self, rooms: set[str]) -> None:
         lowest = min(self.allowed_bits, default=1)
         if (
             self.target_bits is not None
             and self.target_bits < lowest
             and not self.zero_precision
-            and together == {self.room}
+            and rooms == {self.room}
         ):
             raise ConfigError(
                 f"target_bits={self.target_bits!r} is below the {lowest} that every weight gets: use zero_precision=True, "
                 "or a sparsity method beside it"
             )
+
+    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "Precision":
         top = float(site.weight.detach().abs().max())
         needed = math.ceil(math.log2(top)) - 1 if top > 0 else 0
         exponent = self.scale if isinstance(self.scale, int) else needed if self.scale == "auto" else max(needed, 0)
