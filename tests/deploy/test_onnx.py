@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,6 @@ from paretorch.errors import ConfigError, MissingExtraError
 
 
 def test_a_network_is_exported_and_runs_at_any_batch(tmp_path: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)).train()
     path = export_onnx(model, torch.randn(1, 1, 4, 4), tmp_path / "net.onnx")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import numpy as np
+import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,6 @@ from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.optim import tuning
 from paretorch.optim.tuning.gld import GradientlessDescent
 
-optuna = pytest.importorskip("optuna")
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 

@@ -85,11 +85,16 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
+def _program() -> str:
+    program = Path(sys.argv[0])
+    return "pare" if program.stem in ("pare", "__main__", "") else f"python {program.parent.name}/{program.name}"
+
+
 def environment(device: torch.device) -> dict[str, Any]:
     """What a reader needs to judge or repeat the run."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
-        "command": " ".join(["pare", *sys.argv[1:]]),
+        "command": " ".join([_program(), *sys.argv[1:]]),
         "device": device.type,
         "hardware": name,
         "threads": torch.get_num_threads(),
