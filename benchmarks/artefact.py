@@ -1,4 +1,4 @@
-"""Claim: an artefact's weights take at most 1.03 x the empirical entropy of their own values plus 2 kB, and less than
+"""Aim: an artefact's weights take at most 1.03 x the empirical entropy of their own values plus 2 kB, and less than
 zstd -22 or xz -9 make of the best plain layout; 25 million weights encode in 10 s and decode in 3 s on two cores.
 
     python benchmarks/artefact.py            # ResNet-20-sized and a 25-million-weight network, synthetic weights

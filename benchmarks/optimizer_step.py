@@ -1,9 +1,10 @@
-"""Claim: a step of AvaGrad costs less than a step of Adam, although it normalises over the whole network.
+"""Aim: a step of AvaGrad costs less than a step of Adam, although it normalises over the whole network.
 
 On one H200: 491 M fp32 parameters in 104 tensors take at most 0.90 x the time of torch's fused Adam and at least 90 % of
 the bandwidth of a copy (28 bytes a parameter: p, m, v read and written, g read); ResNet-20's 65 small tensors at most
 1.0 x. On a CPU: 25 M parameters take at most 1.0 x the time of torch's foreach Adam with
-`fused=True` (a compiled loop; the default works in cache-sized pieces and needs no compiler).
+`fused=True` (a compiled loop; the default works in cache-sized pieces and needs no compiler). What has been shown of this
+is under results/; nothing yet.
 
     python benchmarks/optimizer_step.py                                # ResNet-20 and a case that fits the machine
     python benchmarks/optimizer_step.py --params 491M --tensors 104    # the large case
