@@ -1,4 +1,4 @@
-"""One rank of a two-rank run: `python -m tests.contract.rank ddp|fsdp FOLDER PORT CASES RANK`."""
+"""One rank of a two-rank run: `python -m tests.contract.rank ddp|fsdp FOLDER CASES RANK`."""
 
 import json
 import sys
@@ -27,9 +27,9 @@ def half_a_batch(
         optimizer.zero_grad()
 
 
-def main(kind: str, folder: str, port: str, cases: str, rank: str) -> None:
+def main(kind: str, folder: str, cases: str, rank: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=int(rank), world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=int(rank), world_size=2)
     for method, model in json.loads(cases):
         network = build(model)
         plan = compress(network, *METHODS[method](), steps=STEPS)

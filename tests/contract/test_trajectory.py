@@ -1,7 +1,6 @@
 """Promise 2: compile, bf16, accumulation and ranks follow the plain eager run."""
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -128,10 +127,7 @@ RANKED = [
 
 def ranks_follow_one(cases: list[tuple[str, str]], kind: str, folder: Path) -> None:
     """Two real gloo ranks, half the batch each, against one process with the whole batch."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    worker = [sys.executable, "-m", "tests.contract.rank", kind, str(folder), str(port), json.dumps(cases)]
+    worker = [sys.executable, "-m", "tests.contract.rank", kind, str(folder), json.dumps(cases)]
     processes = [subprocess.Popen([*worker, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
     errors = [process.communicate(timeout=240)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)

@@ -1,4 +1,4 @@
-"""One rank of two: `python -m tests.sparsity_rivals.rank FOLDER PORT CASES RANK`; a case is [kind, rival, model]."""
+"""One rank of two: `python -m tests.sparsity_rivals.rank FOLDER CASES RANK`; a case is [kind, rival, model]."""
 
 import json
 import sys
@@ -17,9 +17,9 @@ from tests.contract.rank import half_a_batch
 from tests.sparsity_rivals.cases import RIVALS
 
 
-def main(folder: str, port: str, cases: str, rank: str) -> None:
+def main(folder: str, cases: str, rank: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=int(rank), world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=int(rank), world_size=2)
     for kind, rival, model in json.loads(cases):
         network = build(model)
         plan = compress(network, *RIVALS[rival](), steps=STEPS)

@@ -1,7 +1,6 @@
 """Two real gloo ranks, half the batch each, follow one process with the whole batch, and decide alike."""
 
 import json
-import socket
 import subprocess
 import sys
 
@@ -21,10 +20,7 @@ CASES = [
 
 def test_ranks_follow_one_process(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    worker = [sys.executable, "-m", "tests.sparsity_rivals.rank", str(folder), str(port), json.dumps(CASES)]
+    worker = [sys.executable, "-m", "tests.sparsity_rivals.rank", str(folder), json.dumps(CASES)]
     processes = [subprocess.Popen([*worker, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
     errors = [process.communicate(timeout=240)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
