@@ -6,6 +6,7 @@ run that is killed and resumed takes the very steps of one that is not.
 
 import math
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,6 +61,8 @@ class Trainer:
             rate=rate,
             compile=self.device.type == "cuda" and self.runtime.compile,
         )
+        self.after_step: Callable[[int], None] | None = None
+        """Called on the host after each step, with the number of steps taken so far; None: nothing is."""
         self._epoch, self._step, self._offset = 0, 0, 0
         self._record: torch.Tensor | None = None
 
@@ -98,6 +101,8 @@ class Trainer:
             self.stepper.step(step)
             progress.advance()
             done = step + 1
+            if self.after_step is not None:
+                self.after_step(epoch * steps + done)
             due = self.runtime.checkpoint_steps and done % self.runtime.checkpoint_steps == 0 and done < steps
             if due or self.device.type == "cpu":
                 self._require_finite(self.stepper.record(done, self._step if due else step), done)
