@@ -1,0 +1,70 @@
+"""What a search keeps on disk: tensors and rows, each file whole or not there at all."""
+
+import io
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from paretorch.errors import ArtefactError
+from paretorch.sparsity.tickets.state import Masks, Weights
+from paretorch.training.files import write_atomically
+
+Row = dict[str, Any]
+
+STORED = "stored.pt"
+"""θ̂, in the folder of a search."""
+_TICKET = "ticket.pt"
+
+
+def save(path: Path, content: Any) -> None:
+    """Write tensors and plain values."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    write_atomically(path, buffer.getbuffer())
+
+
+def load(path: Path) -> Any:
+    """Read them again, on the CPU; no code in the file is run."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise ArtefactError(f"{path} is missing or damaged; remove {path.parent} and run again.") from error
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """The rounds that are done."""
+    path = folder / "rounds.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def write_rows(folder: Path, rows: list[Row]) -> None:
+    """Replace the rounds that are done: all of them, or none where the disk is full."""
+    write_atomically(folder / "rounds.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+def round_folder(folder: Path, number: int) -> Path:
+    """Where one round of a search is."""
+    return folder / f"round-{number}"
+
+
+def save_ticket(folder: Path, number: int, masks: Masks) -> None:
+    """Keep the masks of a round's ticket, one bit a weight."""
+    bits = {name: torch.from_numpy(np.packbits(mask.numpy())) for name, mask in masks.items()}
+    shapes = {name: list(mask.shape) for name, mask in masks.items()}
+    save(round_folder(folder, number) / _TICKET, {"bits": bits, "shapes": shapes})
+
+
+def read_ticket(folder: Path, number: int) -> tuple[Weights, Masks]:
+    """The ticket (θ̂, m) of a round: a plain state to load into the network, and its masks."""
+    stored = load(round_folder(folder, number) / _TICKET)
+    masks: Masks = {}
+    for name, shape in stored["shapes"].items():
+        count = int(np.prod(shape))
+        bits = np.unpackbits(stored["bits"][name].numpy(), count=count)
+        masks[name] = torch.from_numpy(bits).bool().view(shape)
+    return load(folder / STORED), masks
