@@ -7,6 +7,7 @@ from paretorch.cli.demo import demo
 from paretorch.cli.guard import guarded
 from paretorch.cli.report import report
 from paretorch.cli.study import study
+from paretorch.cli.tickets import tickets
 from paretorch.cli.train import train
 
 app = typer.Typer(
@@ -17,5 +18,5 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",
 )
-for command in (demo, train, report, study, data):
+for command in (demo, train, tickets, report, study, data):
     app.command()(guarded(command))

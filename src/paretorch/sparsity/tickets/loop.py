@@ -18,7 +18,6 @@ from torch import nn
 
 from paretorch.core.compress import compress
 from paretorch.core.plan import Plan
-from paretorch.errors import ConfigError
 from paretorch.sparsity.tickets.bench import Bench
 from paretorch.sparsity.tickets.files import (
     STORED,
@@ -41,8 +40,7 @@ Tell = Callable[[Row], None]
 
 def run_search(search: Search, bench: Bench, folder: Path, tell: Tell = lambda row: None) -> list[Row]:
     """Run the rounds that are not done yet; `tell` is called with the row of each; returns all rows."""
-    if search.store > bench.recipe.epochs:
-        raise ConfigError(f"store={search.store!r}: a round has {bench.recipe.epochs} epochs; store an earlier iterate")
+    search.require_fit(bench.recipe.epochs)
     rounds = _Rounds(search, bench, folder)
     rows = read_rows(folder)
     for number in range(len(rows) + 1, search.rounds + 1):

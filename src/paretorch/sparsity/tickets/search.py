@@ -44,6 +44,11 @@ class Search:
         if self.method.frozen and self.store:
             raise ConfigError(f"store={self.store!r}: {self.method.name} trains no weights, so there is none to store")
 
+    def require_fit(self, epochs: int) -> None:
+        """Refuse an iterate that no round of so many epochs has."""
+        if self.store > epochs:
+            raise ConfigError(f"store={self.store:g}: a round has {epochs} epochs, so store an earlier iterate")
+
     @property
     def name(self) -> str:
         """Such as "cs-init-0.1-seed0"."""

@@ -1,0 +1,92 @@
+"""How `pare tickets` tells of itself: lines or a bar while it works, two tables at the end."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from paretorch.cli.bar import epochs_bar
+
+if TYPE_CHECKING:
+    from paretorch.sparsity.tickets import Result, Storage
+
+Row = dict[str, Any]
+_SHOWN = 60
+
+
+@contextlib.contextmanager
+def watched(storage: "Storage", *, quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[[Row], None]]]:
+    """Functions to tell a line and to show a row; on a terminal with a bar over the epochs of all workers."""
+    if quiet:
+        yield (lambda words: None), (lambda row: None)
+        return
+    with epochs_bar() as bar:
+        tell: Callable[[str], None] = typer.echo if bar is None else bar.console.print
+        over = threading.Event()
+
+        def look() -> None:
+            while bar is not None and not over.wait(1.0):
+                bar.watch(*storage.epochs())
+
+        looking = threading.Thread(target=look, daemon=True)
+        looking.start()
+        try:
+            yield tell, (lambda row: tell(_line(row)))
+        finally:
+            over.set()
+            looking.join()
+
+
+def write_and_show(storage: "Storage", command: str) -> None:
+    """Write the result beside the searches and print it."""
+    from paretorch.sparsity.tickets.result import collect, write_result
+
+    result = collect(storage)
+    write_result(storage, result, command)
+    _print(result)
+    typer.echo(f"{storage.path}: tickets.jsonl, summary.json, tickets.svg")
+
+
+def _line(row: Row) -> str:
+    if row["method"] == "dense":
+        return f"{row['search']}: accuracy {_percent(row['accuracy'])}"
+    return (
+        f"{row['search']} round {row['round']}: {_percent(row['sparsity'])} zeros, accuracy {_percent(row['accuracy'])}"
+    )
+
+
+def _print(result: "Result") -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = sorted(result.tickets, key=lambda row: (row["method"], row["sparsity"]))
+    if len(rows) <= _SHOWN:
+        table = Table(title="Tickets, retrained", box=SIMPLE)
+        table.add_column("search", no_wrap=True)
+        for name in ("round", "zeros", "accuracy", "test", "epochs"):
+            table.add_column(name, justify="right")
+        for row in [*result.dense, *rows]:
+            shares = [_percent(row[name]) for name in ("sparsity", "accuracy", "test_accuracy")]
+            table.add_row(row["search"], str(row["round"] or ""), *shares, str(row["epochs"]))
+        Console().print(table)
+    for one in result.found():
+        typer.echo(f"{one.method}, seed {one.seed} ({one.epochs} epochs in all)")
+        typer.echo(f"  sparsest matching: {_told(one.sparsest)}")
+        typer.echo(f"  best performing:   {_told(one.best)}")
+    typer.echo("accuracy is that on the validation split, by which tickets are chosen; the test set decides nothing.")
+
+
+def _told(row: Row | None) -> str:
+    if row is None:
+        return "none is as accurate as the dense network"
+    return (
+        f"{_percent(row['sparsity'])} zeros, accuracy {_percent(row['accuracy'])} (test {_percent(row['test_accuracy'])}): "
+        f"{row['search']} round {row['round']}, {row['search_epochs']} epochs of search, {row['epochs']} with retraining"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"

@@ -1,0 +1,32 @@
+"""The plot of accuracy against sparsity, as an SVG file that stands alone."""
+
+from paretorch.report.charts import line_chart
+from paretorch.report.style import CSS
+from paretorch.sparsity.tickets.result import Result
+
+
+def draw(result: Result) -> str:
+    """One line a method, and the dense network as a level."""
+    series = {
+        method: [(100 * sparsity, 100 * accuracy) for sparsity, accuracy in points]
+        for method, points in result.curves().items()
+    }
+    xs = [x for points in series.values() for x, _ in points]
+    if result.dense and xs:
+        level = 100 * sum(row["accuracy"] for row in result.dense) / len(result.dense)
+        series = {"dense": [(min(xs), level), (max(xs), level)], **series}
+    if not series:
+        series = {"nothing yet": [(0.0, 0.0)]}
+    plot = line_chart(
+        "tickets",
+        "Accuracy of retrained tickets",
+        series,
+        x_label="sparsity in per cent (accuracy on the validation split)",
+        form=lambda value: f"{value:.4g} %",
+    )
+    # On its own, the figure needs a name space, and the style sheet that a page would give it.
+    head, _, body = plot.partition(">")
+    return f"{head.replace('<svg', _SVG, 1)}><style>{CSS}</style>{body}\n"
+
+
+_SVG = '<svg xmlns="http://www.w3.org/2000/svg"'
