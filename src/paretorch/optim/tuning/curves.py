@@ -1,0 +1,70 @@
+"""Curves with the spread of their repetitions, as one SVG picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from paretorch.optim.tuning.landscape import Floats
+from paretorch.optim.tuning.plots import SERIES
+from paretorch.report.svg import WIDTH, figure, line, path, text, ticks
+
+_LEFT, _RIGHT, _TOP, _BOTTOM, _HEIGHT = 48.0, WIDTH - 20.0, 52.0, 228.0, 270.0
+
+
+class Curve(NamedTuple):
+    """A line, and the band around it (equal to the line where there is no spread)."""
+
+    x: ArrayLike
+    middle: ArrayLike
+    low: ArrayLike
+    high: ArrayLike
+
+
+def curves(title: str, series: Mapping[str, Curve], *, x_label: str, y_label: str = "", log_x: bool = False) -> str:
+    """One line per series with its band; y begins at 0, x is linear or logarithmic."""
+    rows = {name: [np.asarray(values, np.float64) for values in curve] for name, curve in series.items()}
+    for values in rows.values():
+        values[0] = np.log10(values[0]) if log_x else values[0]
+    xs = np.concatenate([values[0] for values in rows.values()])
+    start, span = float(xs.min()), float(np.ptp(xs)) or 1.0
+    y_ticks = ticks(0.0, float(max(values[3].max() for values in rows.values())))
+
+    def at(x: Floats, y: Floats) -> list[tuple[float, float]]:
+        across = _LEFT + (x - start) / span * (_RIGHT - _LEFT)
+        up = _BOTTOM - y / y_ticks[-1] * (_BOTTOM - _TOP)
+        return list(zip(across.tolist(), up.tolist(), strict=True))
+
+    body = [text(_LEFT, _TOP - 9, y_label)]
+    for tick in y_ticks:
+        y = at(np.zeros(1), np.array([tick]))[0][1]
+        body += [line(_LEFT, y, _RIGHT, y, "grid"), text(_LEFT - 6, y + 4, f"{tick:.4g}", "end")]
+    marks = range(math.ceil(start), math.floor(start + span) + 1) if log_x else ticks(start, start + span, 6)
+    for tick in [float(mark) for mark in marks if start <= mark <= start + span]:
+        said = f"{10**tick:g}" if log_x else f"{tick:g}"
+        body.append(text(at(np.array([tick]), np.zeros(1))[0][0], _BOTTOM + 15, said, "middle"))
+    body += [line(_LEFT, _BOTTOM, _RIGHT, _BOTTOM, "axis")]
+    body += [text((_LEFT + _RIGHT) / 2, _BOTTOM + 31, x_label, "middle")]
+    for i, (name, (x, middle, low, high)) in enumerate(rows.items()):
+        kind = i % len(SERIES)
+        body.append(path(at(x, high) + at(x, low)[::-1], f"band b{kind}", name))
+        body.append(path(at(x, middle), f"line s{kind}", name))
+    body += _legend(list(rows))
+    said = "; ".join(f"{name} ends at {values[1][-1]:.4g}" for name, values in rows.items())
+    return figure("curves", title, f"{title}. {said}.", _HEIGHT, body)
+
+
+def _legend(names: Sequence[str]) -> list[str]:
+    """The names in as many rows as they need."""
+    body, x, y = [], _LEFT, 8.0
+    for i, name in enumerate(names):
+        wide = 34 + 6.2 * len(name)
+        if x > _LEFT and x + wide > WIDTH:
+            x, y = _LEFT, y + 14
+        body += [line(x, y, x + 16, y, f"line s{i % len(SERIES)}"), text(x + 20, y + 4, name)]
+        x += wide
+    return body
