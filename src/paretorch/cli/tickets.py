@@ -197,7 +197,7 @@ def _open(
         )
     wanted = {**table, **search_given}
     searches = [] if continues and not wanted else _searches(wanted, source)
-    Bench(recipe, runtime)
+    Bench.of(recipe, runtime)
     return Storage.join(folder, recipe, searches)
 
 

@@ -1,4 +1,4 @@
-"""Networks and training runs of one recipe and seed: everything in a round that is not about masks."""
+"""Networks and training runs of one recipe: everything in a round that is not about masks."""
 
 import copy
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from paretorch.core.sites import Selector
 from paretorch.errors import ConfigError
 from paretorch.sparsity.tickets.files import Row
 from paretorch.sparsity.tickets.state import Weights
@@ -23,18 +24,44 @@ if TYPE_CHECKING:
 
 
 class Bench:
-    """Builds the network and the data once; trains as often as asked, each time in a folder that can be resumed."""
+    """Trains one network on one task as often as asked, each time in a folder that can be resumed.
 
-    def __init__(self, recipe: Recipe, runtime: Runtime) -> None:
+    task: what tickets are trained on and chosen by; its `evaluate` must give "test_accuracy", on held-out data.
+    test: makes the task whose "test_accuracy" is told beside it; None: none is.
+    exclude: layers that keep all their weights, as `compress` takes them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        recipe: Recipe,
+        *,
+        test: Callable[[], Task] | None = None,
+        exclude: Selector = (),
+        runtime: Runtime | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self._model, self._task, self._make_test = model, task, test
+        self.recipe, self.exclude = recipe, exclude
+        self._runtime = replace(runtime or Runtime(), progress="quiet")
+        self._device = device or torch.device("cpu")
+        self._test: Task | None = None
+        self.steps = recipe.epochs * task.steps
+
+    @classmethod
+    def of(cls, recipe: Recipe, runtime: Runtime) -> "Bench":
+        """The network and the data that a recipe names; tickets are chosen by its validation split."""
         check_recipe(recipe)
-        self.recipe, self.runtime = recipe, replace(runtime, progress="quiet")
-        setup = prepare(recipe, self.runtime)
+        setup = prepare(recipe, runtime)
         if "accuracy" not in setup.task.tallies:
             raise ConfigError(f"Tickets are compared by accuracy, which {recipe.data} does not have; use images.")
-        self._model, self._task, self._device = setup.model, setup.task, setup.device
-        self._test: Task | None = None
-        self.steps = recipe.epochs * setup.task.steps
-        self.exclude = tuple(getattr(setup.model, "leave_out", {}).get("sparsity", ()))
+
+        def test() -> Task:
+            return choose(replace(recipe, validation=0), runtime, setup.device)[0]
+
+        left_out = tuple(getattr(setup.model, "leave_out", {}).get("sparsity", ()))
+        return cls(setup.model, setup.task, recipe, test=test, exclude=left_out, runtime=runtime, device=setup.device)
 
     def step_of(self, epochs: float) -> int:
         """The number of steps in so many epochs."""
@@ -62,14 +89,15 @@ class Bench:
         if self._device.type == "cuda":
             torch.compiler.reset()  # or the compiler gives up after some rounds: it counts networks it has seen
         run = RunFolder(folder, recipe, resume=True, device=self._device)
-        trainer = trainer_of(Setup(model, self._task, plan, self._device), recipe, run, self.runtime)
+        trainer = trainer_of(Setup(model, self._task, plan, self._device), recipe, run, self._runtime)
         trainer.after_step = after_step
         return trainer.run(resume=True)
 
-    def test(self, model: nn.Module) -> float:
+    def test(self, model: nn.Module) -> float | None:
         """Accuracy on the real test set, which nothing is chosen by."""
-        if self._test is None:
-            self._test = choose(replace(self.recipe, validation=0), self.runtime, self._device)[0]
+        if self._make_test is None:
+            return None
+        self._test = self._test or self._make_test()
         return self._test.evaluate(model.eval())["test_accuracy"]
 
 

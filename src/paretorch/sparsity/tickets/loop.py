@@ -43,12 +43,13 @@ def run_search(search: Search, bench: Bench, folder: Path, tell: Tell = lambda r
     search.require_fit(bench.recipe.epochs)
     rounds = _Rounds(search, bench, folder)
     rows = read_rows(folder)
+    for row in rows:  # a kill may have come between a row and the tidying after it
+        rounds.tidy(row["round"])
     for number in range(len(rows) + 1, search.rounds + 1):
         rows.append(rounds.run(number, rows[-1] if rows else None))
         write_rows(folder, rows)
         rounds.tidy(number)
         tell(rows[-1])
-    rounds.tidy(search.rounds)
     return rows
 
 

@@ -48,7 +48,7 @@ def work(storage: Storage, runtime: Runtime, tell: Tell = print, show: Callable[
 
 
 def _do(unit: Unit, storage: Storage, runtime: Runtime, show: Callable[[Row], None]) -> None:
-    bench = Bench(replace(storage.recipe, seed=unit.seed), runtime)
+    bench = Bench.of(replace(storage.recipe, seed=unit.seed), runtime)
     if unit.search is not None:
         run_search(unit.search, bench, unit.folder, show)
         return
