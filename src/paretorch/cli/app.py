@@ -9,6 +9,7 @@ from paretorch.cli.report import report
 from paretorch.cli.study import study
 from paretorch.cli.tickets import tickets
 from paretorch.cli.train import train
+from paretorch.cli.tune import tune
 
 app = typer.Typer(
     help="Make PyTorch networks smaller and cheaper to train.",
@@ -18,5 +19,5 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",
 )
-for command in (demo, train, tickets, report, study, data):
+for command in (demo, train, tickets, tune, report, study, data):
     app.command()(guarded(command))

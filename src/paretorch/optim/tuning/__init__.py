@@ -14,8 +14,11 @@ from paretorch.optim.tuning.landscape import best_alpha_per_eps, separability, t
 if TYPE_CHECKING:
     from paretorch.optim.tuning.cost import suboptimality
     from paretorch.optim.tuning.samplers import CoordinateGLDSampler, GLDSampler, sampler
+    from paretorch.optim.tuning.worker import Found, search
 
 _NEED_OPTUNA = {
+    "Found": "worker",
+    "search": "worker",
     "GLDSampler": "samplers",
     "CoordinateGLDSampler": "samplers",
     "sampler": "samplers",
@@ -24,11 +27,13 @@ _NEED_OPTUNA = {
 
 __all__ = [
     "CoordinateGLDSampler",
+    "Found",
     "GLDSampler",
     "alpha_grid",
     "best_alpha_per_eps",
     "eps_grid",
     "sampler",
+    "search",
     "separability",
     "suboptimality",
     "trials_to_reach",

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 from paretorch.errors import ConfigError
 from paretorch.optim.tuning.landscape import Floats, error_table
 from paretorch.optim.tuning.samplers import sampler
+from paretorch.optim.tuning.storage import quiet
 
 
 def suboptimality(errors: ArrayLike, method: str, trials: int = 100, repetitions: int = 100, seed: int = 0) -> Floats:
@@ -20,12 +21,8 @@ def suboptimality(errors: ArrayLike, method: str, trials: int = 100, repetitions
     table = error_table(errors)
     if trials < 1 or repetitions < 1:
         raise ConfigError("At least one trial and one repetition are needed.")
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
+    with quiet():
         found = np.stack([_search(table, method, trials, seed * 1_000_003 + i) for i in range(repetitions)])
-    finally:
-        optuna.logging.set_verbosity(verbosity)
     gaps: Floats = np.minimum.accumulate(found, axis=1) - table.min()
     return gaps
 

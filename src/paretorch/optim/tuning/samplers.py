@@ -6,6 +6,7 @@ sampler, workers need not know of each other, and one that dies takes nothing wi
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from paretorch.errors import ConfigError
+from paretorch.optim._rounding import stream_key
 from paretorch.optim.tuning.gld import GradientlessDescent, Point
 
 _ATTEMPTS = 10
@@ -27,7 +29,7 @@ class GLDSampler(optuna.samplers.BaseSampler):
     """Gradientless descent over all parameters at once.
 
     Args:
-        seed: of the random proposals.
+        seed: of the random proposals, which depend on it and on the number of the trial alone.
         widest, narrowest: the largest and the smallest radius, as parts of a parameter's range (in log space where the
             parameter is logarithmic; categorical choices are taken as ordered).
     """
@@ -36,14 +38,11 @@ class GLDSampler(optuna.samplers.BaseSampler):
 
     def __init__(self, seed: int | None = None, widest: float = 0.5, narrowest: float = 1 / 32) -> None:
         self._descent = GradientlessDescent(widest, narrowest, self._coordinate)
-        self._rng = np.random.default_rng(seed)
+        self._seed = seed
         self._space = IntersectionSearchSpace()
-        self._independent = optuna.samplers.RandomSampler(seed=seed)
 
     def reseed_rng(self) -> None:
-        """Called by Optuna in each worker process."""
-        self._rng = np.random.default_rng()
-        self._independent.reseed_rng()
+        """Called by Optuna in each thread of a parallel study: the draws belong to trials, not to workers."""
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """The parameters that all finished trials had; those with one value leave nothing to search."""
@@ -70,15 +69,19 @@ class GLDSampler(optuna.samplers.BaseSampler):
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
         """The first trial, and parameters that not every trial has: at random."""
-        return self._independent.sample_independent(study, trial, param_name, param_distribution)
+        seed = None if self._seed is None else stream_key(self._seed, trial.number, zlib.crc32(param_name.encode()))
+        independent = optuna.samplers.RandomSampler(seed=seed)
+        return independent.sample_independent(study, trial, param_name, param_distribution)
 
     def _new_point(
         self, number: int, centre: Point, space: Mapping[str, BaseDistribution], known: set[tuple[Any, ...]]
     ) -> dict[str, Any]:
-        # On a grid the nearest setting may have been tried already; to try it again would teach nothing.
+        # Drawn from the number of the trial: workers with one seed never draw alike, and a resumed search goes on as it
+        # would have. On a grid the nearest setting may have been tried already; to try it again would teach nothing.
+        rng = np.random.default_rng(None if self._seed is None else (self._seed, number))
         values: dict[str, Any] = {}
         for attempt in range(_ATTEMPTS * _WIDENINGS):
-            point = self._descent.propose(number, centre, self._rng, wider=attempt // _ATTEMPTS)
+            point = self._descent.propose(number, centre, rng, wider=attempt // _ATTEMPTS)
             values = {name: _from_unit(u, d) for u, (name, d) in zip(point, space.items(), strict=True)}
             if tuple(values.values()) not in known:
                 break

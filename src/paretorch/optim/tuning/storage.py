@@ -1,0 +1,107 @@
+"""Where the trials of a search are kept: a journal file, an SQLite file or a database, shared by all workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.exceptions import ExperimentalWarning
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from paretorch.errors import ConfigError, MissingExtraError
+
+_LOST_AFTER = 1800.0
+"""Seconds without a sign of life after which a worker on another machine counts as dead."""
+
+
+def open_study(place: str | Path | None, name: str, facts: Mapping[str, Any]) -> Study:
+    """The study `name` at `place`: a path is a journal file, what has :// is a database's URL, None is this process alone.
+
+    `facts` (plain JSON values) say what is searched: a study whose facts differ is refused, since its trials would not compare.
+    """
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        study = optuna.create_study(storage=_storage(place), study_name=name, load_if_exists=True)
+    known = study.user_attrs.get("facts")
+    if known is None:
+        study.set_user_attr("facts", dict(facts))
+    elif known != dict(facts):
+        names = sorted(key for key in {*known, *facts} if known.get(key) != facts.get(key))
+        told = ", ".join(f"{key} (there {known.get(key)}, now {facts.get(key)})" for key in names)
+        raise ConfigError(f"The storage holds another search, which differs in {told}: choose another --storage.")
+    return study
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Optuna says nothing but errors, and as much as before afterwards."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def _storage(place: str | Path | None) -> Any:
+    from optuna.storages import JournalStorage, RDBStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    if place is None:
+        return None
+    text = str(place)
+    try:
+        if "://" not in text:
+            Path(text).parent.mkdir(parents=True, exist_ok=True)
+            return JournalStorage(JournalFileBackend(text))
+        patience = {"connect_args": {"timeout": 60}} if text.startswith("sqlite") else {}
+        return RDBStorage(text, engine_kwargs=patience)
+    except ImportError as error:
+        raise MissingExtraError(f"The storage {text.split(':')[0]} needs the package {error.name}.") from error
+    except (ValueError, OSError, RuntimeError) as error:
+        raise _unusable(text, error) from error
+    except Exception as error:
+        if type(error).__module__.split(".")[0] != "sqlalchemy":
+            raise
+        raise _unusable(text, error) from error
+
+
+def _unusable(text: str, error: Exception) -> ConfigError:
+    reason = str(error).splitlines()[0]
+    return ConfigError(
+        f"The storage {text} cannot be opened ({reason}): give a file, or a URL such as sqlite:///tune.db."
+    )
+
+
+def sign_of_life(trial: optuna.Trial) -> None:
+    """Say that the worker of this trial is there."""
+    trial.set_user_attr("worker", [socket.gethostname(), os.getpid(), time.time()])
+
+
+def is_dead(trial: FrozenTrial) -> bool:
+    """Whether a trial that counts as running lost its worker: its process is gone, or long silent on another machine."""
+    if trial.state != TrialState.RUNNING:
+        return False
+    host, process, when = trial.user_attrs.get("worker", ["", 0, 0.0])
+    if host != socket.gethostname():
+        began = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
+        return bool(time.time() - max(when, began) > _LOST_AFTER)
+    return process != os.getpid() and not _exists(process)
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,198 @@
+"""A search over a grid of (α, ε) with any training: by any sampler, by any number of workers that may join, die and return."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from paretorch.errors import ConfigError, DivergenceError
+from paretorch.optim.tuning.landscape import Floats
+from paretorch.optim.tuning.samplers import sampler
+from paretorch.optim.tuning.storage import is_dead, open_study, quiet, sign_of_life
+
+METHODS = ("cgld", "gld", "tpe", "cmaes", "random", "grid")
+_REPEATS = 10
+Cell = tuple[int, int]
+Beat = Callable[[], None]
+Train = Callable[[float, float, Beat], float]
+Tell = Callable[["Found", float, float], None]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is known so far: `errors` [α, ε] (nan where the training diverged) wherever `tried`."""
+
+    alphas: Sequence[float]
+    epsilons: Sequence[float]
+    errors: Floats
+    tried: NDArray[np.bool_]
+    order: Sequence[Cell]
+    """The settings in the order in which they were finished."""
+
+    @property
+    def best(self) -> tuple[float, float, float] | None:
+        """α, ε and error of the best setting; None while every one diverged."""
+        if not (self.tried & np.isfinite(self.errors)).any():
+            return None
+        i, j = np.unravel_index(int(np.nanargmin(np.where(self.tried, self.errors, np.nan))), self.errors.shape)
+        return self.alphas[int(i)], self.epsilons[int(j)], float(self.errors[i, j])
+
+    @property
+    def best_so_far(self) -> Floats:
+        """The lowest error after each finished setting; inf while there is none."""
+        values = np.array([self.errors[cell] for cell in self.order], dtype=np.float64)
+        lowest: Floats = np.minimum.accumulate(np.where(np.isfinite(values), values, np.inf))
+        return lowest
+
+
+def search(
+    train: Train,
+    alphas: Sequence[float],
+    epsilons: Sequence[float],
+    *,
+    method: str = "cgld",
+    trials: int = 30,
+    storage: str | Path | None = None,
+    name: str = "tuning",
+    seed: int = 0,
+    facts: Mapping[str, Any] | None = None,
+    tell: Tell | None = None,
+) -> Found:
+    """Try `trials` settings (all workers together) and return everything that is known.
+
+    train: called with α, ε and a function to call now and then as a sign of life; returns the error, lower is better. A
+        DivergenceError, or a value that is not finite, ends the trial as pruned: it is not tried again.
+    method: "cgld", "gld", "tpe", "cmaes", "random", or "grid" (one setting after the other).
+    storage, name: see `open_study`. A setting that is known is not trained again, and one whose worker died is taken over.
+    tell: called after each setting with what is known and that setting.
+    """
+    if method not in METHODS:
+        raise ConfigError(f"Unknown method {method!r}: choose from {', '.join(METHODS)}.")
+    if trials < 1 or not alphas or not epsilons:
+        raise ConfigError("A search needs at least one trial, one α and one ε.")
+    everything = {"alphas": list(alphas), "epsilons": list(epsilons), **(facts or {})}
+    with quiet():
+        study = open_study(storage, name, everything)
+        return _work(study, train, alphas, epsilons, method, trials, seed, tell)
+
+
+def _work(
+    study: Study,
+    train: Train,
+    alphas: Sequence[float],
+    epsilons: Sequence[float],
+    method: str,
+    trials: int,
+    seed: int,
+    tell: Tell | None,
+) -> Found:
+    begun = len(study.get_trials(deepcopy=False))
+    # Descent draws from the number of the trial; the others would repeat the first worker's draws.
+    study.sampler = sampler(
+        "random" if method == "grid" else method, seed if method in ("gld", "cgld") else seed + begun
+    )
+    wanted, repeats = min(trials, len(alphas) * len(epsilons)), 0
+    while (found := _known(study, alphas, epsilons)).tried.sum() < wanted:
+        _take_over(study)
+        if method == "grid" or repeats >= _REPEATS:
+            _enqueue_untried(study, found)
+        trial = study.ask()
+        cell = trial.suggest_int("alpha", 0, len(alphas) - 1), trial.suggest_int("eps", 0, len(epsilons) - 1)
+        if _repeated(study, trial, cell, found):
+            repeats += 1
+            continue
+        repeats = 0
+        _try(study, trial, train, alphas[cell[0]], epsilons[cell[1]])
+        if tell is not None:
+            tell(_known(study, alphas, epsilons), alphas[cell[0]], epsilons[cell[1]])
+    return found
+
+
+def _try(study: Study, trial: Trial, train: Train, alpha: float, eps: float) -> None:
+    sign_of_life(trial)
+    try:
+        error = float(train(alpha, eps, lambda: sign_of_life(trial)))
+    except DivergenceError:
+        error = math.nan
+    except BaseException:
+        study.tell(trial, state=TrialState.FAIL)  # stopped or broken: the next worker takes it over
+        raise
+    if math.isfinite(error):
+        study.tell(trial, error)
+    else:
+        study.tell(trial, state=TrialState.PRUNED)
+
+
+def _repeated(study: Study, trial: Trial, cell: Cell, found: Found) -> bool:
+    """Answer a proposal that is known from what is known, and give up one that another worker is busy with."""
+    if found.tried[cell]:
+        trial.set_user_attr("repeats", True)
+        if np.isfinite(found.errors[cell]):
+            study.tell(trial, float(found.errors[cell]))
+        else:
+            study.tell(trial, state=TrialState.PRUNED)
+        return True
+    others = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    # Of two that propose the same at once, the first goes on.
+    if any(_cell(other) == cell and other.number < trial.number and not is_dead(other) for other in others):
+        trial.set_user_attr("repeats", True)
+        study.tell(trial, state=TrialState.FAIL)
+        return True
+    return False
+
+
+def _take_over(study: Study) -> None:
+    """Ask again for the settings of trials that were begun and not finished."""
+    rows = study.get_trials(deepcopy=False)
+    for trial in [each for each in rows if is_dead(each)]:
+        try:
+            study.tell(trial.number, state=TrialState.FAIL)
+        except (ValueError, RuntimeError):
+            continue  # another worker was faster
+    rows = study.get_trials(deepcopy=False)
+    settled = {_cell(each) for each in rows if each.state != TrialState.FAIL}
+    queued = {
+        tuple(each.system_attrs.get("fixed_params", {}).values()) for each in rows if not each.state.is_finished()
+    }
+    for trial in [each for each in rows if each.state == TrialState.FAIL and "repeats" not in each.user_attrs]:
+        cell = _cell(trial)
+        if cell is not None and cell not in settled and cell not in queued:
+            study.enqueue_trial({"alpha": cell[0], "eps": cell[1]})
+            queued.add(cell)
+
+
+def _enqueue_untried(study: Study, found: Found) -> None:
+    busy = {_cell(each) for each in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))}
+    waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+    free = [(int(i), int(j)) for i, j in np.argwhere(~found.tried) if (int(i), int(j)) not in busy]
+    if free and not waiting:
+        study.enqueue_trial({"alpha": free[0][0], "eps": free[0][1]})
+
+
+def _known(study: Study, alphas: Sequence[float], epsilons: Sequence[float]) -> Found:
+    errors = np.full((len(alphas), len(epsilons)), np.nan)
+    tried = np.zeros(errors.shape, dtype=bool)
+    done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+    order: list[Cell] = []
+    for trial in sorted(done, key=lambda each: each.datetime_complete or each.datetime_start or 0):
+        cell = _cell(trial)
+        if cell is None or "repeats" in trial.user_attrs:
+            continue
+        errors[cell] = math.nan if trial.value is None else trial.value
+        tried[cell] = True
+        order.append(cell)
+    return Found(alphas, epsilons, errors, tried, order)
+
+
+def _cell(trial: FrozenTrial) -> Cell | None:
+    if "alpha" not in trial.params or "eps" not in trial.params:
+        return None
+    return trial.params["alpha"], trial.params["eps"]
