@@ -13,7 +13,7 @@ import numpy as np
 import optuna
 import pytest
 
-from paretorch.errors import ConfigError, DivergenceError
+from paretorch.errors import ConfigError, DivergenceError, MissingExtraError
 from paretorch.optim import tuning
 from paretorch.optim.tuning.storage import open_study
 
@@ -143,6 +143,8 @@ def test_wrong_arguments(tmp_path) -> None:
         tuning.search(bowl, [1.0], [1.0], storage=f"sqlite:///{tmp_path}/no/such/folder/s.db")
     with pytest.raises(ConfigError, match="cannot be opened"):
         tuning.search(bowl, [1.0], [1.0], storage="nonsense://x")
+    with pytest.raises(MissingExtraError, match="kind oracle needs"):
+        tuning.search(bowl, [1.0], [1.0], storage="oracle://x")
 
 
 def test_workers_with_one_seed_never_draw_alike() -> None:

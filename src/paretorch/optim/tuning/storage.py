@@ -65,7 +65,10 @@ def _storage(place: str | Path | None) -> Any:
         patience = {"connect_args": {"timeout": 60}} if text.startswith("sqlite") else {}
         return RDBStorage(text, engine_kwargs=patience)
     except ImportError as error:
-        raise MissingExtraError(f"The storage {text.split(':')[0]} needs the package {error.name}.") from error
+        scheme = text.split(":")[0]
+        raise MissingExtraError(
+            f"A storage of kind {scheme} needs a Python driver for it, which is missing."
+        ) from error
     except (ValueError, OSError, RuntimeError) as error:
         raise _unusable(text, error) from error
     except Exception as error:
