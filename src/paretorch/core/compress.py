@@ -71,7 +71,9 @@ def _relax(methods: list[Method], site: Site, seed: int) -> list[Relaxation]:
     for method in methods:
         own = method.for_site(site)
         grid = grouping(own.group, site.name, site.weight, site.channel_axis)
-        relaxations.append(own.relax(site, grid, seed_for(seed, site.name), {one.room for one in methods}))
+        relaxation = own.relax(site, grid, seed_for(seed, site.name), {one.room for one in methods})
+        relaxation.lie_like(site.weight)
+        relaxations.append(relaxation)
     return relaxations
 
 

@@ -1,9 +1,10 @@
-"""A whole step of the plan in one compiled function: on a GPU, one pass over memory instead of one an operation.
+"""A step of the plan in two compiled functions: on a GPU, one pass over memory instead of one an operation.
 
 Price, update and clipping of a decision are elementwise, so a compiler makes them one kernel a layer. The layers of a
 small network share launches; for a large one, where memory traffic is what costs, shared kernels are slower than one
-each. Used on one GPU, with the methods' own optimizers, after their first step; everywhere else the same arithmetic
-runs operation by operation.
+each. Schedules and steering read a sample of what was written; in one function with the writing they would make the
+compiler keep a second copy of every decision. Used on one GPU, with the methods' own optimizers, after their first
+step; everywhere else the same arithmetic runs operation by operation.
 """
 
 import math
@@ -11,14 +12,15 @@ import warnings
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Chain
 from paretorch.core.update import add_price, advance, clip_weights, gradients_of
 
+_State = dict[str, Tensor]
 _SMALL = 2**22  # decisions: up to here launches cost more than memory traffic
-_PLAIN = {
+_PLAIN: dict[type, dict[str, Any]] = {
     torch.optim.SGD: {"weight_decay": 0, "dampening": 0, "nesterov": False, "maximize": False},
     torch.optim.Adam: {"weight_decay": 0, "amsgrad": False, "maximize": False},
 }
@@ -29,6 +31,7 @@ class FusedStep:
 
     def __init__(self) -> None:
         self._compiled: Any = None
+        self._advance: Any = None
 
     def fits(self, terms: list[Term]) -> bool:
         """Every optimizer is a plain SGD with momentum or Adam that has taken its first step."""
@@ -39,15 +42,18 @@ class FusedStep:
         if self._compiled is None:
             small = sum(d.numel() for term in terms for d in term.decisions()) <= _SMALL
             share = small and hasattr(torch._inductor.config, "combo_kernels")
-            self._compiled = torch.compile(_step, dynamic=False, options={"combo_kernels": True} if share else {})
-        gradients = [gradients_of(term) for term in terms]
+            options: dict[str, Any] = {"combo_kernels": True} if share else {}
+            self._compiled = torch.compile(_update, dynamic=False, options=options)
+            self._advance = torch.compile(advance, dynamic=False, options=options)
+        places = [_places(term) for term in terms]
         states = [_state(term) for term in terms]
         try:
-            self._compiled(terms, gradients, states, step, chains, weights)
+            self._compiled(terms, places, states, chains, weights)
         except torch._dynamo.exc.TorchDynamoException as error:
             self._compiled = False
             warnings.warn(f"paretorch: torch.compile fails here, so steps take longer: {error}", stacklevel=3)
             return False
+        self._advance(terms, step)
         return True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FusedStep":
@@ -63,41 +69,51 @@ def _is_plain(optimizer: torch.optim.Optimizer | None) -> bool:
     return started and group.get("momentum", 1) != 0 and all(group[key] == value for key, value in plain.items())
 
 
-def _state(term: Term) -> tuple[dict[str, Any], list[dict[str, Tensor]]]:
+def _state(term: Term) -> tuple[dict[str, Any], list[_State]]:
+    # Without the parameters: reached by two ways, the compiler would copy them.
     assert term.optimizer is not None
     group = term.optimizer.param_groups[0]
-    return dict(group, params=[p.data for p in group["params"]]), [term.optimizer.state[p] for p in group["params"]]
+    options = {name: value for name, value in group.items() if name != "params"}
+    return options, [term.optimizer.state[p] for p in term.decisions()]
 
 
-def _step(
+def _places(term: Term) -> list[int]:
+    """Which of the term's decisions each relaxation reads."""
+    gradients_of(term)  # every decision has one
+    index = {id(decision): i for i, decision in enumerate(term.decisions())}
+    return [index[id(relaxation.decision)] for relaxation in term.relaxations]
+
+
+def _update(
     terms: list[Term],
-    gradients: list[list[Tensor]],
-    states: list[tuple[dict[str, Any], list[dict[str, Tensor]]]],
-    step: Tensor,
+    places: list[list[int]],
+    states: list[tuple[dict[str, Any], list[_State]]],
     chains: list[Chain],
     weights: list[Tensor],
 ) -> None:
-    for term, own in zip(terms, gradients, strict=True):
-        add_price(term, terms, own)
-    for term, (group, state) in zip(terms, states, strict=True):
+    # Copies that are never made: fused into the update, the price is not written back to memory.
+    gradients = [[d.grad.clone() for d in term.decisions() if d.grad is not None] for term in terms]
+    for term, own, place in zip(terms, gradients, places, strict=True):
+        add_price(term, terms, [own[i] for i in place])
+    for term, own, (group, state) in zip(terms, gradients, states, strict=True):
         update = _adam if "betas" in group else _sgd
-        for decision, parameter, one in zip(group["params"], term.decisions(), state, strict=True):
-            assert parameter.grad is not None
-            update(decision, parameter.grad, one, group)
-    advance(terms, step)
+        update(term.decisions(), own, state, group)
     clip_weights(chains, weights)
 
 
-def _sgd(s: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
-    state["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
-    s.add_(state["momentum_buffer"], alpha=-group["lr"])
+def _sgd(decisions: list[nn.Parameter], gradients: list[Tensor], state: list[_State], group: dict[str, Any]) -> None:
+    for s, gradient, one in zip(decisions, gradients, state, strict=True):
+        one["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
+        s.add_(one["momentum_buffer"], alpha=-group["lr"])
 
 
-def _adam(s: Tensor, gradient: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
+def _adam(decisions: list[nn.Parameter], gradients: list[Tensor], state: list[_State], group: dict[str, Any]) -> None:
     first, second = group["betas"]
-    state["step"].add_(1)
-    state["exp_avg"].lerp_(gradient, 1 - first)
-    state["exp_avg_sq"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
-    rate = group["lr"] / (1 - torch.exp(state["step"] * math.log(first)))
-    unbias = torch.sqrt(1 - torch.exp(state["step"] * math.log(second)))
-    s.sub_(rate * state["exp_avg"] / (state["exp_avg_sq"].sqrt() / unbias + group["eps"]))
+    torch._foreach_add_([one["step"] for one in state], 1)
+    step = state[0]["step"]  # all decisions take all steps
+    rate = group["lr"] / (1 - torch.exp(step * math.log(first)))
+    unbias = torch.rsqrt(1 - torch.exp(step * math.log(second)))
+    for s, gradient, one in zip(decisions, gradients, state, strict=True):
+        one["exp_avg"].lerp_(gradient, 1 - first)
+        one["exp_avg_sq"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        s.sub_(rate * one["exp_avg"] / (one["exp_avg_sq"].sqrt() * unbias + group["eps"]))

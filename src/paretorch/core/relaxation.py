@@ -42,6 +42,11 @@ class Relaxation(nn.Module):
         if shared:
             self.s = None
 
+    def lie_like(self, weight: Tensor) -> None:
+        """Lay a decision a weight out in memory as the weight is (channels_last, say), so that both are read in one go."""
+        if self.s is not None and self.s.shape == weight.shape:
+            self.s.data = torch.empty_like(weight, dtype=torch.float32).copy_(self.s.data)
+
     @property
     def decision(self) -> nn.Parameter:
         """The trained variable, on this weight's grid or shared by name."""

@@ -1,7 +1,8 @@
 """A fixed sample of the weights, to steer by: cheap enough for every step, in a handful of kernels for a whole network.
 
-Layers of up to `_CAP` weights are taken whole; of larger ones every k-th weight, k a prime above the usual factors of
-layer shapes, so that no kernel position or channel is preferred. Positions are the same in every decision of a weight.
+Small layers are taken whole; of larger ones every k-th weight, k a prime above the usual factors of layer shapes, so
+that no kernel position or channel is preferred. Positions are the same in every decision of a weight. About `_SIZE`
+weights of a large network tell a share of 5 % to 0.06 points; the target itself is met exactly when rounded.
 """
 
 import math
@@ -12,7 +13,8 @@ from torch import Tensor
 from paretorch.core.relaxation import Chain, Relaxation
 from paretorch.core.tensors import whole
 
-_CAP = 2**14
+_SIZE = 2**17
+_LEAST = 2**11  # of a layer
 
 
 class Sample:
@@ -20,7 +22,8 @@ class Sample:
 
     def __init__(self, chains: list[Chain], rooms: tuple[str, ...], device: torch.device) -> None:
         self._chains = chains
-        self._strides = [_stride(_size(chain)) for chain in chains]
+        most = max(_LEAST, _SIZE // len(chains))
+        self._strides = [_stride(_size(chain), most) for chain in chains]
         counts = [math.ceil(_size(chain) / k) for chain, k in zip(chains, self._strides, strict=True)]
         total = sum(_size(chain) for chain in chains)
         shares = [torch.full((n,), _size(c) / n / total) for c, n in zip(chains, counts, strict=True)]
@@ -56,10 +59,10 @@ def _size(chain: Chain) -> int:
     return math.prod(chain.relaxations()[0].grouping.shape)
 
 
-def _stride(count: int) -> int:
-    if count <= _CAP:
+def _stride(count: int, most: int) -> int:
+    if count <= most:
         return 1
-    k = max(11, math.ceil(count / _CAP))
+    k = max(11, math.ceil(count / most))
     while any(k % d == 0 for d in range(2, math.isqrt(k) + 1)):
         k += 1
     return k

@@ -1,0 +1,62 @@
+"""The compiled step of the plan takes the steps of the plain one."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import paretorch as pt
+from paretorch.core import fused
+from paretorch.core import plan as plans
+
+_METHODS = {
+    "sparsity": [pt.ContinuousSparsification(target=0.8, penalty=1e-4)],
+    "precision": [pt.SMOL(target_bits=2.0)],
+    "both": [pt.ContinuousSparsification(target=0.5), pt.SMOL(target_bits=1.5)],
+}
+_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _steps(model: nn.Module, plan: pt.Plan, count: int) -> None:
+    optimizer = torch.optim.SGD(plan.param_groups(), lr=0.05)
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(count):
+        x = torch.randn(8, 6, generator=generator).to(_DEVICE)
+        model(x).square().mean().backward()
+        optimizer.step()
+        plan.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("name", _METHODS)
+def test_the_compiled_step_is_the_plain_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 4)).to(_DEVICE)
+    other = copy.deepcopy(model)
+    monkeypatch.setattr(plans, "on_one_gpu", lambda _: False)
+    _steps(model, pt.compress(model, *_METHODS[name], steps=12), 8)
+    taken = []
+    call = fused.FusedStep.__call__
+    monkeypatch.setattr(fused.FusedStep, "__call__", lambda *args: taken.append(call(*args)) or taken[-1])
+    monkeypatch.setattr(plans, "on_one_gpu", lambda _: True)
+    _steps(other, pt.compress(other, *_METHODS[name], steps=12), 8)
+    assert taken == [True] * 7  # the first step makes the optimizers' state
+    state = other.state_dict()
+    for key, value in model.state_dict().items():
+        if value.is_floating_point():
+            assert torch.allclose(value, state[key], rtol=1e-4, atol=3e-5), key
+
+
+def test_a_step_that_cannot_be_compiled_is_taken_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise torch._dynamo.exc.TorchDynamoException("no compiler")
+
+    torch.manual_seed(0)
+    model = nn.Linear(6, 4).to(_DEVICE)
+    plan = pt.compress(model, *_METHODS["sparsity"], steps=12)
+    monkeypatch.setattr(plans, "on_one_gpu", lambda _: True)
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: fails)
+    with pytest.warns(UserWarning, match=r"torch\.compile fails here"):
+        _steps(model, plan, 4)
+    assert plan.metrics()["step"] == 4
