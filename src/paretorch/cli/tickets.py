@@ -1,7 +1,6 @@
 """`pare tickets`."""
 
 import shlex
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paretorch.cli.values import DATA, assignments, integers, numbers
-from paretorch.errors import ConfigError
+from paretorch.errors import ConfigError, PareError
 from paretorch.training.recipe import Runtime, read_config, recipe_from
 
 if TYPE_CHECKING:
@@ -137,7 +136,7 @@ def tickets(
         "rate": None if rate is None else numbers(rate, "--rate"),
         "store": store,
         "rewind": rewind,
-        "options": assignments(option) if option else None,
+        "options": _options(option) if option else None,
         "seeds": None if seeds is None else integers(seeds, "--seeds"),
     }
     runtime = Runtime(
@@ -149,23 +148,26 @@ def tickets(
         checkpoint_epochs=checkpoint_epochs,
         progress="quiet",
     )
-    opened = _open(
-        config, out, storage, resume, _given(recipe_flags) | assignments(set_ or []), _given(search_flags), runtime
-    )
+    if out is not None and storage is not None:
+        raise ConfigError("--out and --storage both name the folder: give one of them.")
+    given = _given(recipe_flags) | assignments(set_ or [])
+    opened = _open(config, storage or out, resume or storage is not None, given, _given(search_flags), runtime)
     try:
         with watched(opened, quiet=quiet) as (tell, show):
             work(opened, runtime, tell, show)
     except KeyboardInterrupt:
         typer.echo(f"Continue with: {shlex.join(['pare', 'tickets', '--out', str(opened.path)])} --resume", err=True)
         raise
-    write_and_show(opened, shlex.join(["pare", *sys.argv[1:]]))
+    except PareError:
+        write_and_show(opened)
+        raise
+    write_and_show(opened)
 
 
 def _open(
     config: Path | None,
-    out: Path | None,
-    storage: Path | None,
-    resume: bool,
+    folder: Path | None,
+    continues: bool,
     recipe_given: dict[str, Any],
     search_given: dict[str, Any],
     runtime: Runtime,
@@ -173,30 +175,27 @@ def _open(
     """The folder with all that is asked for in it; whatever is wrong is said before the folder is made."""
     from paretorch.sparsity.tickets import Bench, Storage
 
-    if out is not None and storage is not None:
-        raise ConfigError("--out and --storage both name the folder: give one of them.")
     values = {} if config is None else read_config(config)
     table = values.pop("tickets", {})
     if not isinstance(table, dict):
         raise ConfigError(f"{config}: tickets should be a table, such as [tickets] and below it rounds = 5.")
-    folder = storage or out
-    known = folder / "recipe.json" if folder is not None else None
-    continues = known is not None and known.exists() and (resume or storage is not None)
-    if continues and config is None and folder is not None and known is not None:
-        values = read_config(known)
+    if continues and folder is not None and config is None:
         if not recipe_given and not search_given:
             return Storage.open(folder)
+        if (folder / "recipe.json").exists():
+            values = Storage.open(folder).recipe.as_dict()
     source = str(config) if config is not None else "the command line"
     merged = {**values, **recipe_given}
     merged.setdefault("validation", _VALIDATION.get(merged.get("data", ""), 5000))
     recipe = recipe_from(merged, source)
     folder = folder or Path("runs") / f"tickets-{recipe.network}-{recipe.data}"
-    if (folder / "recipe.json").exists() and not resume and storage is None:
+    exists = (folder / "recipe.json").exists()
+    if exists and not continues:
         raise ConfigError(
             f"{folder} already holds a ticket search; continue it with --resume, join it with --storage, or choose another --out."
         )
     wanted = {**table, **search_given}
-    searches = [] if continues and not wanted else _searches(wanted, source)
+    searches = [] if exists and not wanted else _searches({"seeds": [recipe.seed], **wanted}, source)
     Bench.of(recipe, runtime)
     return Storage.join(folder, recipe, searches)
 
@@ -205,43 +204,41 @@ def _searches(wanted: dict[str, Any], source: str) -> "list[Search]":
     """Every method with every setting and seed."""
     from paretorch.sparsity.tickets import METHODS, Search, make_method
 
-    wanted = dict(wanted)
-    names, options = _listed(wanted.pop("method", "cs")), dict(wanted.pop("options", {}))
+    names, seeds = [str(each) for each in _listed(wanted.pop("method", "cs"))], _listed(wanted.pop("seeds"))
+    options, rounds = wanted.pop("options", {}), wanted.pop("rounds", None)
     varied = {name: _listed(wanted.pop(name)) for name in ("init", "rate") if name in wanted}
-    seeds = _listed(wanted.pop("seeds", [0]))
-    rounds = wanted.pop("rounds", None)
     rest = {name: wanted.pop(name) for name in ("store", "rewind") if name in wanted}
     if wanted:
-        raise ConfigError(
-            f"{source} has unknown fields of a ticket search: {', '.join(sorted(wanted))}; known are init, method, options, "
-            "rate, rewind, rounds, seeds, store."
-        )
-    for name in names:
-        make_method(name, {})
-    has = {name: {one.name for one in fields(METHODS[name])} for name in names}
+        known = "init, method, options, rate, rewind, rounds, seeds, store"
+        told = ", ".join(sorted(wanted))
+        raise ConfigError(f"{source} has unknown fields of a ticket search: {told}; known are {known}.")
+    if not isinstance(options, dict):
+        raise ConfigError(f"{source}: options of a ticket search should be a table, such as penalty = 1e-8.")
+    has = {name: {one.name for one in fields(make_method(name, {}))} for name in names}
     for each in (*options, *varied):
         if not any(each in own for own in has.values()):
-            raise ConfigError(
-                f"{' and '.join(names)} has no option {each!r}; it has: {', '.join(sorted(has[names[0]]))}."
-            )
+            own = ", ".join(sorted(set().union(*has.values())))
+            raise ConfigError(f"{' and '.join(names)}: there is no option {each!r}; there are: {own}.")
     searches = []
     for name in names:
-        own = {key: value for key, value in options.items() if key in has[name]}
-        settings: list[dict[str, Any]] = [own]
-        for option, values in varied.items():
-            if option in has[name]:
-                settings = [{**setting, option: value} for setting in settings for value in values]
-        for setting in settings:
-            for seed in seeds:
-                count = rounds if rounds is not None else 1 if METHODS[name].frozen else 5
-                searches.append(Search(make_method(name, setting), count, seed=seed, **rest))
+        settings = [{key: value for key, value in options.items() if key in has[name]}]
+        for option in varied.keys() & has[name]:
+            settings = [{**setting, option: value} for setting in settings for value in varied[option]]
+        count = rounds if rounds is not None else 1 if METHODS[name].frozen else 5
+        searches += [Search(make_method(name, one), count, seed=seed, **rest) for one in settings for seed in seeds]
     if len({search.name for search in searches}) < len(searches):
-        raise ConfigError("Two of the runs would have one name: give each init, rate and seed once.")
+        raise ConfigError("Two of the runs would have one name: give each method, init, rate and seed once.")
     return searches
 
 
 def _given(flags: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value is not None}
+
+
+def _options(texts: list[str]) -> dict[str, Any]:
+    if wrong := next((text for text in texts if "=" not in text), None):
+        raise ConfigError(f"--option takes NAME=VALUE, such as --option penalty=1e-8, not {wrong!r}.")
+    return assignments(texts)
 
 
 def _listed(value: Any) -> list[Any]:

@@ -1,6 +1,8 @@
 """How `pare tickets` tells of itself: lines or a bar while it works, two tables at the end."""
 
 import contextlib
+import shlex
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -39,12 +41,14 @@ def watched(storage: "Storage", *, quiet: bool) -> Iterator[tuple[Callable[[str]
             looking.join()
 
 
-def write_and_show(storage: "Storage", command: str) -> None:
-    """Write the result beside the searches and print it."""
+def write_and_show(storage: "Storage") -> None:
+    """Write what there is beside the searches and print it; nothing where no round is done yet."""
     from paretorch.sparsity.tickets.result import collect, write_result
 
     result = collect(storage)
-    write_result(storage, result, command)
+    if not result.tickets:
+        return
+    write_result(storage, result, shlex.join(["pare", *sys.argv[1:]]))
     _print(result)
     typer.echo(f"{storage.path}: tickets.jsonl, summary.json, tickets.svg")
 

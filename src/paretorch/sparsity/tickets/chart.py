@@ -6,17 +6,15 @@ from paretorch.sparsity.tickets.result import Result
 
 
 def draw(result: Result) -> str:
-    """One line a method, and the dense network as a level."""
+    """One line a method, and the dense network as a level; there must be a ticket."""
     series = {
         method: [(100 * sparsity, 100 * accuracy) for sparsity, accuracy in points]
         for method, points in result.curves().items()
     }
     xs = [x for points in series.values() for x, _ in points]
-    if result.dense and xs:
+    if result.dense:
         level = 100 * sum(row["accuracy"] for row in result.dense) / len(result.dense)
         series = {"dense": [(min(xs), level), (max(xs), level)], **series}
-    if not series:
-        series = {"nothing yet": [(0.0, 0.0)]}
     plot = line_chart(
         "tickets",
         "Accuracy of retrained tickets",

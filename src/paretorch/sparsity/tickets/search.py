@@ -38,6 +38,8 @@ class Search:
         require_count("rounds", self.rounds, 1, "give the number of rounds, 1 or more")
         require_number("store", self.store, 0.0, float("inf"), "give a number of epochs, 0 or more")
         require_count("seed", self.seed, 0, "give a whole number, 0 or more")
+        if not isinstance(self.rewind, bool | None):
+            raise ConfigError(f"rewind={self.rewind!r}: give true or false")
         if self.rewind not in (None, self.method.rewinds) and not self.method.may_rewind:
             own = {True: "always rewinds (imp-c does not)", False: "never rewinds"}[self.method.rewinds]
             raise ConfigError(f"rewind={self.rewind!r}: {self.method.name} {own}")

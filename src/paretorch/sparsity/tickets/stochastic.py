@@ -7,9 +7,11 @@
 Algorithm 4 prints σ(βs) in the price, where σ(s) is meant.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from paretorch.core.options import require_number
 from paretorch.core.sites import Selector
 from paretorch.sparsity.rivals.stochastic import StochasticSparsification
 from paretorch.sparsity.tickets.rhythm import RoundEnd, TicketMethod
@@ -27,6 +29,13 @@ class ISS(TicketMethod):
 
     name: ClassVar[str] = "iss"
     varies: ClassVar[str] = "init"
+
+    def check(self) -> None:
+        require_number("init", self.init, -10.0, 10.0, "give a number from -10 to 10; the thesis uses 1")
+        require_number("penalty", self.penalty, 0.0, math.inf, "a price is 0 or more")
+        require_number("lr", self.lr, 0.0, math.inf, "give a positive rate; the thesis uses 20 and 100", above=True)
+        require_number("momentum", self.momentum, 0.0, 1.0, "give 0 to 1")
+        super().check()
 
     def relaxation(self, exclude: Selector) -> StochasticSparsification:
         return StochasticSparsification(
