@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from paretorch.cli.app import app
+from paretorch.cli.tickets import _searches
+from paretorch.training.recipe import recipe_from
 
 _SMALL = ["--network", "digits-cnn", "--data", "digits", "--device", "cpu", "--set", 'network_options={"width": 2}']
 _QUICK = [*_SMALL, "--epochs", "1", "--batch", "128", "--lr", "0.05"]
@@ -97,7 +100,7 @@ def test_a_file_holds_recipe_and_search(tmp_path: Path) -> None:
     ("words", "message"),
     [
         ([*_SMALL, "--method", "lottery"], "choose one of cs, imp"),
-        ([*_SMALL, "--method", "imp", "--init", "0.1"], "there is no option 'init'"),
+        ([*_SMALL, "--method", "imp", "--init", "0.1"], "runs of imp do not differ by init"),
         ([*_SMALL, "--option", "penalty"], "--option takes NAME=VALUE"),
         ([*_SMALL, "--option", "colour=3"], "there is no option 'colour'"),
         ([*_SMALL, "--init", "0.1,0.1"], "Two of the runs would have one name"),
@@ -105,7 +108,7 @@ def test_a_file_holds_recipe_and_search(tmp_path: Path) -> None:
         ([*_SMALL, "--rounds", "0"], "rounds=0"),
         ([*_SMALL, "--epochs", "2", "--store", "3"], "a round has 2 epochs"),
         ([*_SMALL, "--method", "imp", "--continue"], "imp always rewinds"),
-        ([*_SMALL, "--rate", "0.2"], "there is no option 'rate'"),
+        ([*_SMALL, "--rate", "0.2"], "imp-c, sequential by rate"),
         ([*_SMALL, "--validation", "0"], "never by the test set"),
         ([*_SMALL, "--validation", "9999"], "validation set of 9999"),
         ([*_SMALL, "--set", "sparsity=0.5"], "decides the sparsity itself"),
@@ -154,6 +157,15 @@ def test_help_has_examples() -> None:
     told = _pare("--help")
     assert "Examples" in told
     assert "pare tickets --out runs/tickets --resume" in told
+
+
+def test_the_setting_in_the_documentation_is_one() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tickets.md").read_text()
+    values = tomllib.loads(page.split("```toml\n")[1].split("```")[0])
+    searches = _searches({"seeds": [0], **values.pop("tickets")}, "the page")
+    assert recipe_from(values).milestones == (56, 71)
+    assert len(searches) == 33
+    assert {search.method.label for search in searches} >= {"cs-init-0.3", "cs-init0", "cs-init0.3"}
 
 
 @pytest.mark.timeout(240)

@@ -215,20 +215,31 @@ def _searches(wanted: dict[str, Any], source: str) -> "list[Search]":
     if not isinstance(options, dict):
         raise ConfigError(f"{source}: options of a ticket search should be a table, such as penalty = 1e-8.")
     has = {name: {one.name for one in fields(make_method(name, {}))} for name in names}
-    for each in (*options, *varied):
+    for each in options:
         if not any(each in own for own in has.values()):
             own = ", ".join(sorted(set().union(*has.values())))
             raise ConfigError(f"{' and '.join(names)}: there is no option {each!r}; there are: {own}.")
+    for each in varied:
+        if not any(METHODS[name].varies == each for name in names):
+            told = f"runs of {' and '.join(names)} do not differ by {each}"
+            raise ConfigError(f"--{each}: {told}; those of {_by('init')} differ by init, of {_by('rate')} by rate.")
     searches = []
     for name in names:
         settings = [{key: value for key, value in options.items() if key in has[name]}]
-        for option in varied.keys() & has[name]:
-            settings = [{**setting, option: value} for setting in settings for value in varied[option]]
+        own = METHODS[name].varies
+        if own in varied:
+            settings = [{**setting, own: value} for setting in settings for value in varied[own]]
         count = rounds if rounds is not None else 1 if METHODS[name].frozen else 5
         searches += [Search(make_method(name, one), count, seed=seed, **rest) for one in settings for seed in seeds]
     if len({search.name for search in searches}) < len(searches):
         raise ConfigError("Two of the runs would have one name: give each method, init, rate and seed once.")
     return searches
+
+
+def _by(option: str) -> str:
+    from paretorch.sparsity.tickets import METHODS
+
+    return ", ".join(name for name, one in METHODS.items() if one.varies == option)
 
 
 def _given(flags: dict[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,8 @@ def watched(storage: "Storage", *, quiet: bool) -> Iterator[tuple[Callable[[str]
         finally:
             over.set()
             looking.join()
+            if bar is not None:
+                bar.watch(*storage.epochs())
 
 
 def write_and_show(storage: "Storage") -> None:

@@ -1,5 +1,7 @@
 """The plot of accuracy against sparsity, as an SVG file that stands alone."""
 
+from statistics import fmean
+
 from paretorch.report.charts import line_chart
 from paretorch.report.style import CSS
 from paretorch.sparsity.tickets.result import Result
@@ -8,13 +10,14 @@ from paretorch.sparsity.tickets.result import Result
 def draw(result: Result) -> str:
     """One line a method, and the dense network as a level; there must be a ticket."""
     series = {
-        method: [(100 * sparsity, 100 * accuracy) for sparsity, accuracy in points]
+        # A path of one point is invisible, one of two equal points is a dot.
+        method: [(100 * sparsity, 100 * accuracy) for sparsity, accuracy in (points if len(points) > 1 else 2 * points)]
         for method, points in result.curves().items()
     }
-    xs = [x for points in series.values() for x, _ in points]
     if result.dense:
-        level = 100 * sum(row["accuracy"] for row in result.dense) / len(result.dense)
-        series = {"dense": [(min(xs), level), (max(xs), level)], **series}
+        level = 100 * fmean(row["accuracy"] for row in result.dense)
+        far = max(x for points in series.values() for x, _ in points)
+        series = {"dense": [(0.0, level), (far, level)], **series}
     plot = line_chart(
         "tickets",
         "Accuracy of retrained tickets",
