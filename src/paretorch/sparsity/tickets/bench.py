@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,6 +21,9 @@ from paretorch.training.tasks.choose import choose
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
+
+# Weights that stay: a rate of 0, and no freezing by `requires_grad`, since the loop wants something to optimise.
+_STILL: dict[str, Any] = {"optimizer": "sgd", "lr": 0.0, "momentum": 0.0, "weight_decay": 0.0}
 
 
 class Bench:
@@ -84,8 +87,7 @@ class Bench:
         after_step: Callable[[int], None] | None = None,
     ) -> Row:
         """Run the recipe to its end, from where the folder's checkpoint is; returns the last row of metrics."""
-        # A rate of 0 and no freezing by `requires_grad`: the loop wants something to optimise.
-        recipe = replace(self.recipe, lr=0.0, weight_decay=0.0) if frozen else self.recipe
+        recipe = replace(self.recipe, **_STILL) if frozen else self.recipe
         if self._device.type == "cuda":
             torch.compiler.reset()  # or the compiler gives up after some rounds: it counts networks it has seen
         run = RunFolder(folder, recipe, resume=True, device=self._device)
