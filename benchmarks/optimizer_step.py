@@ -2,17 +2,17 @@
 
 On one H200: 491 M fp32 parameters in 104 tensors take at most 0.90 x the time of torch's fused Adam and at least 90 % of
 the bandwidth of a copy (28 bytes a parameter: p, m, v read and written, g read); ResNet-20's 65 small tensors at most
-1.0 x. On a CPU: 25 M parameters take at most 1.0 x the time of torch's foreach Adam with
-`fused=True` (a compiled loop; the default works in cache-sized pieces and needs no compiler). What has been shown of this
-is under results/; nothing yet.
+1.0 x. On a CPU: 25 M parameters take at most 1.0 x the time of torch's foreach Adam, by default (cache-sized pieces, which
+need no compiler) and with `fused=True` (a compiled loop). What has been shown of this is in results/optimizers-step.
 
     python benchmarks/optimizer_step.py                                # ResNet-20 and a case that fits the machine
     python benchmarks/optimizer_step.py --params 491M --tensors 104    # the large case
     python benchmarks/optimizer_step.py --case resnet20 --graph        # steps replayed from a CUDA graph
 
 All optimizers are timed in the same run, in turns: each round times every one of them once, and the table shows the
-median over the rounds with the quartiles, so that a machine that slows down slows them all down. Peers that are not
-installed (pytorch_optimizer) are left out.
+medians over the rounds of the time and of the ratio within a round, with their quartiles, so that a machine that slows
+down slows them all down. (Beyond 100 M parameters one is timed after the other.) Peers that are not installed
+(pytorch_optimizer) are left out.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from paretorch.optim import AvaGrad, AvaGradW
+from paretorch.training.folder import environment
 
 BYTES_PER_PARAMETER = 28
 REFERENCE = {"cuda": "Adam fused", "cpu": "Adam foreach"}
@@ -156,30 +157,38 @@ def copy_bandwidth(device: str, rounds: int) -> float:
 
 def show(title: str, rows: list[dict[str, Any]], device: str, bandwidth: float | None) -> None:
     """Print one table; ratios are to the reference of the device."""
-    reference = next((row["ms"] for row in rows if row["optimizer"] == REFERENCE[device]), None)
+    reference = next((row["times"] for row in rows if row["optimizer"] == REFERENCE[device]), None)
     print(f"\n{title}, {device}, {rows[0]['parameters'] / 1e6:.2f} M parameters in {rows[0]['tensors']} tensors")
-    print(f"{'':28}{'ms/step':>10}{'quartiles':>20}{'x ' + REFERENCE[device]:>16}{'of copy':>10}")
+    print(f"{'':28}{'ms/step':>10}{'quartiles':>20}{'x ' + REFERENCE[device]:>16}{'quartiles':>14}{'of copy':>10}")
     for row in rows:
-        row["ratio"] = None if reference is None else row["ms"] / reference
+        row["ratio"] = row["ratio_quartiles"] = None
+        if reference is not None:
+            low, row["ratio"], high = _quartiles([a / b for a, b in zip(row["times"], reference, strict=True)])
+            row["ratio_quartiles"] = [low, high]
         row["of_copy"] = None
         if bandwidth is not None and "SGD" not in row["optimizer"]:
             row["of_copy"] = BYTES_PER_PARAMETER * row["parameters"] / (row["ms"] * 1e-3) / bandwidth
         spread = f"{row['quartiles'][0]:.3f} - {row['quartiles'][1]:.3f}"
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+        around = "" if row["ratio"] is None else "{:.2f} - {:.2f}".format(*row["ratio_quartiles"])
         share = "" if row["of_copy"] is None else f"{row['of_copy']:.0%}"
-        print(f"{row['optimizer']:28}{row['ms']:>10.3f}{spread:>20}{ratio:>16}{share:>10}")
+        print(f"{row['optimizer']:28}{row['ms']:>10.3f}{spread:>20}{ratio:>16}{around:>14}{share:>10}")
 
 
 def _row(name: str, times: list[float], params: int, tensors: int) -> dict[str, Any]:
-    quarters = statistics.quantiles(times, n=4) if len(times) > 1 else [times[0]] * 3
+    low, middle, high = _quartiles(times)
     return {
         "optimizer": name,
-        "ms": statistics.median(times),
-        "quartiles": [quarters[0], quarters[2]],
-        "rounds": len(times),
+        "ms": middle,
+        "quartiles": [low, high],
+        "times": times,
         "parameters": params,
         "tensors": tensors,
     }
+
+
+def _quartiles(values: list[float]) -> list[float]:
+    return statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
 
 
 def _count(text: str) -> int:
@@ -213,8 +222,9 @@ def main() -> None:
             show(name, rows, args.device, bandwidth)
             results[name] = rows
     if args.json:
-        facts = {"torch": torch.__version__, "hardware": hardware, "copy_bytes_per_second": bandwidth}
-        args.json.write_text(json.dumps({**facts, "graph": args.graph, "cases": results}, indent=1))
+        facts = {**environment(torch.device(args.device)), "copy_bytes_per_second": bandwidth, "graph": args.graph}
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps({**facts, "cases": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from paretorch.optim._rule import Hyper, Scalar
 from paretorch.optim._worker import Piece, Worker
 
 PIECE = 1 << 16
-"""Elements: p, g, m, v and a temporary of fp32 take 1.3 MB."""
+"""Elements per thread: p, g, m, v and a temporary of fp32 take 1.3 MB. Threads share a piece, each its own part of it, so
+that it stays in their caches and they meet half as often."""
 
 
 class PieceBucket(Bucket):
@@ -27,6 +28,7 @@ class PieceBucket(Bucket):
 
     def __init__(self, leaves: list[Leaf], seed: int) -> None:
         super().__init__(leaves, seed)
+        self._size = PIECE * torch.get_num_threads()
         self._pieces = [self._cut(leaf) for leaf in leaves]
         longest = max(piece.p.numel() for pieces in self._pieces for piece in pieces)
         self._worker = Worker(longest, self.work_dtype, self._store)
@@ -52,17 +54,16 @@ class PieceBucket(Bucket):
     def _jobs(self, grads: Gradients) -> Iterator[tuple[Piece, Tensor]]:
         for pieces, grad in zip(self._pieces, grads, strict=True):
             if grad is not None:
-                yield from zip(pieces, _split(grad), strict=True)
+                yield from zip(pieces, self._split(grad), strict=True)
 
     def _cut(self, leaf: Leaf) -> list[Piece]:
-        parts = zip(_split(leaf.p), _split(leaf.m), _split(leaf.v), strict=True)
-        return [Piece(*views, leaf.index, i * PIECE) for i, views in enumerate(parts)]
+        parts = zip(self._split(leaf.p), self._split(leaf.m), self._split(leaf.v), strict=True)
+        return [Piece(*views, leaf.index, i * self._size) for i, views in enumerate(parts)]
 
-
-def _split(tensor: Tensor) -> tuple[Tensor, ...]:
-    if tensor.numel() <= PIECE or tensor.dim() != 1:
-        return (tensor,)
-    return torch.split(tensor, PIECE)
+    def _split(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        if tensor.numel() <= self._size or tensor.dim() != 1:
+            return (tensor,)
+        return torch.split(tensor, self._size)
 
 
 def _pair(total: float, live: int) -> Tensor:

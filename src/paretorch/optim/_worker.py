@@ -10,6 +10,9 @@ from torch import Tensor
 
 from paretorch.optim._rule import Hyper, Scalar
 
+_LOWEST = 1e-35
+"""Below, fp32 loses digits and may come to 0."""
+_ROUNDING = 1 - 1e-6
 Store = Callable[[Tensor, Tensor, int, int, int, Scalar], None]
 
 
@@ -24,6 +27,8 @@ class Piece:
     start: int
     total: float = 0.0
     live: int = 0
+    floor: float = 0.0
+    """No coordinate of v is below it. v falls by a factor of β₂ a step at most: while this is well above 0, none is dead."""
 
 
 class Worker:
@@ -58,17 +63,24 @@ class Worker:
             self._store(m, piece.m, 0, piece.index, piece.start, now)
             self._store(v, piece.v, 1, piece.index, piece.start, now)
             v.copy_(piece.v)  # the sums are those of the v that is kept
+            piece.floor = 0.0  # rounding may take v lower
         if rule.normalised:
-            piece.total, piece.live = self._eta_sum(v, hyper)
+            piece.floor *= hyper.beta2 * _ROUNDING
+            self._sum(piece, v, hyper)
 
     def measure(self, piece: Piece, hyper: Hyper) -> None:
         """Take Σ η² from v as it stands."""
-        piece.total, piece.live = self._eta_sum(self._up(piece.v, 3), hyper)
+        piece.floor = 0.0
+        self._sum(piece, self._up(piece.v, 3), hyper)
 
     def preview(self, piece: Piece, g: Tensor, hyper: Hyper) -> tuple[float, int]:
         """Σ η² and d of v₁ = (1 − β₂) g₁²."""
         g = self._effective(self._up(piece.p, 0), self._up(g, 1), hyper)
-        return self._eta_sum(torch.mul(g, g, out=self._temporary(g, 3)).mul_(1 - hyper.beta2), hyper)
+        first = Piece(
+            piece.p, piece.m, torch.mul(g, g, out=self._temporary(g, 3)).mul_(1 - hyper.beta2), piece.index, 0
+        )
+        self._sum(first, first.v, hyper)
+        return first.total, first.live
 
     def _effective(self, p: Tensor, g: Tensor, hyper: Hyper) -> Tensor:
         decay = 0.0 if hyper.rule.decoupled else hyper.weight_decay
@@ -77,19 +89,21 @@ class Worker:
         g = torch.mul(g, -1 if hyper.maximize else 1, out=self._temporary(g, 1))
         return g.add_(p, alpha=decay) if decay else g
 
-    def _eta_sum(self, v: Tensor, hyper: Hyper) -> tuple[float, int]:
-        if v.numel() == 0:
-            return 0.0, 0
+    def _sum(self, piece: Piece, v: Tensor, hyper: Hyper) -> None:
+        """Σ η² and d of the piece, whose second moments in the working precision are `v`."""
+        piece.total, piece.live = 0.0, v.numel()
+        if piece.live == 0:
+            return
         eta = torch.sqrt(v, out=self._temporary(v, 4))
-        live = v.numel()
-        dead = float(eta.amin()) <= 0
+        if piece.floor < _LOWEST:
+            piece.floor = float(eta.amin()) ** 2 * _ROUNDING
         eta.add_(float(hyper.eps)).reciprocal_()
         kappa = hyper.damping
-        if dead or kappa != 1:
+        if piece.floor < _LOWEST or kappa != 1:
             eta.mul_((v > 0).to(eta.dtype) * kappa)
-            live = int(torch.count_nonzero(v))
+            piece.live = int(torch.count_nonzero(v))
         eta = eta.reshape(-1)
-        return float(torch.dot(eta, eta)) / kappa**2, live
+        piece.total = float(torch.dot(eta, eta)) / kappa**2
 
     def _up(self, tensor: Tensor, place: int) -> Tensor:
         """The tensor itself, or its values in the working precision."""
