@@ -135,6 +135,41 @@ def test_numbers_that_live_on_the_device(kind) -> None:
     torch.testing.assert_close(moved[0], moved[1], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_kernel_counts_the_steps(kind, groups) -> None:
+    """With `capturable` the count lies on the device; one bucket counts by itself, of several none does."""
+    params = [torch.ones(70, device=DEVICE, requires_grad=True) for _ in range(2)]
+    split = [{"params": params}] if groups == 1 else [{"params": [p]} for p in params]
+    twins = [p.detach().clone().requires_grad_() for p in params]
+    counted, plain = build(kind, split, fused=True, capturable=True), build(kind, twins, foreach=True)
+    for step in range(1, 4):
+        for p, q in zip(params, twins, strict=True):
+            q.grad = torch.linspace(-1, step, 70, device=DEVICE)
+            p.grad = q.grad.clone()
+        counted.step(), plain.step()
+        assert float(counted.state[params[1]]["step"]) == step
+    for p, q in zip(params, twins, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+
+
+def test_more_programs_than_a_block_adds_up() -> None:
+    params = [torch.full((3,), 0.5, device=DEVICE, requires_grad=True) for _ in range(150)]
+    twins = [p.detach().clone().requires_grad_() for p in params]
+    fast, slow = build(AvaGrad, params, fused=True), build(AvaGrad, twins, foreach=True)
+    for step in range(3):
+        for i, (p, q) in enumerate(zip(params, twins, strict=True)):
+            q.grad = None if i == 149 and step == 1 else torch.full((3,), 0.01 * (i + 1), device=DEVICE)
+            p.grad = None if q.grad is None else q.grad.clone()
+        fast.step(), slow.step()
+    ((_, bucket),) = fast._buckets
+    torch.testing.assert_close(bucket.stats(), bucket._sums.sum(1))
+    assert bucket.stats()[1] == 450
+    assert int(bucket._ticket) == 0
+    for p, q in zip(params, twins, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 @pytest.mark.parametrize("kind", KINDS)
 def test_replayed_from_a_graph(kind) -> None:

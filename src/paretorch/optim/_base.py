@@ -55,11 +55,17 @@ class AdaptiveOptimizer(Optimizer):
     """
 
     rule: ClassVar[Rule]
+    needs_time: ClassVar[bool] = False
+    """Whether the numbers of a step depend on its count."""
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
     _buckets: list[tuple[Group, Bucket]] | None
     _has_history: bool
     _clock: Clock
+    _waiting: list[Tensor]
+    """Parameters that never had a gradient, and so no state."""
+    _parameters: int
+    _states: list[int]
 
     def __init__(self, params: Params, numbers: Group, options: Options) -> None:
         unknown = set(options) - set(_OPTIONS)
@@ -85,9 +91,9 @@ class AdaptiveOptimizer(Optimizer):
         work = self._refreshed()
         if not work:
             return loss
-        now = self._clock.tick(self.found_inf)
-        hypers = [self._hyper(group, now[bucket.device]) for group, bucket in work]
         grads = [bucket.gradients() for _, bucket in work]
+        now = self._tick(work)
+        hypers = [self._hyper(group, now[bucket.device]) for group, bucket in work]
         total = self._total(work, grads, hypers) if self.rule.normalised else None
         for (_, bucket), gradients, hyper in zip(work, grads, hypers, strict=True):
             near = None if total is None else total.to(bucket.device, non_blocking=bucket.device.type != "cpu")
@@ -136,9 +142,21 @@ class AdaptiveOptimizer(Optimizer):
         if self.rule.normalised and not self._has_history:
             self._has_history = bool(_total(work)[1] > 0)
 
+    def _tick(self, work: list[tuple[Group, Bucket]]) -> dict[torch.device, Scalar]:
+        """Count the step. Where a device's only bucket can count on the device, it will: one launch less."""
+        devices = [bucket.device for _, bucket in work]
+        alone = {bucket.device for _, bucket in work if bucket.counts and devices.count(bucket.device) == 1}
+        left = set() if self.needs_time else alone
+        now = self._clock.tick(self.found_inf, left)
+        for _, bucket in work:
+            bucket.counting = bucket.device in left and isinstance(now[bucket.device], Tensor)
+        return now
+
     def _refreshed(self) -> list[tuple[Group, Bucket]]:
         """The buckets, built again when a parameter or a state appeared, vanished or moved."""
-        fresh = False
+        built = self._buckets
+        if built is not None and self._as_before(built):
+            return built
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
@@ -146,24 +164,35 @@ class AdaptiveOptimizer(Optimizer):
                 check_gradient(param, type(self).__name__)
                 if "exp_avg" not in self.state[param]:
                     self.state[param] = new_state(param, group["state_dtype"])
-                    fresh = True
-        built = self._buckets
-        if fresh or built is None or not all(leaf.current() for _, bucket in built for leaf in bucket.leaves):
-            built = self._buckets = self._build()
+        built = self._buckets = self._build()
         return built
+
+    def _as_before(self, built: list[tuple[Group, Bucket]]) -> bool:
+        if sum([len(group["params"]) for group in self.param_groups]) != self._parameters:
+            return False
+        # A state that was cleared or replaced: compared by identity, the old ones are kept alive by the leaves.
+        if [*map(id, self.state.values())] != self._states:
+            return False
+        if any([param.grad is not None for param in self._waiting]):  # noqa: C419 - lists are faster
+            return False
+        return all([leaf.current() for _, bucket in built for leaf in bucket.leaves])  # noqa: C419
 
     def _build(self) -> list[tuple[Group, Bucket]]:
         found: dict[tuple[Any, ...], list[Leaf]] = {}
+        self._waiting = []
         index = 0
         for number, group in enumerate(self.param_groups):
             for param in group["params"]:
                 index += 1
                 if "exp_avg" not in self.state.get(param, {}):
+                    self._waiting.append(param)
                     continue
                 leaf = Leaf(param, self.state[param], index)
                 mode = choose_mode(group, leaf.p, type(self).__name__)
                 key = (number, mode, leaf.p.device, leaf.p.dtype, leaf.m.dtype, leaf.shards)
                 found.setdefault(key, []).append(leaf)
+        self._parameters = index
+        self._states = [*map(id, self.state.values())]
         leaves = [(self.param_groups[key[0]], leaf) for key, members in found.items() for leaf in members]
         self._clock = Clock([(leaf, bool(group["capturable"])) for group, leaf in leaves])
         return [
@@ -188,4 +217,4 @@ def _total(work: list[tuple[Group, Bucket]]) -> Tensor:
 
 
 def _capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

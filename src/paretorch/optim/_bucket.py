@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +21,13 @@ class Bucket(ABC):
     η_{t+1} depends on v_t alone: the sums are taken while v_t is at hand, and v is read once per step.
     """
 
+    counts: ClassVar[bool] = False
+    """Whether `update` can advance a step count on the device by itself; it does where `counting` is set."""
+    versioned: ClassVar[bool] = True
+    """Whether torch notices that `update` writes to v."""
+
     def __init__(self, leaves: list[Leaf], seed: int) -> None:
+        self.counting = False
         self.leaves, self.seed = leaves, seed
         first = leaves[0].p
         self.device, self.shards = first.device, leaves[0].shards
@@ -31,18 +38,13 @@ class Bucket(ABC):
         """Whether ε or some v changed since the sums were taken: after loading, or by an edit from outside."""
         if self._measured_eps is None or bool(self._measured_eps != hyper.eps):
             return True
-        return any(leaf.version != leaf.v._version for leaf in self.leaves)
-
-    def settle(self, hyper: Hyper) -> None:
-        """Remember for which ε and which v the sums hold."""
-        self._measured_eps = hyper.eps
-        for leaf in self.leaves:
-            leaf.version = leaf.v._version
+        return any([leaf.version != leaf.v._version for leaf in self.leaves])  # noqa: C419 - a list is faster
 
     def measure(self, hyper: Hyper) -> None:
         """Take the sums from v as it stands."""
         self._measure(hyper)
-        self.settle(hyper)
+        self._measured_eps = hyper.eps
+        self._settle()
 
     def update(self, grads: Gradients, hyper: Hyper, total: Tensor | None, now: Scalar) -> None:
         """One step of every leaf that has a gradient; the sums are those of the new v afterwards.
@@ -50,11 +52,17 @@ class Bucket(ABC):
         `total` is (Σ η², d) of the whole network, or None where the rule does not normalise.
         """
         self._update(grads, hyper, total, now)
-        self.settle(hyper)
+        self._measured_eps = hyper.eps
+        if self.versioned:
+            self._settle()
 
     def gradients(self) -> Gradients:
         """The gradients of the leaves, in the memory order of the parameters."""
         return [leaf.gradient() for leaf in self.leaves]
+
+    def _settle(self) -> None:
+        for leaf in self.leaves:
+            leaf.version = leaf.v._version
 
     @abstractmethod
     def stats(self) -> Tensor:

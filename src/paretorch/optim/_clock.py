@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -27,12 +29,18 @@ class Clock:
                 self._counts[device] = torch.full((), start, dtype=torch.float32, device=home)
             leaf.state["step"] = self._counts[device]
 
-    def tick(self, skipped: Tensor | None) -> dict[torch.device, Scalar]:
-        """Advance (not where a gradient scaler found infinities) and say what time it is, per device."""
+    def tick(self, skipped: Tensor | None, left: Collection[torch.device] = ()) -> dict[torch.device, Scalar]:
+        """Advance (not where a gradient scaler found infinities) and say what time it is, per device.
+
+        The counts that lie on the devices in `left` are left as they are: the kernel will advance them.
+        """
         if skipped is not None:
             self._move_to_devices()
         now: dict[torch.device, Scalar] = {}
         for device, count in self._counts.items():
+            if device in left and count.device == device:
+                now[device] = count
+                continue
             count += 1 if skipped is None else 1 - skipped.to(count.device, count.dtype).reshape(())
             now[device] = float(count) if count.device.type == "cpu" else count
         return now

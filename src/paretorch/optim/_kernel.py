@@ -5,7 +5,8 @@
 
 All tensors of a bucket are one launch. `table` has a row each for the addresses of p, g, m, v, the lengths, and the keys
 of the rounding of m and v; `chunks` says for each program which tensor and which part of it is its own. Every program
-writes its sums to a place of its own; they are added up in a fixed order afterwards, so that runs repeat.
+writes its sums to a place of its own and takes a ticket; the one that takes the last adds all sums up, in a fixed order
+so that runs repeat, and counts the step. So a step is one launch: for small networks, launches are what it costs.
 """
 
 import triton
@@ -22,6 +23,8 @@ def adaptive_step(
     chunks,
     sums,
     total,
+    result,
+    ticket,
     lr,
     eps,
     now,
@@ -44,30 +47,36 @@ def adaptive_step(
     LR_ON_DEVICE: tl.constexpr,
     EPS_ON_DEVICE: tl.constexpr,
     NOW_ON_DEVICE: tl.constexpr,
+    COUNTING: tl.constexpr,
     SCALED: tl.constexpr,
     SKIPPING: tl.constexpr,
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One chunk: MODE says whether to update, to look ahead (v₁ of a network without history), or to read v alone."""
+    """One chunk: MODE says whether to update, to look ahead (v₁ of a network without history), or to read v alone.
+
+    `total` is (Σ η², d) of the whole network, `result` takes that of these tensors afterwards (they may be one). COUNTING:
+    `now` is the number of steps before this one, and the kernel adds this one.
+    """
     program = tl.program_id(0)
     tensor = tl.load(chunks + program)
     first = tl.load(chunks + programs + program).to(tl.int64) * CHUNK
     row = table + tensor
     g_address = tl.load(row + tensors)
-    # Nested, not joined by `and`: the outer condition belongs to the compiler, the inner one to the device.
-    if MODE != MEASURE:  # noqa: SIM102
-        if g_address == 0:
-            return  # no gradient: weights, moments and sums stay as they are
-    if SKIPPING:  # noqa: SIM102
-        if tl.load(found_inf) != 0:
-            return  # the gradient scaler found an infinity: the whole step is left out
+    # Without a gradient, or where the gradient scaler found an infinity, weights, moments and sums stay as they are.
+    taken = True
+    if SKIPPING:
+        taken = tl.load(found_inf) == 0
+    present = taken
+    if MODE != MEASURE:
+        present = taken & (g_address != 0)
     p_ptr = _pointer(tl.load(row), P, ALIGNED) + first
     g_ptr = _pointer(g_address, P, ALIGNED) + first
     m_ptr = _pointer(tl.load(row + 2 * tensors), S, ALIGNED) + first
     v_ptr = _pointer(tl.load(row + 3 * tensors), S, ALIGNED) + first
     left = tl.minimum(tl.load(row + 4 * tensors) - first, CHUNK).to(tl.int32)
+    left = tl.where(present, left, 0)
     m_key = tl.load(row + 5 * tensors).to(tl.uint32)
     v_key = tl.load(row + 6 * tensors).to(tl.uint32)
 
@@ -76,8 +85,12 @@ def adaptive_step(
     if EPS_ON_DEVICE:
         eps = tl.load(eps).to(tl.float32)
     if NOW_ON_DEVICE:
-        now = tl.load(now).to(tl.int32)
-    m_salt, v_salt = _mix(m_key ^ now), _mix(v_key ^ now)
+        time = tl.load(now).to(tl.int32)
+        if COUNTING:
+            time += 1
+    else:
+        time = now
+    m_salt, v_salt = _mix(m_key ^ time), _mix(v_key ^ time)
     unscale = 1.0
     if SCALED:
         unscale = 1.0 / tl.load(grad_scale).to(tl.float32)
@@ -110,8 +123,28 @@ def adaptive_step(
         )  # fmt: skip
     if NORMALISED:
         # κη ≤ 1e13, so that the sums of one chunk fit fp32; across chunks they are fp64.
-        tl.store(sums + program, tl.sum(squares, axis=0).to(tl.float64) / kappa / kappa)
-        tl.store(sums + programs + program, tl.sum(count, axis=0).to(tl.float64))
+        tl.store(sums + program, tl.sum(squares, axis=0).to(tl.float64) / kappa / kappa, mask=present)
+        tl.store(sums + programs + program, tl.sum(count, axis=0).to(tl.float64), mask=present)
+    if NORMALISED or COUNTING:
+        # Everything that a program reads, it has read before it takes a ticket; so the last one may overwrite it.
+        tl.debug_barrier()
+        if tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == programs - 1:
+            tl.store(ticket, 0)
+            if NORMALISED:
+                tl.store(result, _added_up(sums, programs, BLOCK))
+                tl.store(result + 1, _added_up(sums + programs, programs, BLOCK))
+            if COUNTING:
+                tl.store(now, tl.load(now) + 1, mask=taken)
+
+
+@triton.jit
+def _added_up(values, length, BLOCK: tl.constexpr):
+    """Read past the first level cache, which does not see what other programs wrote."""
+    parts = tl.zeros((BLOCK,), tl.float64)
+    for start in range(0, length, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        parts += tl.load(values + at, mask=at < length, other=0.0, cache_modifier=".cg")
+    return tl.sum(parts, axis=0)
 
 
 @triton.jit

@@ -26,7 +26,9 @@ class Leaf:
 
     def __init__(self, param: Tensor, state: State, index: int) -> None:
         self.param, self.state, self.index = param, state, index
+        self._ordinary = type(param) in _ORDINARY
         self._like = _real(_local(param))
+        self._stride = self._like.stride()
         self._dense = is_dense(self._like)
         self.p = self._flat(self._like)
         for key in ("exp_avg", "exp_avg_sq"):
@@ -43,10 +45,10 @@ class Leaf:
 
     def current(self) -> bool:
         """Whether the views still show the parameter and its state."""
+        near = self.param if self._ordinary else _local(self.param)
+        state = self.state
         return (
-            self.state.get("exp_avg") is self._m
-            and self.state.get("exp_avg_sq") is self._v
-            and _local(self.param).data_ptr() == self._address
+            near.data_ptr() == self._address and state.get("exp_avg") is self._m and state.get("exp_avg_sq") is self._v
         )
 
     def gradient(self) -> Tensor | None:
@@ -54,12 +56,19 @@ class Leaf:
         grad = self.param.grad
         if grad is None:
             return None
+        if grad.layout is not torch.strided:
+            raise ConfigError("AvaGrad and its kin take no sparse gradients: build the embedding with sparse=False.")
         return self._flat(self._ordered(_real(_local(grad))))
 
     def plain_gradient(self) -> Tensor | None:
         """The gradient in the memory order and dtype of the parameter, in any shape: for those who need its address."""
         grad = self.param.grad
-        if type(grad) is Tensor and grad.dtype == self.p.dtype and grad.stride() == self._like.stride():
+        if (
+            type(grad) is Tensor
+            and grad.layout is torch.strided
+            and grad.dtype == self._like.dtype
+            and grad.stride() == self._stride
+        ):
             return grad
         flat = self.gradient()
         return None if flat is None else flat.to(self.p.dtype)
@@ -85,7 +94,7 @@ def new_state(param: Tensor, dtype: torch.dtype | None) -> dict[str, Tensor]:
 
 
 def check_gradient(param: Tensor, optimizer: str) -> None:
-    """Refuse what cannot be stepped, before anything has changed."""
+    """Refuse what can never be stepped, before it gets a state."""
     if param.grad is not None and param.grad.layout is not torch.strided:
         raise ConfigError(f"{optimizer} takes no sparse gradients: build the embedding with sparse=False.")
     if not (param.is_floating_point() or param.is_complex()):

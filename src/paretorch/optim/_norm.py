@@ -25,9 +25,10 @@ def combine(parts: Iterable[tuple[Tensor, Shards]]) -> Tensor:
     for stats, shards in parts:
         known = local.get(shards)
         local[shards] = stats if known is None else known + stats.to(known.device, non_blocking=True)
-    for shards, stats in local.items():
+    for shards in [each for each in local if each]:
+        local[shards] = local[shards].clone()  # what a bucket gave is its own
         for group in shards:
-            dist.all_reduce(stats, group=group)
+            dist.all_reduce(local[shards], group=group)
     totals = list(local.values())
     return sum((t.to(totals[0].device, non_blocking=True) for t in totals[1:]), start=totals[0])
 

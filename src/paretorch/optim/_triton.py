@@ -25,14 +25,25 @@ _UPDATE, _PREVIEW, _MEASURE = 0, 1, 2
 class TritonBucket(Bucket):
     """Dense leaves on one GPU."""
 
+    counts = True
+    versioned = False
+
     def __init__(self, leaves: list[Leaf], seed: int) -> None:
+        import triton.language as tl
+
+        from paretorch.optim._kernel import adaptive_step
+
         super().__init__(leaves, seed)
+        types = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+        self._kernel, self._types = adaptive_step, (types[leaves[0].p.dtype], types[leaves[0].m.dtype])
         lengths = [leaf.p.numel() for leaf in leaves]
         self._chunk = _chunk_length(sum(lengths))
         owners = [(i, part) for i, length in enumerate(lengths) for part in range(-(-length // self._chunk))]
         self._programs = len(owners)
         self._chunks = torch.tensor(owners, dtype=torch.int32).view(-1, 2).T.contiguous().to(self.device)
         self._sums = torch.zeros(2, self._programs, dtype=torch.float64, device=self.device)
+        self._result = torch.zeros(2, dtype=torch.float64, device=self.device)
+        self._ticket = torch.zeros(1, dtype=torch.int32, device=self.device)
         self._nothing = torch.zeros(1, device=self.device)
         addresses = ([getattr(leaf, name).data_ptr() for leaf in leaves] for name in "pmv")
         keys = ([stream_key(seed, leaf.index, which) for leaf in leaves] for which in (0, 1))
@@ -42,37 +53,41 @@ class TritonBucket(Bucket):
         return [leaf.plain_gradient() for leaf in self.leaves]
 
     def stats(self) -> Tensor:
-        return self._sums.sum(1)
+        return self._result
 
     def preview(self, grads: Gradients, hyper: Hyper) -> Tensor:
-        sums = torch.zeros_like(self._sums)
-        self._launch(_PREVIEW, grads, hyper, sums, None, 0.0)
-        return sums.sum(1)
+        sums, result = torch.zeros_like(self._sums), torch.zeros_like(self._result)
+        self._launch(_PREVIEW, grads, hyper, sums, result, None, 0.0)
+        return result
 
     def _measure(self, hyper: Hyper) -> None:
-        self._launch(_MEASURE, [None] * len(self.leaves), hyper, self._sums, None, 0.0)
+        self._launch(_MEASURE, [None] * len(self.leaves), hyper, self._sums, self._result, None, 0.0)
 
     def _update(self, grads: Gradients, hyper: Hyper, total: Tensor | None, now: Scalar) -> None:
-        self._launch(_UPDATE, grads, hyper, self._sums, total, now)
+        self._launch(_UPDATE, grads, hyper, self._sums, self._result, total, now)
 
     def _launch(
-        self, mode: int, grads: Gradients, hyper: Hyper, sums: Tensor, total: Tensor | None, now: Scalar
+        self,
+        mode: int,
+        grads: Gradients,
+        hyper: Hyper,
+        sums: Tensor,
+        result: Tensor,
+        total: Tensor | None,
+        now: Scalar,
     ) -> None:
-        import triton.language as tl
-
-        from paretorch.optim._kernel import adaptive_step
-
         if self._programs == 0:
             return
         table, aligned = self._table.with_gradients([0 if g is None else g.data_ptr() for g in grads])
-        types = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-        rule, first = hyper.rule, self.leaves[0]
+        rule, skipping = hyper.rule, hyper.found_inf is not None and mode != _MEASURE
         with self._here():
-            adaptive_step[(self._programs,)](
+            self._kernel[(self._programs,)](
                 table,
                 self._chunks,
                 sums,
                 self._nothing if total is None else total,
+                result,
+                self._ticket,
                 hyper.lr,
                 hyper.eps,
                 now if isinstance(now, Tensor) else int(now),
@@ -84,8 +99,8 @@ class TritonBucket(Bucket):
                 hyper.damping,
                 len(self.leaves),
                 self._programs,
-                P=types[first.p.dtype],
-                S=types[first.m.dtype],
+                P=self._types[0],
+                S=self._types[1],
                 MODE=mode,
                 DELAYED=rule.delayed,
                 NORMALISED=rule.normalised,
@@ -95,8 +110,9 @@ class TritonBucket(Bucket):
                 LR_ON_DEVICE=isinstance(hyper.lr, Tensor),
                 EPS_ON_DEVICE=isinstance(hyper.eps, Tensor),
                 NOW_ON_DEVICE=isinstance(now, Tensor),
+                COUNTING=self.counting and mode == _UPDATE,
                 SCALED=hyper.grad_scale is not None,
-                SKIPPING=hyper.found_inf is not None,
+                SKIPPING=skipping,
                 ALIGNED=aligned,
                 CHUNK=self._chunk,
                 BLOCK=BLOCK,

@@ -39,6 +39,7 @@ class AnnealedAdam(AdaptiveOptimizer):
     """
 
     rule = Rule(delayed=False, normalised=False)
+    needs_time = True
 
     def __init__(
         self,
