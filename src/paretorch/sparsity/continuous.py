@@ -123,8 +123,8 @@ class ContinuousSparsification(Method):
 
 
 def _moves(device: torch.device) -> Tensor:
-    """±2⁻ᵏ and 0: by how many spreads of s the shift may move in one step."""
-    powers = torch.exp2(-torch.arange(13, device=device, dtype=torch.float32))
+    """±4⁻ᵏ and 0: by how many spreads of s the shift may move in one step."""
+    powers = torch.exp2(-torch.arange(0, 13, 2, device=device, dtype=torch.float32))
     return torch.cat([torch.zeros(1, device=device), powers, -powers])
 
 
