@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paretorch.optim.peers import PEERS, peer
 from paretorch.training.recipe import Recipe
 
 
@@ -25,9 +26,13 @@ def build(recipe: Recipe, groups: Iterable[dict[str, Any]], rate: float | Tensor
     options: dict[str, Any] = {"lr": rate, "betas": recipe.betas, "capturable": captured}
     if recipe.eps is not None:
         options["eps"] = recipe.eps
-    if recipe.optimizer in ("adam", "adamw"):
-        kind = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.AdamW
-        return kind(groups, fused=True if captured else None, **options)
+    if recipe.optimizer in ("adam", "amsgrad", "adamw"):
+        kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
+        return kind(groups, amsgrad=recipe.optimizer == "amsgrad", fused=True if captured else None, **options)
+    if recipe.optimizer == "radam":
+        return torch.optim.RAdam(groups, **options)
+    if recipe.optimizer in PEERS:
+        return peer(recipe.optimizer, groups, options)
     from paretorch import optim
 
     kinds = {"avagrad": optim.AvaGrad, "avagradw": optim.AvaGradW, "delayed-adam": optim.DelayedAdam}
@@ -43,6 +48,9 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float | Tensor) -> None:
 def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load moments and counters, keep this optimizer's own settings (it may run on another device now)."""
     settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    for own, saved in zip(settings, state["param_groups"], strict=True):
+        if "step" in saved:  # some count per group
+            own["step"] = saved["step"]
     groups = [{**own, "params": saved["params"]} for own, saved in zip(settings, state["param_groups"], strict=True)]
     optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
     # Loading copies; a rate that a captured step reads must stay the very tensor that is written to.

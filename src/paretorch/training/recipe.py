@@ -16,7 +16,19 @@ from typing import Any
 from paretorch.errors import ConfigError
 from paretorch.training.schedules import SCHEDULES
 
-OPTIMIZERS = ("sgd", "adam", "adamw", "avagrad", "avagradw", "delayed-adam")
+OPTIMIZERS = (
+    "sgd",
+    "adam",
+    "amsgrad",
+    "adamw",
+    "radam",
+    "avagrad",
+    "avagradw",
+    "delayed-adam",
+    "adabound",
+    "adabelief",
+    "adashift",
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,63 @@
+"""The rivals by name: built from recipes, with decay in the gradient, resumed as if nothing had happened."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+import torch
+
+from paretorch.errors import ConfigError, MissingExtraError
+from paretorch.optim.peers import PEERS, peer
+from paretorch.training import optimizers
+from paretorch.training.recipe import OPTIMIZERS, Recipe
+
+from .test_manners import network, train, weights
+
+
+def build(name: str, model, decay: float = 0.0):
+    return optimizers.build(Recipe(optimizer=name, lr=0.01), optimizers.dense_groups(model, decay), 0.01)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_name_learns_decays_and_resumes(name) -> None:
+    if name in PEERS:
+        pytest.importorskip("pytorch_optimizer")
+    whole, halves, decayed = network(), network(), network()
+    start = weights(whole)
+    through, first = build(name, whole), build(name, halves)
+    for step in range(14):  # longer than AdaShift's memory
+        train(whole, through, 1, seed=step)
+    for step in range(7):
+        train(halves, first, 1, seed=step)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second = build(name, halves)
+    optimizers.load_state(second, torch.load(file, weights_only=True))
+    for step in range(7, 14):
+        train(halves, second, 1, seed=step)
+    assert not torch.equal(weights(whole), start)
+    torch.testing.assert_close(weights(halves), weights(whole), rtol=1e-6, atol=1e-8)
+    optimizer = build(name, decayed, decay=1.0)
+    for step in range(14):
+        train(decayed, optimizer, 1, seed=step)
+    assert not torch.allclose(weights(decayed), weights(whole)), "the decay does something"
+
+
+def test_amsgrad_and_radam_are_torchs() -> None:
+    model = network()
+    assert build("amsgrad", model).param_groups[0]["amsgrad"]
+    assert not build("adam", model).param_groups[0]["amsgrad"]
+    assert isinstance(build("radam", model), torch.optim.RAdam)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_what_they_cannot_do_is_said(name, monkeypatch) -> None:
+    groups = [{"params": list(network().parameters())}]
+    with pytest.raises(ConfigError, match="--no-graph"):
+        peer(name, groups, {"lr": 0.1, "capturable": True})
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    with pytest.raises(MissingExtraError, match="pip install pytorch_optimizer"):
+        peer(name, groups, {"lr": 0.1, "capturable": False})
