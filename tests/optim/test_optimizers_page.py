@@ -1,0 +1,57 @@
+"""The page about the optimizers: its code runs, and its equivalent settings are equivalent."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+
+import torch
+
+import paretorch as pt
+
+from .test_manners import network, train, weights
+
+PAGE = Path(__file__).parents[2] / "docs" / "optimizers.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def run(word: str, model) -> dict:
+    (block,) = (block for block in BLOCKS if word in block)
+    names = {"pt": pt, "torch": torch, "model": model, "step_with": lambda optimizer: train(model, optimizer, 5)}
+    exec(block, names)
+    return names
+
+
+def test_links_lead_somewhere() -> None:
+    targets = re.findall(r"\]\(([^)#]+)\)", PAGE.read_text())
+    assert targets
+    assert [target for target in targets if not (PAGE.parent / target).exists()] == []
+
+
+def test_first_lines_and_search() -> None:
+    assert len(BLOCKS) == 4
+    assert isinstance(run("drop-in", network())["optimizer"], pt.AvaGrad)
+    assert run("tuning.search", network())["error"] == 0.0
+
+
+def test_from_sgd() -> None:
+    model, twin = network(), network()
+    names = run("sgd = ", model)
+    same = run("sgd = ", twin)["same"]
+    train(model, names["sgd"], 5)
+    train(twin, same, 5)
+    torch.testing.assert_close(weights(model), weights(twin), rtol=1e-3, atol=1e-5)
+
+
+def test_from_adam() -> None:
+    model = network()
+    names = run("adam = ", model)
+    twin = copy.deepcopy(model)
+    delayed = pt.DelayedAdam(twin.parameters())
+    delayed.load_state_dict(copy.deepcopy(names["adam"].state_dict()))
+    before = weights(model)
+    train(model, names["ava"], 1, seed=9)
+    train(twin, delayed, 1, seed=9)
+    assert not torch.equal(before, weights(model))
+    torch.testing.assert_close(weights(model), weights(twin), rtol=1e-4, atol=1e-7)
