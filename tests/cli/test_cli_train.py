@@ -84,12 +84,22 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path: Path) -> None:
     assert first[1] < first[0] - 0.1
 
 
+def test_pruning_chooses_the_method(tmp_path: Path) -> None:
+    words = ["--epochs", "1", "--pruning", "gmp", "--sparsity", "0.9", "--quiet", "--out", str(tmp_path / "run")]
+    _pare("train", *_SMALL, *words, "--set", 'sparsity_options={"every": 2}')
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["sparsity"] == pytest.approx(0.9, abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["train", "--network", "resnet21", "--data", "digits"], "did you mean"),
         (["train", "--data", "mnist"], "There is no image set 'mnist'"),
         (["train", *_SMALL, "--optimizer", "sdg"], "choose one of sgd"),
+        (["train", *_SMALL, "--pruning", "gpm"], "choose one of cs, mp, gmp, st3"),
+        (["train", *_SMALL, "--pruning", "gmp"], "needs a target"),
+        (["train", *_SMALL, "--pruning", "amc", "--sparsity", "0.5"], "set validation"),
         (["train", *_SMALL, "--set", "cutout"], "NAME=VALUE"),
         (["train", *_SMALL, "--set", "colour=3"], "unknown fields: colour"),
         (["train", *_SMALL, "--milestones", "a"], "--milestones takes numbers"),

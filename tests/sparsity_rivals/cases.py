@@ -5,6 +5,7 @@ from collections.abc import Callable
 from paretorch import SMOL
 from paretorch.core.method import Method
 from paretorch.sparsity.rivals import (
+    AMC,
     DNW,
     ST3,
     STR,
@@ -31,6 +32,7 @@ RIVALS: dict[str, Callable[[], tuple[Method, ...]]] = {
     "l0": lambda: (HardConcrete(penalty=0.01, open_at_start=0.09, lr=0.5),),
     "l0-target": lambda: (HardConcrete(target=0.6),),
     "slim": lambda: (NetworkSlimming(target=0.6, penalty=1e-3),),
+    "amc": lambda: (AMC(target=0.6),),
     "ss": lambda: (StochasticSparsification(lr=1.0),),
     "ss-target": lambda: (StochasticSparsification(target=0.6, lr=1.0, penalty=1e-3),),
     "mp+smol": lambda: (MagnitudePruning(target=0.5), SMOL(target_bits=1.5)),

@@ -12,6 +12,7 @@ from paretorch import SMOL, compress
 from paretorch.deploy import encoded_size
 from paretorch.errors import ConfigError
 from paretorch.sparsity.rivals import (
+    AMC,
     DNW,
     ST3,
     STR,
@@ -24,7 +25,7 @@ from paretorch.sparsity.rivals import (
 from tests.contract.cases import build
 from tests.contract.loop import equal, snapshot
 
-ALL = [MagnitudePruning, GradualMagnitude, ST3, DNW, STR, HardConcrete, NetworkSlimming, StochasticSparsification]
+ALL = [MagnitudePruning, GradualMagnitude, ST3, DNW, STR, HardConcrete, NetworkSlimming, StochasticSparsification, AMC]
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -38,6 +39,10 @@ def test_targets_out_of_range(kind: Any) -> None:
     ("method", "message"),
     [
         (MagnitudePruning(), "needs a target"),
+        (AMC(), "needs a target"),
+        (AMC(target=0.9, most=0.8), "from 0.9 to just below 1"),
+        (AMC(target=0.9, episodes=0), "1 or more"),
+        (AMC(target=0.9, warmup=-1), "0 or more"),
         (DNW(), "needs a target"),
         (GradualMagnitude(target=0.5, begin=0.5, end=0.5), "begin < end"),
         (GradualMagnitude(target=0.5, every=0), "1 or more"),

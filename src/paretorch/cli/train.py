@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from paretorch.cli.values import DATA, assignments, numbers
-from paretorch.training.recipe import Recipe, Runtime, parse_bytes, read_config, recipe_from
+from paretorch.training.recipe import PRUNING, Recipe, Runtime, parse_bytes, read_config, recipe_from
 
 _WHAT = "What to train"
 _HOW = "How to train"
@@ -61,6 +61,9 @@ def train(
         list[str] | None, typer.Option("--set", help="Any other recipe field: NAME=VALUE.", rich_help_panel=_HOW)
     ] = None,
     sparsity: Annotated[Number, typer.Option(help="Fraction of zeros, such as 0.95.", rich_help_panel=_SMALL)] = None,
+    pruning: Annotated[
+        Text, typer.Option(help=f"By which method: {', '.join(PRUNING)}.", show_default="cs", rich_help_panel=_SMALL)
+    ] = None,
     bits: Annotated[Number, typer.Option(help="Bits per weight, such as 2.0.", rich_help_panel=_SMALL)] = None,
     budget: Annotated[Text, typer.Option(help="Bytes of the artefact, such as 48KB.", rich_help_panel=_SMALL)] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.", rich_help_panel=_WHERE)] = "auto",
@@ -84,6 +87,8 @@ def train(
 
         pare train --network resnet20 --data cifar10 --download --sparsity 0.95 --bits 2 --finetune 40
 
+        pare train --network resnet20 --data cifar10 --pruning gmp --sparsity 0.9 --epochs 160 --finetune 40
+
         pare train --network lstm-300 --data ptb-char --optimizer avagrad --lr 1 --set clip_norm=0.25 --root data
 
         pare train --config recipe.toml --lr 0.05 --out runs/mine
@@ -104,6 +109,7 @@ def train(
         "schedule": schedule,
         "milestones": None if milestones is None else numbers(milestones, "--milestones"),
         "sparsity": sparsity,
+        "pruning": pruning,
         "bits": bits,
         "budget": None if budget is None else parse_bytes(budget),
     }

@@ -1,17 +1,30 @@
-"""From a recipe's targets to the plan that meets them."""
+"""From a recipe's targets to the plan that meets them, and to the moment when its decisions are rounded.
 
-from collections.abc import Mapping, Sequence
+`pruning` names the method that drops weights:
+
+    cs          Continuous Sparsification         dnw         discovering neural wirings
+    mp          one-shot magnitude pruning        str         learned soft thresholds
+    gmp         gradual magnitude pruning         l0          hard-concrete gates
+    st3         straight-through soft thresholds  slimming    Network Slimming, weight by weight
+    stochastic  straight-through Bernoulli masks  amc         shares of the layers by reinforcement learning
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from paretorch.errors import ConfigError
 from paretorch.training.recipe import Recipe
+from paretorch.training.task import Task
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
 
 _SUMMARY = len('"summary":{"accuracy":0.1234},')  # what `finish` adds to the file beside the network
+_DRAWN = ("l0", "stochastic")
+_JUDGING = 16  # training batches by which drawn masks are compared
 
 
 def attach(model: nn.Module, recipe: Recipe, *, steps: int, example: Tensor) -> "Plan | None":
@@ -22,19 +35,60 @@ def attach(model: nn.Module, recipe: Recipe, *, steps: int, example: Tensor) -> 
 
     methods = _methods(recipe, getattr(model, "leave_out", {}))
     budget = None if recipe.budget is None else max(recipe.budget - _SUMMARY, 1)
+    steps = max(steps, 1)  # none where a trained network is pruned right away
     return paretorch.compress(model, *methods, steps=steps, example=example, budget=budget, seed=recipe.seed)
+
+
+def harden(plan: "Plan", optimizer: torch.optim.Optimizer, task: Task, recipe: Recipe) -> None:
+    """Round the decisions as the recipe's method asks for.
+
+    Masks that are drawn: several are, and the one with the lowest loss on some training batches stays; neither test nor
+    validation images decide. amc: the shares of the layers are searched by the accuracy on the validation images.
+    """
+    plan.model.eval()
+    if recipe.pruning in _DRAWN:
+        from paretorch.sparsity.rivals import harden_best
+
+        harden_best(plan, _judge(task, recipe.epochs), optimizer=optimizer)
+    elif recipe.pruning == "amc":
+        from paretorch.sparsity.rivals import harden_searched
+
+        harden_searched(
+            plan, lambda model: task.evaluate(model)["test_accuracy"], task.example(), recipe.seed, optimizer
+        )
+    else:
+        plan.harden(optimizer)
+
+
+def pruning_methods() -> dict[str, Any]:
+    """The classes behind the names of `pruning`."""
+    import paretorch
+    from paretorch.sparsity import rivals
+
+    return {
+        "cs": paretorch.ContinuousSparsification,
+        "mp": rivals.MagnitudePruning,
+        "gmp": rivals.GradualMagnitude,
+        "st3": rivals.ST3,
+        "dnw": rivals.DNW,
+        "str": rivals.STR,
+        "l0": rivals.HardConcrete,
+        "slimming": rivals.NetworkSlimming,
+        "stochastic": rivals.StochasticSparsification,
+        "amc": rivals.AMC,
+    }
 
 
 def _methods(recipe: Recipe, leave_out: Mapping[str, Sequence[str]]) -> list[Any]:
     """What is asked for; a byte budget alone leaves the trade between zeros and bits to the plan."""
     import paretorch
 
-    budget_alone = recipe.sparsity is None and recipe.bits is None
+    budget_alone = recipe.sparsity is None and recipe.bits is None and recipe.budget is not None
     methods: list[Any] = []
-    if recipe.sparsity is not None or budget_alone:
+    if recipe.sparsity is not None or recipe.pruning is not None or budget_alone:
         left = tuple(leave_out.get("sparsity", ()))
         options = {"target": recipe.sparsity, "exclude": left, **recipe.sparsity_options}
-        methods.append(_made(paretorch.ContinuousSparsification, options, "sparsity_options"))
+        methods.append(_made(pruning_methods()[recipe.pruning or "cs"], options, "sparsity_options"))
     if recipe.bits is not None or budget_alone:
         left = tuple(leave_out.get("precision", ()))
         options = {"target_bits": recipe.bits, "exclude": left, **recipe.precision_options}
@@ -49,3 +103,15 @@ def _made(method: Any, options: dict[str, Any], where: str) -> Any:
         return method(**{name: value for name, value in given.items() if value is not None})
     except TypeError as error:
         raise ConfigError(f"{where}: {error}.") from error
+
+
+def _judge(task: Task, epoch: int) -> Callable[[nn.Module], float]:
+    """Minus the loss on some batches of an epoch that was not trained on."""
+    batches = tuple(part[:_JUDGING] for part in task.epoch(epoch))
+
+    def score(model: nn.Module) -> float:
+        with torch.no_grad():
+            losses = [task.loss(model, tuple(part[i] for part in batches))[0] for i in range(len(batches[0]))]
+        return -float(torch.stack(losses).mean())
+
+    return score

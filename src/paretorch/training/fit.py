@@ -15,6 +15,7 @@ from torch import nn
 from paretorch.errors import ArtefactError, DivergenceError
 from paretorch.training import optimizers, schedules
 from paretorch.training.checkpoint import Checkpoint, random_state, require_same, restore_random
+from paretorch.training.compression import harden
 from paretorch.training.folder import RunFolder
 from paretorch.training.progress import Progress
 from paretorch.training.recipe import Recipe, Runtime
@@ -121,7 +122,9 @@ class Trainer:
     def _harden_when_due(self, progress: Progress) -> None:
         if self.plan is None or self.plan.is_hard or self._epoch < self.recipe.epochs:
             return
-        self.plan.harden(self.optimizer)
+        if self.recipe.epochs == 0:
+            self._tell({"phase": "start"}, progress)
+        harden(self.plan, self.optimizer, self.task, self.recipe)
         self.stepper.release()
         self._tell({"phase": "harden"}, progress)
         self._save()

@@ -30,6 +30,9 @@ OPTIMIZERS = (
     "adashift",
 )
 
+PRUNING = ("cs", "mp", "gmp", "st3", "dnw", "str", "l0", "slimming", "stochastic", "amc")
+_ONE_SHOT = ("mp", "amc")  # these prune a trained network, and need not train it themselves
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -43,7 +46,8 @@ class Recipe:
         shortest-paths: limit, the most moves between two points, count, test_count and size of the grids; the network
         dcgan-generator: loss (hinge or bce), critic_steps, critic_width, samples, and features, a classifier's artefact.
     batch: images or grids, columns of text, or (translation) tokens a side, per step.
-    epochs, finetune: epochs until decisions are rounded, and epochs after that.
+    epochs, finetune: epochs until decisions are rounded, and epochs after that; 0 and some prune the network in `start`
+        right away, by mp or amc.
     optimizer, lr, momentum, nesterov, betas, eps, weight_decay: `momentum` is for sgd, `betas` and `eps` are for the
         others; an eps of None is the optimizer's own.
     clip_norm: the gradient of all weights together is scaled down to this norm; None: not at all.
@@ -53,6 +57,8 @@ class Recipe:
         suits the data: 4 and mirroring, but 1 and no mirroring for digits.
     sparsity, bits, budget: targets for the fraction of zeros, the bits per weight and the bytes of the artefact; None
         leaves that decision out. `sparsity_options` and `precision_options` go to the methods as they are.
+    pruning: the method that drops weights, cs or one of its rivals (see `paretorch.training.compression`); None: cs where
+        sparsity or budget ask for one. Where it is given without a sparsity, the method's own options decide that.
     dtype: "fp32", "bf16" (autocast), or "auto": bf16 on a GPU and fp32 elsewhere.
     """
 
@@ -84,6 +90,7 @@ class Recipe:
     cutout: int = 0
     label_smoothing: float = 0.0
     sparsity: float | None = None
+    pruning: str | None = None
     sparsity_options: Mapping[str, Any] = field(default_factory=dict)
     bits: float | None = None
     precision_options: Mapping[str, Any] = field(default_factory=dict)
@@ -98,7 +105,10 @@ class Recipe:
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("finetune_schedule", self.finetune_schedule, SCHEDULES)
         _one_of("dtype", self.dtype, ("auto", "bf16", "fp32"))
-        _at_least("epochs", self.epochs, 1)
+        if self.pruning is not None:
+            _one_of("pruning", self.pruning, PRUNING)
+        trained = self.start is not None and self.finetune > 0 and self.pruning in _ONE_SHOT
+        _at_least("epochs", self.epochs, 0 if trained else 1)
         _at_least("batch", self.batch, 1)
         for name in ("finetune", "validation", "lr", "weight_decay", "warmup", "cutout", "seed"):
             _at_least(name, getattr(self, name), 0)
@@ -110,11 +120,15 @@ class Recipe:
             _at_least("pad", self.pad, 0)
         if self.finetune and not self.compresses:
             raise ConfigError("finetune needs something to round first: set sparsity, bits or budget.")
+        if self.pruning == "amc" and not self.validation:
+            raise ConfigError(
+                "amc searches by held-out training images, never by the test set: set validation, such as 5000."
+            )
 
     @property
     def compresses(self) -> bool:
         """Whether any decision is trained beside the weights."""
-        return self.sparsity is not None or self.bits is not None or self.budget is not None
+        return any(each is not None for each in (self.sparsity, self.pruning, self.bits, self.budget))
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as JSON would give them back."""

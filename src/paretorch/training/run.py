@@ -53,6 +53,8 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
 
     device = choose_device(runtime.device)
     task, wanted = choose(recipe, runtime, device, images)
+    if recipe.pruning == "amc" and "accuracy" not in task.tallies:
+        raise ConfigError(f"amc searches by accuracy, which {recipe.data} does not have; choose another pruning.")
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
         torch.set_float32_matmul_precision("high")

@@ -1,5 +1,6 @@
 """The pruning methods that Continuous Sparsification is compared with, in the same harness."""
 
+from paretorch.sparsity.rivals.amc import AMC, harden_searched
 from paretorch.sparsity.rivals.gradual import GradualMagnitude
 from paretorch.sparsity.rivals.hard_concrete import HardConcrete
 from paretorch.sparsity.rivals.magnitude import MagnitudePruning
@@ -11,6 +12,7 @@ from paretorch.sparsity.rivals.threshold import STR
 from paretorch.sparsity.rivals.wirings import DNW
 
 __all__ = [
+    "AMC",
     "DNW",
     "ST3",
     "STR",
@@ -21,4 +23,5 @@ __all__ = [
     "StochasticSparsification",
     "drop_fallen",
     "harden_best",
+    "harden_searched",
 ]

@@ -1,0 +1,99 @@
+"""The agent of AMC: deep deterministic policy gradients (Lillicrap et al., 2015) as He et al. (2018) use them.
+
+    a ~ TN(μ(state), σ², 0, 1),   σ = σ₀ for the first episodes, then σ₀ · 0.95^(episodes since)
+    y = R − b + Q′(state′, μ′(state′)),   γ = 1, nothing after the last layer;   loss of the critic: mean of (y − Q(state, a))²
+
+b is a moving average of the rewards so far. Actor and critic have two hidden layers of 300 units; Adam at 1e-4 and 1e-3,
+targets that follow by 0.01, batches of 64 out of the last 2000 transitions. All of it is drawn from one seed, on the CPU.
+"""
+
+import copy
+from collections import deque
+
+import torch
+from torch import Tensor, nn
+
+_HIDDEN, _BATCH, _MEMORY = 300, 64, 2000
+_ACTOR_RATE, _CRITIC_RATE, _FOLLOW = 1e-4, 1e-3, 0.01
+_SIGMA, _DECAY = 0.5, 0.95
+_AVERAGE = 0.95  # of the baseline
+
+Transition = tuple[Tensor, float, float, Tensor, bool]
+"""State, action, reward, next state, whether it was the last layer."""
+
+
+class Agent:
+    """Picks an action in (0, 1) for a state, and learns from episodes."""
+
+    def __init__(self, features: int, seed: int) -> None:
+        self._draw = torch.Generator().manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.actor = nn.Sequential(_network(features), nn.Sigmoid())
+            self.critic = _network(features + 1)
+        self._late_actor, self._late_critic = copy.deepcopy((self.actor, self.critic))
+        self._actor_step = torch.optim.Adam(self.actor.parameters(), _ACTOR_RATE)
+        self._critic_step = torch.optim.Adam(self.critic.parameters(), _CRITIC_RATE)
+        self._memory: deque[Transition] = deque(maxlen=_MEMORY)
+        self.baseline: float | None = None
+
+    def act(self, state: Tensor, sigma: float) -> float:
+        """μ(state) with noise."""
+        with torch.no_grad():
+            mean = float(self.actor(state[None]))
+        return truncated_normal(mean, sigma, self._draw)
+
+    def remember(self, states: list[Tensor], actions: list[float], reward: float) -> None:
+        """Take in an episode; every layer of it has the reward of the whole."""
+        last = len(states) - 1
+        for t, (state, action) in enumerate(zip(states, actions, strict=True)):
+            self._memory.append((state, action, reward, states[min(t + 1, last)], t == last))
+        before = reward if self.baseline is None else self.baseline
+        self.baseline = _AVERAGE * before + (1 - _AVERAGE) * reward
+
+    def learn(self) -> None:
+        """One step of critic and actor on remembered transitions."""
+        picked = torch.randint(len(self._memory), (_BATCH,), generator=self._draw).tolist()
+        rows = [self._memory[i] for i in picked]
+        state, following = (torch.stack([row[i] for row in rows]) for i in (0, 3))  # type: ignore[misc]
+        action, reward, last = (torch.tensor([float(row[i]) for row in rows])[:, None] for i in (1, 2, 4))
+        with torch.no_grad():
+            after = self._late_critic(torch.cat([following, self._late_actor(following)], 1))
+            goal = wanted_value(reward, self.baseline or 0.0, after, last)
+        loss = (goal - self.critic(torch.cat([state, action], 1))).square().mean()
+        _take(self._critic_step, loss)
+        _take(self._actor_step, -self.critic(torch.cat([state, self.actor(state)], 1)).mean())
+        for late, own in ((self._late_actor, self.actor), (self._late_critic, self.critic)):
+            for slow, fast in zip(late.parameters(), own.parameters(), strict=True):
+                slow.data.lerp_(fast.data, _FOLLOW)
+
+
+def wanted_value(reward: Tensor, baseline: float, after: Tensor, last: Tensor) -> Tensor:
+    """y: what Q should have been."""
+    return reward - baseline + (1 - last) * after
+
+
+def noise(episode: int, warmup: int) -> float:
+    """σ of an episode, counted from 0."""
+    return float(_SIGMA * _DECAY ** max(episode - warmup + 1, 0))
+
+
+def truncated_normal(mean: float, sigma: float, draw: torch.Generator) -> float:
+    """A sample of N(mean, σ²) within [0, 1], by the inverse of its distribution function."""
+    if sigma < 1e-6:
+        return min(max(mean, 0.0), 1.0)
+    low, high = torch.special.ndtr((torch.tensor([0.0, 1.0], dtype=torch.float64) - mean) / sigma)
+    u = low + (high - low) * torch.rand((), dtype=torch.float64, generator=draw)
+    return min(max(mean + sigma * float(torch.special.ndtri(u)), 0.0), 1.0)
+
+
+def _network(inputs: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(inputs, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, 1)
+    )
+
+
+def _take(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()

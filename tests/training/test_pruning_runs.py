@@ -1,0 +1,179 @@
+"""Runs by every pruning method: chosen by name, on target, resumed at any step, ended as the method asks for."""
+
+import contextlib
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from paretorch.errors import ConfigError
+from paretorch.sparsity.rivals import AMC
+from paretorch.training import Recipe, compression
+from paretorch.training.compression import pruning_methods
+from paretorch.training.recipe import PRUNING, recipe_from
+
+from .blobs import Blobs, Make, rows_of, state_of
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "gmp": {"every": 1},
+    "amc": {"episodes": 4, "warmup": 2},
+    "stochastic": {"lr": 1},
+}
+
+
+def _recipe(name: str, **changes: Any) -> Recipe:
+    values: dict[str, Any] = {"epochs": 3, "finetune": 1, "batch": 4, "lr": 0.05, "sparsity": 0.5, "validation": 4}
+    return Recipe(**values | changes, pruning=name, sparsity_options=_OPTIONS.get(name, {}))
+
+
+def test_every_name_has_a_method() -> None:
+    assert tuple(pruning_methods()) == PRUNING
+
+
+@pytest.mark.parametrize("name", PRUNING)
+def test_every_method_goes_through_the_loop_on_target_and_resumes(make: Make, name: str) -> None:
+    whole = make(_recipe(name), name="whole")
+    last = whole.run()
+    assert [row["phase"] for row in whole.folder.history()] == ["search"] * 3 + ["harden", "finetune"]
+    assert last["sparsity"] == pytest.approx(0.5, abs=0.03)
+    assert whole.plan is not None
+    assert type(whole.plan.methods()[0]) is pruning_methods()[name]
+
+    broken = make(_recipe(name), name="broken")
+    broken.task.fail_at = whole.task.taken - 2  # type: ignore[attr-defined]
+    with contextlib.suppress(KeyboardInterrupt):
+        broken.run()
+    continued = make(_recipe(name), name="broken", resume=True)
+    continued.run(resume=True)
+    assert rows_of(continued) == rows_of(whole)
+    expected, found = state_of(whole), state_of(continued)
+    assert all(torch.equal(expected[key], found[key]) for key in expected)
+
+
+@pytest.mark.parametrize("name", ["l0", "stochastic", "amc"])
+def test_a_kill_before_the_rounding_changes_nothing(make: Make, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = make(_recipe(name), name="whole")
+    whole.run()
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr("paretorch.training.fit.harden", killed)
+        make(_recipe(name), name="broken").run()
+    continued = make(_recipe(name), name="broken", resume=True)
+    continued.run(resume=True)
+    assert rows_of(continued) == rows_of(whole)
+
+
+@pytest.mark.parametrize("name", ["l0", "stochastic"])
+def test_the_best_of_several_drawn_masks_is_kept(make: Make, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores: list[float] = []
+    judge = compression._judge
+
+    def watched(task: Any, epoch: int) -> Any:
+        score = judge(task, epoch)
+
+        def told(model: nn.Module) -> float:
+            assert not model.training
+            scores.append(score(model))
+            return scores[-1]
+
+        return told
+
+    monkeypatch.setattr(compression, "_judge", watched)
+    trainer = make(_recipe(name, finetune=0))
+    trainer.run()
+    assert len(scores) == 8
+    assert judge(Blobs(), 3)(trainer.model.eval()) == pytest.approx(max(scores))
+
+
+def test_drawn_masks_of_other_recipes_are_drawn_once(make: Make) -> None:
+    """A ticket search hands its own plan to the loop, with a recipe that compresses nothing."""
+    trainer = make(_recipe("stochastic", finetune=0))
+    trainer.recipe = replace(trainer.recipe, pruning=None)
+    trainer.run()
+    assert trainer.task.taken == 12  # type: ignore[attr-defined]
+
+
+def test_amc_is_judged_by_evaluation_and_needs_held_out_images(make: Make) -> None:
+    trainer = make(_recipe("amc"))
+    asked: list[bool] = []
+    evaluate = trainer.task.evaluate
+
+    def watched(model: nn.Module) -> dict[str, float]:
+        asked.append(trainer.plan is not None and trainer.plan.is_hard)
+        return evaluate(model)
+
+    trainer.task.evaluate = watched  # type: ignore[method-assign]
+    trainer.run()
+    assert asked == [False] * 3 + [True] * (4 + 2)
+    with pytest.raises(ConfigError, match="set validation"):
+        Recipe(pruning="amc", sparsity=0.5)
+
+
+@pytest.mark.parametrize("name", ["mp", "amc"])
+def test_a_trained_network_is_pruned_right_away(make: Make, name: str) -> None:
+    recipe = _recipe(name, epochs=0, finetune=2, start="dense.pare")
+    trainer = make(recipe)
+    trainer.run()
+    rows = trainer.folder.history()
+    assert [(row["phase"], row["epoch"]) for row in rows] == [
+        ("start", 0),
+        ("harden", 0),
+        ("finetune", 1),
+        ("finetune", 2),
+    ]
+    assert rows[1]["sparsity"] == pytest.approx(0.5, abs=0.03)
+    assert make(recipe, resume=True).run(resume=True) == rows[-1]
+
+
+def test_what_cannot_be_meant_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="choose one of cs, mp, gmp, st3, dnw, str, l0, slimming, stochastic, amc"):
+        Recipe(pruning="gpm", sparsity=0.5)
+    for changes in ({"start": None}, {"finetune": 0}, {"pruning": "cs"}):
+        with pytest.raises(ConfigError, match="epochs must be at least 1"):
+            replace(Recipe(pruning="mp", sparsity=0.5, start="a", finetune=1), **{"epochs": 0, **changes})
+
+
+def test_options_go_to_the_method_that_is_named(make: Make) -> None:
+    trainer = make(
+        Recipe(epochs=1, batch=4, sparsity=0.5, pruning="amc", validation=4, sparsity_options={"most": 0.75})
+    )
+    assert trainer.plan is not None
+    (method,) = trainer.plan.methods()
+    assert method == AMC(target=0.5, most=0.75, exclude=())
+    with pytest.raises(ConfigError, match=r"sparsity_options.*GradualMagnitude.*init"):
+        make(Recipe(epochs=1, batch=4, sparsity=0.5, pruning="gmp", sparsity_options={"init": 1}), name="other")
+
+
+def test_without_a_sparsity_the_method_s_own_options_decide(make: Make) -> None:
+    options = {"init": -0.1, "penalty": 1e-8}
+    trainer = make(Recipe(epochs=3, batch=4, pruning="cs", sparsity_options=options))
+    assert trainer.run()["phase"] == "harden"
+    assert trainer.plan is not None
+    (method,) = trainer.plan.methods()
+    assert (method.target, method.init) == (None, -0.1)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="needs a target"):
+        make(Recipe(epochs=1, batch=4, pruning="gmp"), name="other")
+
+
+def test_runs_from_before_the_field_are_continued(make: Make) -> None:
+    recipe = Recipe(epochs=2, finetune=1, batch=4, lr=0.05, sparsity=0.5)
+    first = make(recipe)
+    first.task.fail_at = 5  # type: ignore[attr-defined]
+    with contextlib.suppress(KeyboardInterrupt):
+        first.run()
+    content = json.loads(first.folder.config.read_text())
+    del content["recipe"]["pruning"]
+    first.folder.config.write_text(json.dumps(content))
+    stored = torch.load(first.folder.checkpoint, weights_only=True)
+    del stored["recipe"]["pruning"]
+    torch.save(stored, first.folder.checkpoint)
+    assert recipe_from(content["recipe"]) == recipe
+    assert make(recipe, resume=True).run(resume=True)["phase"] == "finetune"
+    with pytest.raises(ConfigError, match=r"pruning \(there None, now 'gmp'\)"):
+        make(replace(recipe, pruning="gmp"), resume=True)
