@@ -148,7 +148,14 @@ def make_recipe(config: Path | None, given: dict[str, Any]) -> Recipe:
 
 
 def _told(result: dict[str, Any]) -> str:
-    parts = [form.format(result[name]).replace("%", " %") for name, form in _METRICS.items() if name in result]
+    parts = _metrics(result, "")
+    if result.get("evaluated_on") == "validation":
+        parts = [part.replace("test", "validation", 1) for part in parts] + _metrics(result, "final_")
     parts += [f"sparsity {100 * result['sparsity']:.2f} %"] if "sparsity" in result else []
     parts += [f"{result['bits']:.2f} bits per weight"] if "bits" in result else []
     return ", ".join([*parts, f"{result['bytes']:,} bytes ({result['dense_bytes']:,} as plain tensors)"])
+
+
+def _metrics(result: dict[str, Any], before: str) -> list[str]:
+    found = {name: result[before + name] for name in _METRICS if before + name in result}
+    return [_METRICS[name].format(value).replace("%", " %") for name, value in found.items()]

@@ -1,6 +1,7 @@
 """The end of a run: a plain network again, its artefact, its report, and what it came to."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from torch import nn
 from paretorch.errors import ArtefactError
 from paretorch.training.files import write_atomically
 from paretorch.training.folder import RunFolder
+from paretorch.training.progress import headline
 from paretorch.training.task import Task
 
 if TYPE_CHECKING:
@@ -17,12 +19,20 @@ if TYPE_CHECKING:
 
 
 def finish(
-    model: nn.Module, task: Task, plan: "Plan | None", folder: RunFolder, last: dict[str, Any]
+    model: nn.Module,
+    task: Task,
+    plan: "Plan | None",
+    folder: RunFolder,
+    last: dict[str, Any],
+    test: Task | None = None,
 ) -> dict[str, Any]:
     """Finalize, evaluate once more, write model.pare, report.html and result.json; returns the result.
 
-    The metrics are those of the finalized network after the last epoch, never of the best one. `sparsity` and `bits`
-    are over the weights that were decided on, `bits_on_disk` is over all weights, with masks and maps.
+    The metrics are those of the finalized network after the last epoch, never of the best one. In a run with a
+    validation part they are over that part, as in every row of metrics.jsonl ("evaluated_on" says so), and `test` adds
+    those of the test set as final_test_accuracy and so on, which nothing may be chosen by. `soft_accuracy` and
+    `hard_accuracy` are those right before and right after rounding. `sparsity` and `bits` are over the weights that were
+    decided on, `bits_on_disk` is over all weights, with masks and maps.
     """
     from paretorch import deploy
     from paretorch.report import write_html
@@ -30,6 +40,7 @@ def finish(
     model = plan.finalize() if plan is not None else model
     model.eval()
     metrics = task.evaluate(model)
+    unseen = {} if test is None else {f"final_{name}": value for name, value in test.evaluate(model).items()}
     example = task.example()
     # Of tokens nothing is counted: the multiply-adds of convolutions and linear layers would be a part that reads like
     # the whole of a recurrent network or of attention.
@@ -41,6 +52,9 @@ def finish(
     decided: dict[str, Any] = {name: last[name] for name in ("sparsity", "bits") if name in last}
     result: dict[str, Any] = {
         **metrics,
+        "evaluated_on": "test" if test is None else "validation",
+        **unseen,
+        **rounding(folder.history()),
         **decided,
         "bytes": report.sizes.total,
         "dense_bytes": report.sizes.dense,
@@ -50,6 +64,17 @@ def finish(
     }
     write_atomically(folder.path / "result.json", json.dumps(result, indent=2).encode())
     return result
+
+
+def rounding(history: list[dict[str, Any]]) -> dict[str, float]:
+    """What rounding did: the headline metric with soft decisions and with rounded ones, neither of them fine-tuned."""
+    for before, row in pairwise(history):
+        if row["phase"] == "harden":
+            name = headline(row)
+            return {
+                f"{when}_{name.removeprefix('test_')}": one[name] for when, one in (("soft", before), ("hard", row))
+            }
+    return {}
 
 
 def summary_of(metrics: dict[str, float]) -> dict[str, float]:

@@ -41,7 +41,8 @@ class Recipe:
     network, network_options: a zoo network and the options of its builder.
     start: an artefact of that network (model.pare of a dense run, say) whose weights to begin with; None: fresh ones.
     data, validation: a zoo data set, and how many training images to hold out and evaluate on instead of the test set;
-        text and translation have a validation part, which any number above 0 chooses.
+        text and translation have a validation part, which any number above 0 chooses. The test set is then met once, at
+        the very end.
     data_options: ptb and ptb-char: bptt, the tokens of a chunk; multi30k: vocabulary, and bleu (true or false);
         shortest-paths: limit, the most moves between two points, count, test_count and size of the grids; the network
         dcgan-generator: loss (hinge or bce), critic_steps, critic_width, samples, and features, a classifier's artefact.
@@ -120,10 +121,6 @@ class Recipe:
             _at_least("pad", self.pad, 0)
         if self.finetune and not self.compresses:
             raise ConfigError("finetune needs something to round first: set sparsity, bits or budget.")
-        if self.pruning == "amc" and not self.validation:
-            raise ConfigError(
-                "amc searches by held-out training images, never by the test set: set validation, such as 5000."
-            )
 
     @property
     def compresses(self) -> bool:

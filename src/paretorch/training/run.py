@@ -1,6 +1,6 @@
 """A whole run from a recipe: network and data from the zoo, the plan, training, the artefact and the report."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +53,8 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
 
     device = choose_device(runtime.device)
     task, wanted = choose(recipe, runtime, device, images)
-    if recipe.pruning == "amc" and "accuracy" not in task.tallies:
-        raise ConfigError(f"amc searches by accuracy, which {recipe.data} does not have; choose another pruning.")
+    if recipe.pruning == "amc":
+        _check_search(recipe, task)
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
         torch.set_float32_matmul_precision("high")
@@ -66,6 +66,13 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
     if device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Setup(model, task, attach(model, recipe, steps=recipe.epochs * task.steps, example=task.example()), device)
+
+
+def _check_search(recipe: Recipe, task: Task) -> None:
+    if not recipe.validation:
+        raise ConfigError("amc searches by held-out training images, never by the test set: set validation=5000, say.")
+    if "accuracy" not in task.tallies:
+        raise ConfigError(f"amc searches by accuracy, which {recipe.data} does not have; choose another pruning.")
 
 
 def trainer_of(setup: Setup, recipe: Recipe, folder: RunFolder, runtime: Runtime) -> Trainer:
@@ -91,4 +98,5 @@ def train(recipe: Recipe, out: Path, runtime: Runtime | None = None, *, resume: 
     last = trainer_of(setup, recipe, folder, runtime).run(resume=resume)
     if isinstance(setup.task, Carrying):
         setup.task.release(setup.model)
-    return finish(setup.model, setup.task, setup.plan, folder, last)
+    test = choose(replace(recipe, validation=0), runtime, setup.device)[0] if recipe.validation else None
+    return finish(setup.model, setup.task, setup.plan, folder, last, test)

@@ -1,0 +1,62 @@
+"""What a finished run says: before and after rounding, and on images that nothing was chosen by."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paretorch import deploy, zoo
+from paretorch.errors import ConfigError
+from paretorch.training import ImageClassification, Recipe, Runtime, train
+from paretorch.training.finish import rounding
+
+_DIGITS = Recipe(network="digits-cnn", network_options={"width": 4}, data="digits", epochs=2, lr=0.05)
+_QUIET = Runtime(device="cpu", progress="quiet")
+
+
+def _changed(**changes: object) -> Recipe:
+    return Recipe(**{**_DIGITS.__dict__, **changes})  # type: ignore[arg-type]
+
+
+def _test_accuracy(folder: Path) -> float:
+    task = ImageClassification(zoo.data.load("digits"), batch=128)
+    return task.evaluate(deploy.load(folder / "model.pare").eval())["test_accuracy"]
+
+
+@pytest.mark.parametrize("validation", [0, 200])
+def test_a_compressed_run_says_soft_hard_and_final_accuracy(tmp_path: Path, validation: int) -> None:
+    result = train(_changed(sparsity=0.6, finetune=1, validation=validation), tmp_path, _QUIET)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    soft, hard, final = rows[1:]
+    assert [row["phase"] for row in rows] == ["search", "search", "harden", "finetune"]
+    assert result["soft_accuracy"] == soft["test_accuracy"]
+    assert result["hard_accuracy"] == hard["test_accuracy"]
+    assert result["test_accuracy"] == pytest.approx(final["test_accuracy"])
+    assert result["sparsity"] == pytest.approx(0.6, abs=1e-3)
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+
+
+def test_with_held_out_images_the_test_set_is_met_at_the_end(tmp_path: Path) -> None:
+    result = train(_changed(validation=200), tmp_path / "held", _QUIET)
+    assert result["evaluated_on"] == "validation"
+    assert result["final_test_accuracy"] == pytest.approx(_test_accuracy(tmp_path / "held"))
+    assert result["test_accuracy"] * 200 == pytest.approx(round(result["test_accuracy"] * 200))
+    assert "final_test_accuracy" not in (tmp_path / "held" / "metrics.jsonl").read_text()
+
+    plain = train(_DIGITS, tmp_path / "plain", _QUIET)
+    assert plain["evaluated_on"] == "test"
+    assert plain["test_accuracy"] == pytest.approx(_test_accuracy(tmp_path / "plain"))
+    assert "final_test_accuracy" not in plain
+    assert "soft_accuracy" not in plain
+
+
+def test_amc_needs_held_out_images(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="never by the test set"):
+        train(_changed(pruning="amc", sparsity=0.5), tmp_path / "run", _QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_metric_that_is_no_accuracy_has_its_own_name() -> None:
+    rows = [{"phase": "search", "test_bpc": 2.0}, {"phase": "harden", "test_bpc": 2.5}, {"phase": "finetune"}]
+    assert rounding(rows) == {"soft_bpc": 2.0, "hard_bpc": 2.5}
+    assert rounding(rows[:1]) == rounding([]) == {}
