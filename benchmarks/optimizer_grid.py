@@ -51,7 +51,7 @@ class Patches(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         *outer, height, width, channels = ctx.shape
         h, w = grad.shape[-3:-1]
-        parts = grad.view(*outer, h, w, 9, channels)
+        parts = grad.reshape(*outer, h, w, 9, channels)
         padded = grad.new_zeros(*outer, height + 2, width + 2, channels)
         for place in range(9):
             rows = slice(place // 3, place // 3 + ctx.stride * (h - 1) + 1, ctx.stride)

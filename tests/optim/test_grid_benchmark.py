@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -29,6 +31,7 @@ def load(name: str) -> ModuleType:
 
 
 grid = load("optimizer_grid")
+replay = load("optimizer_replay")
 
 
 class Single(nn.Module):
@@ -102,3 +105,39 @@ def test_every_row_takes_the_step_of_the_real_optimizer(kind) -> None:
 
 def test_the_schedule_of_the_thesis_made_shorter() -> None:
     assert [grid.schedule(step, 10) for step in (0, 2, 3, 6, 8)] == pytest.approx([1, 1, 0.2, 0.04, 0.008])
+
+
+def run(module: ModuleType, monkeypatch, *words: object) -> None:
+    monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, words)])
+    module.main()
+
+
+def test_from_the_grid_to_the_pictures(tmp_path, monkeypatch, capsys) -> None:
+    raw = tmp_path / "raw.json"
+    words = ["--device", "cpu", "--data", "digits", "--every", 10, "--width", 2, "--epochs", 1, "--at-once", 5]
+    words += ["--no-compile", "--json", raw]
+    run(grid, monkeypatch, *words, "--optimizers", "AvaGrad")
+    first = json.loads(raw.read_text())
+    run(grid, monkeypatch, *words)
+    content = json.loads(raw.read_text())
+    assert content["grids"]["AvaGrad"] == first["grids"]["AvaGrad"], "not trained again"
+    assert np.array(content["grids"]["Adam"]["error"]).shape == (3, 3)
+    assert content["grids"]["Adam"]["alphas"] == [5e-7, 0.05, 5000]
+    with pytest.raises(SystemExit, match="other options"):
+        run(grid, monkeypatch, *words, "--seed", 1)
+    run(replay, monkeypatch, raw, "--repetitions", 3, "--trials", 9)
+    told = capsys.readouterr().out
+    assert "best α for each ε" in told
+    assert "CMA-ES" in told
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert len(summary["landscape"]["Adam"]["best_alpha_per_eps"]) == 3
+    assert len(summary["cost"]["Adam"]["tpe"]["mean_gap"]) == 9
+    pictures = {"heat-adam.svg", "heat-avagrad.svg", "suboptimality.svg", "trials.svg"}
+    assert pictures <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_what_tuning_costs() -> None:
+    gaps = np.array([[3.0, 0.8, 0.2, 0.0], [2.0, 2.0, 2.0, 2.0]])
+    found = replay.cost(gaps)
+    assert found["to_0.5_percent"]["mean"] == (3 + 5) / 2, "never: one more than all"
+    assert found["to_1_percent"] == {"mean": 3.5, "quartiles": [2.75, 3.5, 4.25], "mean_curve": 4.0, "reached": 0.5}

@@ -59,6 +59,16 @@ def test_descent_finds_the_best_of_the_thesis_grid() -> None:
     assert found.best[2] < 5.5
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_begins_where_it_is_told_to(method, tmp_path) -> None:
+    seen = []
+    options = {"method": method, "first": (0.12, 1e-9), "storage": tmp_path / "journal.log"}
+    for trials in (2, 3):
+        tuning.search(lambda a, e, beat: seen.append((a, e)) or 1.0, ALPHAS, EPSILONS, trials=trials, **options)
+    assert seen[0] == (0.1, 1e-8)
+    assert len(set(seen)) == 3
+
+
 def test_all_diverge() -> None:
     found = tuning.search(lambda a, e, beat: math.nan, [1.0, 2.0], [1.0], trials=2)
     assert found.best is None

@@ -1,5 +1,6 @@
 """`pare tune`."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paretorch.cli.bar import epochs_bar
 from paretorch.cli.train import make_recipe
 from paretorch.cli.values import DATA, assignments, numbers
 from paretorch.errors import DivergenceError, PareError
@@ -31,6 +33,9 @@ _METRICS = {
     "test_frechet": ("Fréchet distance", ""),
     "test_loss": ("validation loss", ""),
 }
+
+_START = {"sgd": (0.1, 0.0), "avagrad": (0.1, 0.1), "avagradw": (0.1, 0.1), "adabelief": (1e-3, 1e-16)}
+"""Where a search begins: the optimizer's usual setting, for most Adam's."""
 
 Text = str | None
 Number = float | None
@@ -129,19 +134,36 @@ def tune(
     facts = {name: value for name, value in recipe.as_dict().items() if name not in ("lr", "eps")}
     trial = _Trial(recipe, runtime, folder)
 
+    count = min(trials, len(rates) * len(smoothing))
+
     def tell(found: "Found", alpha: float, eps: float) -> None:
         _write(found, recipe, trial, folder)
-        if not quiet:
-            error = found.errors[list(found.alphas).index(alpha), list(found.epsilons).index(eps)]
-            said = "diverged" if error != error else trial.told(error)
-            typer.echo(f"[{len(found.order)}/{trials}] {_words(recipe, alpha, eps)}: {said}")
+        if quiet:
+            return
+        error = found.errors[list(found.alphas).index(alpha), list(found.epsilons).index(eps)]
+        said = "diverged" if error != error else trial.told(error)
+        line = f"[{len(found.order)}/{count}] {_words(recipe, alpha, eps)}: {said}"
+        if bar is None:
+            typer.echo(line)
+        else:
+            bar.console.print(line, highlight=False)
+            bar.watch(len(found.order) * recipe.epochs, count * recipe.epochs)
 
     # Everything that a wrong recipe can break comes before the storage is made.
     trial.check()
-    place = storage or folder / "trials.journal"
-    found = tuning.search(
-        trial, rates, smoothing, method=method, trials=trials, storage=place, seed=recipe.seed, facts=facts, tell=tell
-    )
+    with contextlib.nullcontext() if quiet else epochs_bar() as bar:
+        found = tuning.search(
+            trial,
+            rates,
+            smoothing,
+            method=method,
+            trials=trials,
+            storage=storage or folder / "trials.journal",
+            seed=recipe.seed,
+            first=_START.get(recipe.optimizer, (1e-3, 1e-8)),
+            facts=facts,
+            tell=tell,
+        )
     _write(found, recipe, trial, folder)
     typer.echo(_recommendation(found, recipe, trial))
 

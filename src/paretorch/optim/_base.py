@@ -113,6 +113,8 @@ class AdaptiveOptimizer(Optimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:
         # Asked by torch's GradScaler: the kernel unscales and skips by itself, so that the host need not wait.
+        if self._buckets and not self._waiting:
+            return all(bucket.unscales for _, bucket in self._buckets)
         found = [(group, param) for group in self.param_groups for param in group["params"]]
         return all(choose_mode(group, param, type(self).__name__) == "triton" for group, param in found)
 

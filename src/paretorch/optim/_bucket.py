@@ -23,6 +23,8 @@ class Bucket(ABC):
 
     counts: ClassVar[bool] = False
     """Whether `update` can advance a step count on the device by itself; it does where `counting` is set."""
+    unscales: ClassVar[bool] = False
+    """Whether `update` divides by a gradient scaler's factor, and skips, by itself."""
     versioned: ClassVar[bool] = True
     """Whether torch notices that `update` writes to v."""
 

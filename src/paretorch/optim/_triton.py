@@ -26,6 +26,7 @@ class TritonBucket(Bucket):
     """Dense leaves on one GPU."""
 
     counts = True
+    unscales = True
     versioned = False
 
     def __init__(self, leaves: list[Leaf], seed: int) -> None:

@@ -63,6 +63,7 @@ def search(
     storage: str | Path | None = None,
     name: str = "tuning",
     seed: int = 0,
+    first: tuple[float, float] | None = None,
     facts: Mapping[str, Any] | None = None,
     tell: Tell | None = None,
 ) -> Found:
@@ -72,6 +73,7 @@ def search(
         DivergenceError, or a value that is not finite, ends the trial as pruned: it is not tried again.
     method: "cgld", "gld", "tpe", "cmaes", "random", or "grid" (one setting after the other).
     storage, name: see `open_study`. A setting that is known is not trained again, and one whose worker died is taken over.
+    first: α and ε to begin near; without them descent begins at random, as in the thesis.
     tell: called after each setting with what is known and that setting.
     """
     if method not in METHODS:
@@ -81,6 +83,8 @@ def search(
     everything = {"alphas": list(alphas), "epsilons": list(epsilons), **(facts or {})}
     with quiet():
         study = open_study(storage, name, everything)
+        if first is not None and not study.get_trials(deepcopy=False):
+            study.enqueue_trial({"alpha": _nearest(alphas, first[0]), "eps": _nearest(epsilons, first[1])})
         return _work(study, train, alphas, epsilons, method, trials, seed, tell)
 
 
@@ -190,6 +194,12 @@ def _known(study: Study, alphas: Sequence[float], epsilons: Sequence[float]) -> 
         tried[cell] = True
         order.append(cell)
     return Found(alphas, epsilons, errors, tried, order)
+
+
+def _nearest(values: Sequence[float], wanted: float) -> int:
+    """By ratio, as such values are spread."""
+    tiny = 1e-300
+    return int(np.abs(np.log(np.maximum(values, tiny)) - np.log(max(wanted, tiny))).argmin())
 
 
 def _cell(trial: FrozenTrial) -> Cell | None:

@@ -1,0 +1,47 @@
+"""Pictures: well-formed, with a cell for each setting and a line for each series."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+
+from paretorch.optim.tuning.curves import Curve, curves
+from paretorch.optim.tuning.plots import heat_map, save
+
+
+def shapes(file, kind: str) -> list[str]:
+    return [each.get("class", "") for each in ElementTree.parse(file).iter(f"{{http://www.w3.org/2000/svg}}{kind}")]
+
+
+def test_heat_map(tmp_path) -> None:
+    errors = np.array([[9.0, 8.0, np.nan], [5.0, 5.4, 40.0]])
+    tried = np.array([[True, True, True], [True, True, False]])
+    save(heat_map("a <b>", [0.1, 1.0], [1e-8, 1e-3, 10.0], errors, tried), tmp_path / "h.svg")
+    cells = shapes(tmp_path / "h.svg", "rect")
+    # from the upper row down in the table, then the dots, then the legend
+    assert cells[:6] == ["h3", "h3", "diverged", "h0", "h0", "unknown"]
+    assert cells.count("best") == 2, "an ε whose settings all diverged has no best α"
+    text = (tmp_path / "h.svg").read_text()
+    assert "α = 1, ε = 0.001: 5.4 %" in text
+    assert "1 diverged" in text
+
+
+def test_heat_map_of_nothing() -> None:
+    assert "0 settings known" in heat_map("none", [1.0], [1.0], [[np.nan]], [[False]])
+
+
+def test_curves(tmp_path) -> None:
+    x = np.array([1, 10, 100])
+    series = {f"series number {i}": Curve(x, x * 0.1 + i, x * 0.0, x * 0.2 + i) for i in range(7)}
+    for log in (False, True):
+        save(curves("c", series, x_label="steps", log_x=log), tmp_path / "c.svg")
+        lines = shapes(tmp_path / "c.svg", "path")
+        assert [kind for kind in lines if kind.startswith("band")] == [f"band b{i % 6}" for i in range(7)]
+        assert sum(kind.startswith("line") for kind in lines) == 7
+        assert ("1000" in (tmp_path / "c.svg").read_text()) is False
+    assert "ends at 16" in curves("c", series, x_label="steps")
+
+
+def test_one_point_and_no_height() -> None:
+    assert "ends at 0" in curves("c", {"a": Curve([1], [0.0], [0.0], [0.0])}, x_label="x")
