@@ -8,7 +8,7 @@ what fine-tuning added is trimmed by zeroing the smallest weights.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from paretorch.errors import ConfigError
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
 
-Edit = dict[str, str | int]
+Edit = dict[str, Any]
 Meter = Callable[[Mapping[str, Tensor], Sequence[Edit]], int]  # bytes of the file of a state after structural edits
 _KEPT_BITS = 2.5  # bits of a kept weight where both density and precision are free
 _MAP_BITS = 0.6  # what telling the precisions apart costs, about
@@ -90,7 +90,7 @@ class ByteBudget:
 
     def _bytes(self, plan: "Plan", before: list[Tensor], factor: float) -> int:
         plan.round_again(before, factor)
-        return self.meter(plan.dense_state_dict(), plan.edits())
+        return self.meter(plan.plain_state_dict(), plan.edits())
 
     def trim(self, state: dict[str, Tensor], names: list[str], edits: Sequence[Edit]) -> None:
         """Zero the smallest non-zero weights of the named tensors, ties by index, in place, until the file fits."""

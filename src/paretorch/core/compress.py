@@ -1,11 +1,15 @@
 """`compress`: one verb that turns a model and some methods into a plan."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from paretorch.core.attach import attach
 from paretorch.core.budget_bytes import ByteBudget, Meter, assign_targets
+from paretorch.core.channels import Channels, Coupling
+from paretorch.core.couple import couple
 from paretorch.core.groups import grouping
 from paretorch.core.method import Method, Term
 from paretorch.core.noise import seed_for
@@ -29,12 +33,13 @@ def compress(
 ) -> Plan:
     """Attach the methods to the model's weights and return the plan that trains, rounds and removes them.
 
-    steps: optimizer steps until `harden`. example: an input, for methods that need shapes (none so far).
+    steps: optimizer steps until `harden`. example: a batch of inputs, where channels are to be removed (`group="channel"`).
     budget: bytes of the saved file, kept at `finalize`. seed: of the noise. meter: counts the bytes of a state.
     Load pretrained weights before; wrap in DDP, FSDP2, compile or an average after.
     """
     _check(model, methods, steps, budget, seed)
-    sites = find_sites(model)
+    every = find_sites(model, dims=1)
+    sites = [site for site in every if site.weight.dim() > 1]
     chosen = {method.room: choose(sites, method.include, method.exclude) for method in methods}
     for method in methods:
         if not chosen[method.room]:
@@ -47,12 +52,16 @@ def compress(
         aimed = assign_targets(methods, model, chosen, budget, meter)
     for method in aimed:
         method.check_beside({one.room for one in aimed})
-    acting = {site.name: sorted((m for m in aimed if site in chosen[m.room]), key=lambda m: m.order) for site in sites}
-    touched = [site for site in sites if acting[site.name]]
-    made = [_relax(acting[site.name], site, seed) for site in touched]
+    couplings = {method.room: _couple(method, model, chosen[method.room], example) for method in aimed}
+    for room, coupling in couplings.items():
+        if coupling is not None:
+            chosen[room] = [site for site in every if site.name in coupling.gates]
+    acting = {site.name: sorted((m for m in aimed if site in chosen[m.room]), key=lambda m: m.order) for site in every}
+    touched = [site for site in every if acting[site.name]]
+    made = [_relax(acting[site.name], site, seed, couplings) for site in touched]
     # Nothing was touched so far: whatever is wrong with the options has been said by now.
     state = PlanState(model, aimed, steps, seed, touched[0].weight.device)
-    terms = {m.room: Term(m, model, steps, [], [], []) for m in aimed}
+    terms = {m.room: Term(m, model, steps, [], [], [], couplings[m.room]) for m in aimed}
     chains = [Chain(relaxations) for relaxations in made]
     for site, relaxations, chain in zip(touched, made, chains, strict=True):
         for relaxation in relaxations:
@@ -66,11 +75,29 @@ def compress(
     return plan
 
 
-def _relax(methods: list[Method], site: Site, seed: int) -> list[Relaxation]:
+def _couple(method: Method, model: nn.Module, chosen: list[Site], example: Tensor | None) -> Coupling | None:
+    """The coupled channels of a method that removes them; None where each weight decides for itself."""
+    if not method.couples or method.group != "channel" or example is None:
+        return None
+    if any("group" in options for options in method.overrides.values()):
+        raise ConfigError(
+            'with group="channel" and an example every layer goes by channels: leave layers out with exclude='
+        )
+    if not isinstance(example, Tensor) or example.dim() < 2:
+        raise ConfigError("example: give a batch of inputs, a tensor as the model takes it")
+    coupling = couple(model, example, {site.name for site in chosen}, type(method).__name__)
+    method.check_coupling(coupling)
+    return coupling
+
+
+def _relax(methods: list[Method], site: Site, seed: int, couplings: Mapping[str, Coupling | None]) -> list[Relaxation]:
     relaxations = []
     for method in methods:
-        own = method.for_site(site)
-        grid = grouping(own.group, site.name, site.weight, site.channel_axis)
+        own, coupling = method.for_site(site), couplings[method.room]
+        if coupling is None:
+            grid = grouping(own.group, site.name, site.weight, site.channel_axis)
+        else:
+            grid = coupling.grouping(site.name, site.weight.shape)
         relaxation = own.relax(site, grid, seed_for(seed, site.name), {one.room for one in methods})
         relaxation.lie_like(site.weight)
         relaxations.append(relaxation)
@@ -79,7 +106,7 @@ def _relax(methods: list[Method], site: Site, seed: int) -> list[Relaxation]:
 
 def _bind(relaxation: Relaxation, method: Method, state: PlanState) -> None:
     shared = ""
-    if method.group == "network":
+    if method.group == "network" or isinstance(relaxation.grouping, Channels):
         shared = f"{PREFIX}{method.room}_shared"
         if not hasattr(state.root, shared):
             state.add_shared(shared, relaxation.decision.detach().flatten().clone())

@@ -12,6 +12,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.budget import keep_best
+from paretorch.core.channels import Channels, Coupling
 from paretorch.core.groups import Group, Grouping
 from paretorch.core.relaxation import Chain, Relaxation, scalars_of
 from paretorch.core.sample import Sample
@@ -43,6 +45,7 @@ class Method(ABC):
     order: ClassVar[int]  # innermost first: sharing 0, precision 1, sparsity 2
     scalars: ClassVar[tuple[str, ...]] = ()
     per_layer: ClassVar[frozenset[str]] = frozenset({"group"})  # options that `overrides` may change
+    couples: ClassVar[bool] = False  # with group="channel" and an example: coupled channels share a decision, and go
 
     def check(self) -> None:
         """Refuse options that cannot work, before anything is touched."""
@@ -52,6 +55,14 @@ class Method(ABC):
             )
         if self.optimizer is not None and not callable(self.optimizer):
             raise ConfigError("optimizer: give a function that takes a list of parameters and returns an optimizer")
+
+    @property
+    def counts(self) -> str:
+        """What a target is a share of where whole channels go: "weights" or "macs"."""
+        return "weights"
+
+    def check_coupling(self, coupling: Coupling) -> None:  # noqa: B027 - a method without target asks for nothing
+        """Refuse a target that these channels cannot meet."""
 
     def check_beside(self, rooms: set[str]) -> None:  # noqa: B027 - most methods go with any others
         """Refuse a target that cannot be reached beside the methods of these rooms."""
@@ -118,6 +129,7 @@ class Term:
     sites: list[Site]
     relaxations: list[Relaxation]
     chains: list[Chain]
+    coupling: Coupling | None = None
     optimizer: torch.optim.Optimizer | None = None
     weights: int = 0
     _sample: Sample | None = None
@@ -155,8 +167,29 @@ class Term:
             sizes += torch.as_tensor(r.grouping.sizes, device=sizes.device).expand(r.grouping.grid).reshape(sizes.shape)
         return list(found.values())
 
+    def keep_best(self, scores: list[Tensor], share: float) -> list[Tensor]:
+        """Keep the groups (in the order of `groups`) with the best scores: `share` of what the method counts."""
+        if self.coupling is not None:
+            return [self.coupling.keep_best(scores[0], share, self.method.counts)]
+        return keep_best(scores, [sizes for *_, sizes in self.groups()], share * self.weights)
+
+    def kept_channels(self) -> list[tuple[str, str, Tensor]]:
+        """Module, side and channels that stay, where whole channels go."""
+        if self.coupling is None:
+            return []
+        keep = torch.ones(self.coupling.count + 1)  # the last: rows without a decision
+        for r in self.relaxations:
+            assert isinstance(r.grouping, Channels)
+            rows = r.survives(r.grid(whole(r.decision)))
+            assert rows is not None
+            keep[r.grouping.index.cpu()] = rows.flatten().cpu()
+        return self.coupling.kept(keep[:-1] > 0)
+
     def prepare(self) -> None:
         """Have a sample of the weights to steer by, made afresh when the layout of the decisions changes."""
+        if self.coupling is not None:
+            self.coupling.to(self.relaxations[0].decision.device)
+            return
         relaxations = [r for chain in self.chains for r in chain.relaxations()]
         layout = tuple((r.decision.stride(), r.decision.device) for r in relaxations)
         if self._layout != layout:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from paretorch.core.attach import detach, original
 from paretorch.core.budget_bytes import ByteBudget, Edit
+from paretorch.core.cut import channel_edits, cut_state, keep_channels
 from paretorch.core.fused import FusedStep
 from paretorch.core.method import Method, Term
 from paretorch.core.recalibrate import recalibrate_norms
@@ -236,9 +237,14 @@ class Plan:
                 found[key] = whole(value).clone()
         return {key: found[key] for key in self._state.order if key in found}
 
+    def plain_state_dict(self) -> dict[str, Tensor]:
+        """The state that `finalize` would leave: dropped channels are gone."""
+        edits = [edit for edit in self.edits() if edit["kind"] == "keep_channels"]
+        return cut_state(self.dense_state_dict(), self.model, edits)
+
     def edits(self) -> list[Edit]:
-        """What the file must say beside the values: the scales of the grids."""
-        found: list[Edit] = []
+        """What the file must say beside the values: channels that are gone, the scales of the grids."""
+        found: list[Edit] = [edit for term in self._terms for edit in channel_edits(term.kept_channels())]
         for site, chain in zip(self._sites, self._chains, strict=True):
             exponents = [e for r in chain.relaxations() if (e := r.scale_exponent()) is not None]
             if sum(exponents) != 0:
@@ -251,15 +257,27 @@ class Plan:
         if any(is_sharded(original(site)) for site in self._sites):
             raise ConfigError("finalize needs a whole model: load plan.dense_state_dict() into a plain copy instead")
         state, edits = self.dense_state_dict(), self.edits()
-        if self._budget is not None:
-            self._budget.trim(state, [site.name for site in self._sites], edits)
         for site in self._sites:
             detach(site, state[site.name])
         self._state.remove()
         del self.model.__dict__[_ATTRIBUTE]
+        for edit in edits:
+            if edit["kind"] == "keep_channels":
+                keep_channels(self.model, edit)
+        if self._budget is not None:
+            self._trim(self._budget, edits)
         if edits:
             self.model.__dict__["paretorch_edits"] = edits
         return self.model
+
+    def _trim(self, budget: ByteBudget, edits: list[Edit]) -> None:
+        values: dict[int, Tensor] = {}  # by object: a tied weight stands under several names
+        state = {
+            key: values.setdefault(id(value), value.detach())
+            for key, value in self.model.state_dict(keep_vars=True).items()
+        }
+        budget.trim(state, [site.name for site in self._sites if site.weight.dim() > 1], edits)
+        self.model.load_state_dict(state)
 
     # Saving
 

@@ -52,12 +52,12 @@ class Site:
         return any(self.matches(one) for one in selector)
 
 
-def find_sites(model: nn.Module) -> list[Site]:
-    """All parameters with two or more dimensions, each Parameter object once."""
+def find_sites(model: nn.Module, dims: int = 2) -> list[Site]:
+    """All floating-point parameters of at least `dims` dimensions, each Parameter object once."""
     found: dict[int, list[tuple[nn.Module, str, str]]] = {}
     for module_name, module in model.named_modules():
         for attribute, parameter in module._parameters.items():
-            if parameter is not None and parameter.dim() >= 2 and parameter.numel() > 0:
+            if parameter is not None and parameter.dim() >= dims and parameter.numel() > 0:
                 found.setdefault(id(parameter), []).append((module, attribute, module_name))
     return [_site(owners) for owners in found.values()]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paretorch.deploy.blob import BlobReader, write_blob
 from paretorch.deploy.container import pack, read_file, write_file
-from paretorch.deploy.edits import check_edits, replay_edits, scales
+from paretorch.deploy.edits import check_edits, replayed, scales
 from paretorch.deploy.filling import build, fill
 from paretorch.deploy.norms import prepared_state
 from paretorch.deploy.sizes import Sizes
@@ -75,11 +75,8 @@ def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
     reader = BlobReader(read_file(Path(path)))
     edits = check_edits(reader.head.get("edits", []))
     module = build(reader) if into is None else into
-    if edits:
-        replay_edits(module, edits)
-    fill(module, reader)
-    if edits:
-        module.paretorch_edits = edits  # type: ignore[assignment]
+    with replayed(module, edits):
+        fill(module, reader)
     return module
 
 

@@ -3,21 +3,27 @@
 A finalized module may carry a plain list `paretorch_edits` of small dicts. It is stored in the artefact and replayed on
 the module that a file is loaded into, so that the module has the file's shapes. Kinds:
 
-scale   {"kind": "scale", "weight": name, "exponent": k}: the weight's grid is scaled by 2**k. The stored values hold
-        the scale already; the edit lets a report read precisions exactly.
+scale          {"kind": "scale", "weight": name, "exponent": k}: the weight's grid is scaled by 2**k. The stored values
+               hold the scale already; the edit lets a report read precisions exactly.
+keep_channels  {"kind": "keep_channels", "keep": hexadecimal, "size": n, "out": modules, "in": modules}: of n channels
+               those stay whose bit is set (see `paretorch.core.cut`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
-from paretorch.errors import ArtefactError
+from paretorch.core.cut import keep_channels
+from paretorch.errors import ArtefactError, ConfigError
 
 Edit = Mapping[str, Any]
 _MOST_EXPONENT = 1100  # of float64
+_MOST_CHANNELS = 2**20
 
 
 def _scale(model: nn.Module, edit: Edit) -> None:
@@ -25,9 +31,17 @@ def _scale(model: nn.Module, edit: Edit) -> None:
         raise ArtefactError(f"a {edit['kind']!r} edit names a weight that {type(model).__name__} does not have")
 
 
+def _keep_channels(model: nn.Module, edit: Edit) -> None:
+    try:
+        keep_channels(model, edit)
+    except ConfigError as error:
+        raise ArtefactError(f"the file does not fit this {type(model).__name__}: {error}") from error
+
+
 # kind -> (the fields and their types, what replaying does)
 _KINDS: dict[str, tuple[dict[str, type], Callable[[nn.Module, Edit], None]]] = {
     "scale": ({"weight": str, "exponent": int}, _scale),
+    "keep_channels": ({"keep": str, "size": int, "out": list, "in": list}, _keep_channels),
 }
 
 
@@ -45,12 +59,45 @@ def check_edits(edits: object) -> list[dict[str, Any]]:
             raise ArtefactError(f"a {kind!r} edit needs exactly {wanted}")
         if abs(edit.get("exponent", 0)) > _MOST_EXPONENT:
             raise ArtefactError("a 'scale' edit has an exponent that no number has")
+        if kind == "keep_channels" and not _is_sound(edit):
+            raise ArtefactError("a 'keep_channels' edit is damaged")
     return [dict(edit) for edit in edits]
 
 
-def replay_edits(model: nn.Module, edits: Sequence[Edit]) -> None:
-    for edit in edits:
-        _KINDS[edit["kind"]][1](model, edit)
+def _is_sound(edit: Edit) -> bool:
+    digits, names = edit["keep"], [*edit["out"], *edit["in"]]
+    return (
+        0 < edit["size"] <= _MOST_CHANNELS
+        and 0 < len(digits) <= edit["size"] // 4 + 1
+        and set(digits) <= set(string.hexdigits)
+        and all(isinstance(name, str) for name in names)
+    )
+
+
+@contextmanager
+def replayed(model: nn.Module, edits: Sequence[Edit]) -> Iterator[None]:
+    """Replay the edits on the model, unless it has them already; whatever fails then or inside undoes them."""
+    if not edits or getattr(model, "paretorch_edits", None) == list(edits):
+        yield
+        return
+    named = {name for edit in edits for side in ("out", "in") for name in edit.get(side, ())}
+    modules = [module for name, module in model.named_modules() if name in named]
+    before = [(module, vars(module).copy(), _tensors(module)) for module in modules]
+    try:
+        for edit in edits:
+            _KINDS[edit["kind"]][1](model, edit)
+        yield
+    except BaseException:
+        for module, attributes, tensors in before:
+            vars(module).update(attributes)
+            for tensor, data in tensors:
+                tensor.data = data
+        raise
+    model.paretorch_edits = [dict(edit) for edit in edits]  # type: ignore[assignment]
+
+
+def _tensors(module: nn.Module) -> list[tuple[Any, Any]]:
+    return [(one, one.data) for one in (*module._parameters.values(), *module._buffers.values()) if one is not None]
 
 
 def scales(edits: Sequence[Edit]) -> dict[str, int]:

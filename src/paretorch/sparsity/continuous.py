@@ -19,7 +19,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.budget import keep_best
+from paretorch.core.channels import Coupling
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Term
 from paretorch.core.options import require_number
@@ -40,7 +40,8 @@ class ContinuousSparsification(Method):
     target: share of the selected weights to drop, met exactly at `harden`; None: `init` and `penalty` decide.
     init: s at the start. penalty: λ, the price of one kept weight. final_temperature: β at the end.
     anneal: share of the steps after which β and the target are reached. gate: "sigmoid", "erf", "arctan", "algebraic".
-    lr, momentum: of the decisions' SGD.
+    lr, momentum: of the decisions' SGD. count: with group="channel" and an example, whether `target` is a share of the
+    "weights" or of the "macs".
     """
 
     target: float | None = None
@@ -51,12 +52,14 @@ class ContinuousSparsification(Method):
     gate: str = "sigmoid"
     lr: float = 0.1
     momentum: float = 0.9
+    count: str = "weights"
 
     room: ClassVar[str] = "sparsity"
     unit: ClassVar[str] = "kept"
     order: ClassVar[int] = 2
     scalars: ClassVar[tuple[str, ...]] = ("temperature", "shift")
     per_layer: ClassVar[frozenset[str]] = frozenset({"group", "init", "gate"})
+    couples: ClassVar[bool] = True
 
     def check(self) -> None:
         super().check()
@@ -73,6 +76,21 @@ class ContinuousSparsification(Method):
         require_number("penalty", self.penalty, 0.0, math.inf, "a price is 0 or more")
         require_number("lr", self.lr, 0.0, math.inf, "give a positive rate", above=True)
         require_number("momentum", self.momentum, 0.0, 1.0, "give 0 to 1")
+        if self.count not in ("weights", "macs"):
+            raise ConfigError(f'count={self.count!r}: use "weights" or "macs"')
+        if self.count == "macs" and self.group != "channel":
+            raise ConfigError('count="macs" needs group="channel": single zeros save no multiply-adds')
+
+    @property
+    def counts(self) -> str:
+        return self.count
+
+    def check_coupling(self, coupling: Coupling) -> None:
+        least = coupling.least(self.count)
+        if self.target is not None and 1.0 - self.target < least:
+            raise ConfigError(
+                f"target={self.target!r}: every layer keeps a channel, so at most {1 - least:.4f} of the {self.count} can go"
+            )
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "Mask":
         return Mask(self, grouping, site.weight.device, on_grid="precision" in together)
@@ -91,10 +109,11 @@ class ContinuousSparsification(Method):
         if self.target is None:
             return
         goal = cubic(progress(step, self.anneal * term.steps), 1.0, 1.0 - self.target)
-        sample = term.sample
-        s = sample.read(self.room) + term.scalar("shift")
-        moves = torch.dot(s.abs(), sample.share) * _moves(s.device)
-        kept = (s + moves[:, None] >= 0).to(s.dtype).mv(sample.share)
+        s, weigh = _weighed(term)
+        s = s + term.scalar("shift")
+        moves = torch.dot(s.abs(), weigh) * _moves(s.device)
+        open_after = (s + moves[:, None] >= 0).to(s.dtype)
+        kept = open_after.mv(weigh) if term.coupling is None else term.coupling.share(open_after, self.count)
         best = (kept - goal).abs().argmin(0, keepdim=True)  # gathered, not indexed: that would wait for the device
         term.set_scalar("shift", term.scalar("shift") + moves.gather(0, best).squeeze(0))
 
@@ -106,7 +125,7 @@ class ContinuousSparsification(Method):
             keep = [score >= 0 for score in scores]
         else:
             share = 1.0 - (self.target if self.target is not None else float(_sparsity(term)))
-            keep = keep_best(scores, [sizes for *_, sizes in groups], min(share * factor, 1.0) * term.weights)
+            keep = term.keep_best(scores, min(share * factor, 1.0))
         for (decision, _, _), score, kept in zip(groups, scores, keep, strict=True):
             size = score.abs().clamp_min(_TINY)
             write(decision, torch.where(kept, size, -size) - shift)
@@ -128,9 +147,19 @@ def _moves(device: torch.device) -> Tensor:
     return torch.cat([torch.zeros(1, device=device), powers, -powers])
 
 
+def _weighed(term: Term) -> tuple[Tensor, Tensor]:
+    """Decisions and their weights in an average: a sample, or all of them where they are one a channel."""
+    if term.coupling is None:
+        return term.sample.read(term.method.room), term.sample.share
+    s = whole(term.decisions()[0])
+    return s, torch.full_like(s, 1.0 / len(s))
+
+
 def _sparsity(term: Term) -> Tensor:
-    """The share of weights that would be dropped if rounded now."""
+    """The share of weights (or of what the target counts) that would be dropped if rounded now."""
     shift = term.scalar("shift")
+    if term.coupling is not None:
+        return 1.0 - term.coupling.share(whole(term.decisions()[0]) + shift >= 0, term.method.counts)
     return term.mean(lambda _, s: (s + shift < 0).to(s.dtype))
 
 
@@ -154,7 +183,8 @@ class Mask(Relaxation):
     def keep(self, s: Tensor) -> Tensor:
         if self.hard:
             # Decisions stay in the graph with a zero gradient: DDP waits for every parameter.
-            return self.survives(s) + self.grouping.expand(0.0 * s) if self.training else self.survives(s)
+            kept = (s + self.scalar(1) >= 0).to(s.dtype)
+            return self.grouping.expand(kept + 0.0 * s if self.training else kept)
         return self.grouping.expand(self.gate.value(s + self.scalar(1), self.scalar(0)))
 
     def threshold(self) -> Tensor:

@@ -1,0 +1,177 @@
+"""Coupled channels: one decision for everything that carries a channel, and what dropping it saves.
+
+Rows of weights, their biases and the norms behind them are gated together, so a dropped channel is exactly zero; the
+columns that read it need no gate. What is left of a weight is its kept rows times its kept columns.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.groups import Grouping
+from paretorch.core.labels import FIXED, Network
+from paretorch.errors import DivergenceError
+
+_ONE = torch.zeros(1)  # the one column of a depthwise convolution
+
+
+class Channels(Grouping):
+    """The decisions of one tensor's rows, out of those of the whole network; a row without one (-1) is kept."""
+
+    def __init__(self, shape: torch.Size, axis: int, index: Tensor, count: int) -> None:
+        super().__init__()
+        self.shape, self.grid, self.axis = tuple(shape), (count,), axis
+        decided = index[index >= 0]
+        self.sizes: Tensor
+        self.index: Tensor
+        each = shape.numel() // shape[axis]
+        self.register_buffer("sizes", torch.bincount(decided, minlength=count).float() * each, persistent=False)
+        self.register_buffer("index", torch.where(index >= 0, index, count), persistent=False)
+        first = int(index[0])
+        whole = torch.equal(index, torch.arange(first, first + len(index)))
+        self._range = (first, len(index)) if whole and first >= 0 else None
+
+    def expand(self, decision: Tensor) -> Tensor:
+        if self._range is not None:
+            rows = decision.narrow(0, *self._range)
+        else:
+            rows = torch.cat([decision, decision.new_ones(1)])[self.index]
+        return rows.view([-1 if axis == self.axis else 1 for axis in range(len(self.shape))])
+
+    def reduce(self, values: Tensor) -> Tensor:
+        rows = values.sum([axis for axis in range(len(self.shape)) if axis != self.axis])
+        return values.new_zeros(self.grid[0] + 1).index_add(0, self.index, rows)[:-1]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A side ("out" or "in") of a module, and the decision of each of its channels; -1: none, it stays."""
+
+    module: str
+    side: str
+    index: Tensor
+
+
+class Coupling:
+    """The decisions of a network: which tensors each gates, what it cuts, and what is left of weights and MACs."""
+
+    def __init__(self, net: Network, model: nn.Module, counted: set[str]) -> None:
+        self._numbers = _number(net)
+        self.count = len(self._numbers)
+        self.gates = {layer.weight: (layer.row_axis, self._index(net, layer.rows)) for layer in net.layers.values()}
+        self.gates |= {name: (0, self._index(net, net.vectors[name])) for name in net.vectors if name in net.gated}
+        self.gates = {name: gate for name, gate in self.gates.items() if bool((gate[1] >= 0).any())}
+        self.cuts = [cut for cut in self._cuts(net, model) if bool((cut.index >= 0).any())]
+        layers = list(net.layers.values())
+        self._rows = self._counts(net, (layer.rows for layer in layers))
+        self._columns = self._counts(net, (_ONE if one.columns is None else one.columns for one in layers))
+        entries = torch.tensor([float(layer.entries) for layer in layers])
+        units = {
+            "weights": entries * torch.tensor([float(layer.weight in counted) for layer in layers]),
+            "macs": entries * torch.tensor([float(layer.positions) for layer in layers]),
+        }
+        all_of = self._rows.sum(1) * self._columns.sum(1)
+        self._units = {unit: each / torch.dot(all_of, each) for unit, each in units.items()}
+        # Each layer keeps a channel: of a layer whose channels are all decided, one decision must stay open.
+        rows = sorted({tuple(self._index(net, layer.rows).unique().tolist()) for layer in layers})
+        self.sets = [torch.tensor(one) for one in rows if -1 not in one]
+
+    def grouping(self, name: str, shape: torch.Size) -> Channels:
+        """How the tensor of this name reads the decisions."""
+        return Channels(shape, *self.gates[name], self.count)
+
+    def fix(self, net: Network, decisions: Tensor) -> None:
+        """Give these decisions up: their channels stay."""
+        chosen = set(decisions.tolist())
+        net.fix(torch.tensor([float(label) for label, number in self._numbers.items() if number in chosen]))
+
+    def kept(self, keep: Tensor) -> list[tuple[str, str, Tensor]]:
+        """Module, side and kept channels of everything that loses some."""
+        padded = torch.cat([keep.cpu(), torch.ones(1, dtype=torch.bool)])
+        sides = [(cut.module, cut.side, padded[cut.index]) for cut in self.cuts]
+        return [one for one in sides if not bool(one[2].all())]
+
+    def share(self, kept: Tensor, unit: str) -> Tensor:
+        """The share of the weights ("weights") or multiply-adds ("macs") that is left; `kept` is (…, decisions), 0 or 1."""
+        self.to(kept.device)
+        rows, columns = (kept.float() @ each[:, :-1].T + each[:, -1] for each in (self._rows, self._columns))
+        return (rows * columns) @ self._units[unit]
+
+    def to(self, device: torch.device) -> None:
+        """Count on this device from now on."""
+        if self._rows.device != device:
+            self._rows, self._columns = self._rows.to(device), self._columns.to(device)
+            self._units = {unit: each.to(device) for unit, each in self._units.items()}
+
+    def least(self, unit: str) -> float:
+        """The smallest share that leaves every layer a channel."""
+        kept = torch.zeros(self.count)
+        for one in self.sets:
+            kept[one[0]] = 1.0
+        return float(self.share(kept, unit))
+
+    def keep_best(self, score: Tensor, share: float, unit: str) -> Tensor:
+        """Keep the highest-scoring channels so that their share comes nearest to `share`; each layer keeps one."""
+        if not bool(torch.isfinite(score).all()):
+            raise DivergenceError("a decision is no longer finite: lower the learning rate, or check the loss for NaN")
+        ranked = score.double().clone()
+        for one in self.sets:
+            best = one.to(score.device)[ranked[one.to(score.device)].argmax()]
+            ranked[best] = torch.inf
+        order = torch.sort(ranked, descending=True, stable=True).indices
+        low, high = int(torch.isinf(ranked).sum()), self.count
+        while low < high:  # the most channels whose share is within
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._of_first(order, middle, unit) <= share else (low, middle - 1)
+        if low < self.count:
+            over = self._of_first(order, low + 1, unit) - share
+            low += int(over <= share - self._of_first(order, low, unit))  # in doubt, keep
+        return self._first(order, low)
+
+    def _of_first(self, order: Tensor, count: int, unit: str) -> float:
+        return float(self.share(self._first(order, count), unit))
+
+    def _first(self, order: Tensor, count: int) -> Tensor:
+        keep = torch.zeros(self.count, dtype=torch.bool, device=order.device)
+        keep[order[:count]] = True
+        return keep
+
+    def _index(self, net: Network, labels: Tensor) -> Tensor:
+        return torch.tensor([self._numbers.get(label, -1) for label in net.classes(labels).tolist()])
+
+    def _counts(self, net: Network, labels: Iterable[Tensor]) -> Tensor:
+        """How many rows or columns of each layer stand behind each decision; the last column: behind none."""
+        indices = [self._index(net, one) for one in labels]
+        return torch.stack(
+            [torch.bincount(torch.where(i >= 0, i, self.count), minlength=self.count + 1) for i in indices]
+        ).float()
+
+    def _cuts(self, net: Network, model: nn.Module) -> Iterable[Cut]:
+        for layer in net.layers.values():
+            name = layer.weight.rpartition(".")[0]
+            module = model.get_submodule(name)
+            groups = getattr(module, "groups", 1)
+            rows, columns = layer.rows, layer.columns
+            if layer.row_axis == 1:  # transposed: the weight has the outputs of one group
+                rows = rows.repeat(groups)
+            elif columns is not None:
+                columns = columns.repeat(groups)
+            yield Cut(name, "out", self._index(net, rows))
+            if columns is not None:
+                yield Cut(name, "in", self._index(net, columns))
+        norms = {name.rpartition(".")[0]: labels for name, labels in net.vectors.items()}
+        for name, labels in norms.items():
+            if isinstance(model.get_submodule(name), nn.modules.batchnorm._BatchNorm):
+                yield Cut(name, "out", self._index(net, labels))
+
+
+def _number(net: Network) -> dict[int, int]:
+    """Every class of labels that is made by some layer and not fixed, numbered in the order of the layers."""
+    numbers: dict[int, int] = {}
+    for layer in net.layers.values():
+        for label in net.classes(layer.rows).tolist():
+            if label != FIXED:
+                numbers.setdefault(label, len(numbers))
+    return numbers

@@ -1,0 +1,318 @@
+"""Which channels belong together: the network is followed once, with labels in place of numbers.
+
+Every element of every activation carries the label of the channel it came from. A convolution or linear layer gives
+its outputs new labels; what only moves elements (reshape, concatenation, a channel shuffle) moves the labels with
+them; what combines elements (a residual add) makes their labels one; whatever else meets a label fixes it: such a
+channel is never removed. So a network that is not understood loses channels to remove, never its function.
+
+A removed channel must be exactly zero wherever it is read. The producing rows and every norm behind them are gated, an
+activation keeps zero if f(0) = 0, which is tried out, and a layer that reads something else fixes what it reads.
+"""
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.labels import FIXED, Layer, Network
+from paretorch.errors import ConfigError
+
+_MOVES = frozenset({
+    "view", "reshape", "_unsafe_view", "permute", "transpose", "t", "flatten", "unflatten", "unsqueeze", "squeeze",
+    "expand", "slice", "select", "narrow", "split", "chunk", "split_with_sizes", "cat", "stack", "pixel_shuffle",
+    "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle", "roll", "flip", "pad", "constant_pad_nd", "repeat",
+    "unbind", "movedim", "moveaxis", "swapaxes", "contiguous", "clone", "detach", "alias", "lift_fresh_copy", "to",
+    "_to_copy",
+})  # fmt: skip
+_SPATIAL = frozenset(
+    f"{name}{d}d"
+    for d in (1, 2, 3)
+    for name in ("max_pool", "avg_pool", "adaptive_avg_pool", "upsample_nearest", "feature_dropout")
+) | {"upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d", "_upsample_nearest_exact2d"}  # fmt: skip
+# Elementwise, though some versions of torch do not say so.
+_POINTWISE = frozenset({
+    "dropout", "feature_dropout", "hardswish", "hardsigmoid", "hardtanh", "relu6", "mish", "gelu", "silu", "elu", "selu",
+    "celu", "softplus", "leaky_relu", "softsign", "logsigmoid",
+})  # fmt: skip
+_REDUCTIONS = frozenset({"mean", "sum", "amax", "amin"})
+
+
+@dataclass(frozen=True)
+class _Value:
+    labels: Tensor
+    zero: bool  # whether the elements of a removed channel are exactly zero
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A parameter or buffer, by name."""
+
+    name: str
+    shape: torch.Size
+
+
+def follow(model: nn.Module, example: Tensor) -> Network:
+    """Follow one example through the network, in eval mode; the model is left as it is."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        with torch.no_grad():
+            exported = torch.export.export(model, (example[:1],), strict=False)
+    except Exception as error:
+        told = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigError(
+            f"the channels of this model cannot be followed, since torch.export fails: {told[0]}"
+        ) from error
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    return _Follower(model, exported).run()
+
+
+class _Follower:
+    def __init__(self, model: nn.Module, exported: torch.export.ExportedProgram) -> None:
+        self.net, self.graph = Network(), exported.graph
+        signature = exported.graph_signature
+        self.named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        self.parameters = set(signature.inputs_to_parameters.values())
+        self.modules = dict(model.named_modules())
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.strangers: set[str] = set()  # parameters that something else reads, too
+
+    def run(self) -> Network:
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                shape = node.meta["val"].shape if isinstance(node.meta.get("val"), Tensor) else torch.Size(())
+                name = self.named.get(node.name)
+                self.values[node] = _unlabelled(shape) if name is None else _Named(name, shape)
+            elif node.op == "call_function":
+                self.values[node] = self._call(node)
+            elif node.op == "output":
+                self._fix_all(node.args)
+        for name in self.strangers:
+            if name in self.net.layers:
+                layer = self.net.layers[name]
+                self.net.fix(layer.rows)
+                if layer.columns is not None:
+                    self.net.fix(layer.columns)
+            if name in self.net.vectors:
+                self.net.fix(self.net.vectors[name])
+        return self.net
+
+    def _call(self, node: torch.fx.Node) -> Any:
+        if node.target is operator.getitem:
+            source, index = self._value(node.args[0]), node.args[1]
+            known = isinstance(source, list | tuple) and isinstance(index, int)
+            return source[index] if known else self._unknown(node)
+        packet = getattr(node.target, "overloadpacket", None)
+        name = getattr(packet, "__name__", "")
+        if name.endswith("_") and not name.startswith("_"):
+            return self._unknown(node)  # in place: rare after export, and what else sees the change is not known
+        given = self._arguments(node)
+        rule = self._rule(name, node)
+        result = rule(node, given) if rule is not None else None
+        return self._unknown(node) if result is None else result
+
+    def _rule(self, name: str, node: torch.fx.Node) -> Callable[[torch.fx.Node, dict[str, Any]], Any] | None:
+        if name in ("conv1d", "conv2d", "conv3d"):
+            return lambda n, a: self._layer(n, a, transposed=False)
+        if name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"):
+            return lambda n, a: self._layer(n, a, transposed=True)
+        rules = {"linear": self._linear, "batch_norm": self._norm}
+        if name in rules:
+            return rules[name]
+        if name in _POINTWISE or torch.Tag.pointwise in getattr(node.target, "tags", ()):
+            return self._pointwise
+        return self._move if name in _MOVES else self._spatial if name in _SPATIAL else self._reduce if name in _REDUCTIONS else None  # fmt: skip
+
+    # Layers
+
+    def _layer(self, node: torch.fx.Node, given: dict[str, Any], transposed: bool) -> _Value | None:
+        x, weight, groups = given["input"], given["weight"], given["groups"]
+        shape = node.meta["val"].shape
+        owned = isinstance(weight, _Named) and isinstance(self._owner(weight), nn.modules.conv._ConvNd)
+        if not owned or not isinstance(x, _Value) or x.labels.dim() != len(weight.shape):
+            return None
+        inputs, out, count = self._read(x, 1), shape[1], x.labels.shape[1]
+        uses = (x.labels[0, 0] if transposed else torch.empty(shape[2:], device="meta")).numel()
+        entries = weight.shape[2:].numel()
+        if groups == count > 1 and not transposed:
+            rows = inputs.repeat_interleave(out // count)
+            columns = None
+        elif groups == 1:
+            rows, columns = self.net.new(out), inputs
+        else:  # the same channels go from every group
+            first = inputs[: count // groups]
+            self.net.join(inputs.view(groups, -1), first)
+            rows, columns = self.net.new(out // groups).repeat(groups), first
+            if transposed:
+                return self._made(node, given, Layer(weight.name, 1, rows[: out // groups], inputs, entries, uses), rows, 1)  # fmt: skip
+        return self._made(node, given, Layer(weight.name, int(transposed), rows, columns, entries, uses), rows, 1)
+
+    def _linear(self, node: torch.fx.Node, given: dict[str, Any]) -> _Value | None:
+        x, weight = given["input"], given["weight"]
+        owned = isinstance(weight, _Named) and isinstance(self._owner(weight), nn.Linear)
+        if not owned or not isinstance(x, _Value):
+            return None
+        axis = x.labels.dim() - 1
+        inputs, rows = self._read(x, axis), self.net.new(weight.shape[0])
+        layer = Layer(weight.name, 0, rows, inputs, 1, x.labels.numel() // len(inputs))
+        return self._made(node, given, layer, rows, axis)
+
+    def _made(self, node: torch.fx.Node, given: dict[str, Any], layer: Layer, outputs: Tensor, axis: int) -> _Value:
+        before = self.net.layers.get(layer.weight)
+        if before is not None:  # used again: the same rows and columns
+            self.net.join(before.rows, layer.rows)
+            if before.columns is not None and layer.columns is not None:
+                self.net.join(before.columns, layer.columns)
+            layer = Layer(**{**vars(before), "positions": before.positions + layer.positions})
+        self.net.layers[layer.weight] = layer
+        zero = given["bias"] is None or self._vector(given["bias"], outputs)
+        return _Value(_along(outputs, axis, node.meta["val"].shape), zero)
+
+    def _norm(self, node: torch.fx.Node, given: dict[str, Any]) -> _Value | None:
+        x = given["input"]
+        vectors = [given[key] for key in ("weight", "bias", "running_mean", "running_var")]
+        named = [one for one in vectors if isinstance(one, _Named)]
+        owned = all(isinstance(self._owner(one), nn.modules.batchnorm._BatchNorm) for one in named)
+        if not isinstance(x, _Value) or not owned or any(one is not None and one not in named for one in vectors):
+            return None
+        labels = self._read(x, 1, zero=False)
+        gates = [self._vector(one, labels) for one in named]
+        affine = isinstance(given["weight"], _Named) and isinstance(given["bias"], _Named)
+        return _Value(_along(labels, 1, node.meta["val"].shape), affine and all(gates))
+
+    # Everything else
+
+    def _pointwise(self, node: torch.fx.Node, given: dict[str, Any]) -> _Value | None:
+        names = [key for key, value in given.items() if isinstance(value, _Value | _Named)]
+        values = [self._plain(given[key]) for key in names]
+        if not values or not isinstance(node.meta["val"], Tensor):
+            return None
+        shape = node.meta["val"].shape
+        labels = max(values, key=lambda one: one.labels.numel()).labels.expand(shape)
+        nought, one = torch.zeros(1), torch.full((1,), 1.25)
+        probe = lambda at: bool((self._run(node, given, dict(zip(names, at, strict=True))) == 0).all())  # noqa: E731
+        kept = probe([nought] * len(values)) and all(value.zero for value in values)
+        for i, value in enumerate(values):
+            if _is_wide(value.labels, labels):
+                self.net.join(labels, value.labels.expand(shape))
+                kept = kept or (value.zero and probe([nought if j == i else one for j in range(len(values))]))
+            else:
+                self.net.fix(value.labels)
+        return _Value(labels, kept)
+
+    def _move(self, node: torch.fx.Node, given: dict[str, Any]) -> Any:
+        found = [one for one in _leaves(given) if isinstance(one, _Value | _Named)]
+        zero = all(self._plain(one).zero or bool((self._plain(one).labels == FIXED).all()) for one in found)
+        moved = self._run(node, _mapped(given, lambda one: self._plain(one).labels), {})
+        return [_Value(one, zero) for one in moved] if isinstance(moved, list | tuple) else _Value(moved, zero)
+
+    def _spatial(self, node: torch.fx.Node, given: dict[str, Any]) -> _Value | None:
+        x = next(iter(given.values()))
+        if not isinstance(x, _Value) or not isinstance(node.meta["val"], Tensor):
+            return None
+        return _Value(_along(self._read(x, 1, zero=False), 1, node.meta["val"].shape), x.zero)
+
+    def _reduce(self, node: torch.fx.Node, given: dict[str, Any]) -> _Value | None:
+        x, dims = next(iter(given.values())), given.get("dim")
+        if not isinstance(x, _Value) or not dims:
+            return None
+        highest, lowest = (one(x.labels, dims, given.get("keepdim", False)) for one in (torch.amax, torch.amin))
+        return _Value(highest, x.zero) if torch.equal(highest, lowest) else None
+
+    def _unknown(self, node: torch.fx.Node) -> Any:
+        self._fix_all((node.args, node.kwargs))
+        value = node.meta.get("val")
+        if isinstance(value, list | tuple):
+            return [_unlabelled(one.shape) if isinstance(one, Tensor) else one for one in value]
+        return _unlabelled(value.shape) if isinstance(value, Tensor) else value
+
+    # Small things
+
+    def _read(self, x: _Value, axis: int, zero: bool = True) -> Tensor:
+        """The labels along one axis; fixed where they differ elsewhere, or where a removed channel would be felt."""
+        first = x.labels.movedim(axis, 0).flatten(1)[:, 0]
+        if (zero and not x.zero) or not torch.equal(x.labels, _along(first, axis, x.labels.shape)):
+            self.net.fix(x.labels)
+            return torch.zeros_like(first)
+        return first
+
+    def _vector(self, vector: Any, labels: Tensor) -> bool:
+        """Note a bias or norm vector with its channels; whether it can be gated or cut with them."""
+        if not isinstance(vector, _Named):
+            self.net.fix(labels)
+            return False
+        if vector.name in self.net.vectors:
+            self.net.join(self.net.vectors[vector.name], labels)
+        self.net.vectors[vector.name] = labels
+        if vector.name in self.parameters:
+            self.net.gated.add(vector.name)
+        return True
+
+    def _owner(self, one: _Named) -> nn.Module | None:
+        return self.modules.get(one.name.rpartition(".")[0])
+
+    def _plain(self, one: _Value | _Named) -> _Value:
+        if isinstance(one, _Named):
+            self.strangers.add(one.name)
+            return _unlabelled(one.shape)
+        return one
+
+    def _fix_all(self, tree: Any) -> None:
+        for leaf in _leaves(tree):
+            value = self._value(leaf)
+            for one in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(one, _Value | _Named):
+                    self.net.fix(self._plain(one).labels)
+
+    def _value(self, leaf: Any) -> Any:
+        return self.values.get(leaf, leaf) if isinstance(leaf, torch.fx.Node) else leaf
+
+    def _arguments(self, node: torch.fx.Node) -> dict[str, Any]:
+        schema = node.target._schema.arguments  # type: ignore[union-attr]
+        positional = dict(zip((one.name for one in schema), node.args, strict=False))
+        default = {one.name: one.default_value for one in schema if one.has_default_value()}
+        given = {**default, **positional, **node.kwargs}
+        return {one.name: _mapped(given[one.name], self._value, torch.fx.Node) for one in schema if one.name in given}
+
+    def _run(self, node: torch.fx.Node, given: dict[str, Any], instead: dict[str, Any]) -> Any:
+        assert callable(node.target)
+        keyword = {one.name for one in node.target._schema.arguments if one.kwarg_only}  # type: ignore[attr-defined]
+        values = {**given, **instead}
+        return node.target(
+            *(value for key, value in values.items() if key not in keyword),
+            **{key: values[key] for key in keyword & set(node.kwargs)},
+        )
+
+
+def _unlabelled(shape: Iterable[int]) -> _Value:
+    return _Value(torch.zeros(tuple(shape), dtype=torch.float64), False)
+
+
+def _along(labels: Tensor, axis: int, shape: torch.Size) -> Tensor:
+    return labels.view([-1 if d == axis else 1 for d in range(len(shape))]).expand(shape)
+
+
+def _is_wide(labels: Tensor, full: Tensor) -> bool:
+    """Whether an operand has an element of its own wherever the result's labels differ; a scalar has not."""
+    shape = (1,) * (full.dim() - labels.dim()) + tuple(labels.shape)
+    narrow = [d for d in range(full.dim()) if shape[d] == 1 and full.shape[d] > 1]
+    return all(bool((full == full.narrow(d, 0, 1)).all()) for d in narrow) and labels.numel() > 1
+
+
+def _leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    return [leaf for one in tree for leaf in _leaves(one)] if isinstance(tree, list | tuple) else [tree]
+
+
+def _mapped(tree: Any, function: Callable[[Any], Any], kind: Any = (_Value, _Named)) -> Any:
+    if isinstance(tree, dict):
+        return {key: _mapped(value, function, kind) for key, value in tree.items()}
+    if isinstance(tree, list | tuple) and not isinstance(tree, torch.Size):
+        return [_mapped(one, function, kind) for one in tree]
+    return function(tree) if isinstance(tree, kind) else tree
