@@ -9,7 +9,7 @@ import pytest
 from paretorch.errors import ConfigError, PareError
 from paretorch.studies import load_study, run_study, study_names
 from paretorch.studies.mps import mps
-from paretorch.studies.runner import summarize
+from paretorch.studies.results import summarize
 from paretorch.studies.study import Study, parse_study
 
 _SMALL = """

@@ -1,18 +1,26 @@
 """`pare study`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paretorch.cli.bar import epochs_bar
 from paretorch.cli.values import assignments, integers
 
+if TYPE_CHECKING:
+    from paretorch.studies import Study
+    from paretorch.studies.results import Found
+
 
 def study(
     name: Annotated[
         str | None, typer.Argument(help="A study; without one, all are listed.", show_default=False)
     ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Settings to run, such as dense,cs,gmp-0.9*.", show_default="all")
+    ] = None,
+    table: Annotated[bool, typer.Option("--table", help="Run nothing; show what the results so far say.")] = False,
     seeds: Annotated[str | None, typer.Option(help="Seeds such as 0,1,2.", show_default="the study's own")] = None,
     parallel: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     mps: Annotated[bool, typer.Option(help="Let parallel runs share a GPU through NVIDIA's MPS.")] = True,
@@ -24,11 +32,17 @@ def study(
 ) -> None:
     """Run a study over its seeds and write raw metrics and a summary; the same command resumes it.
 
+    A run whose file is in the results already, with the same recipe, is not run again.
+
     Examples:
 
         pare study
 
         pare study dense-resnet20 --root data --parallel 3
+
+        pare study sparsity-resnet20 --only dense,cs,gmp,st3 --root data --parallel 8
+
+        pare study sparsity-resnet20 --table
 
         pare study dense-vgg16 --seeds 0 --set epochs=2 --out /tmp/results
     """
@@ -36,7 +50,7 @@ def study(
 
     from paretorch import studies
     from paretorch.studies.mps import mps as service
-    from paretorch.training.progress import headline, told
+    from paretorch.studies.results import collect, require_some
 
     if name is None:
         for each in studies.study_names():
@@ -45,16 +59,37 @@ def study(
     chosen = studies.load_study(name, assignments(set_ or []))
     if seeds is not None:
         chosen = replace(chosen, seeds=tuple(integers(seeds, "--seeds")))
+    patterns = only.split(",") if only else []
+    if table:
+        chosen = chosen.only(patterns) if patterns else chosen
+        found = collect(chosen, out / chosen.name)
+        require_some(chosen, found, out)
+        _show(chosen, found)
+        return
     options = ["--device", device, *(["--root", root] if root else [])]
     with service(mps and parallel > 1), epochs_bar() as bar:
         tell = typer.echo if bar is None else bar.console.print
         watch = None if bar is None else bar.watch
-        summary = studies.run_study(chosen, out, runs, parallel=parallel, options=options, tell=tell, watch=watch)
-    for setting, numbers in summary["settings"].items():
+        studies.run_study(chosen, out, runs, only=patterns, parallel=parallel, options=options, tell=tell, watch=watch)
+    _show(chosen, collect(chosen, out / chosen.name))
+
+
+def _show(study: "Study", found: "Found") -> None:
+    """What the results say: accuracy against sparsity where that is the question, else each setting's metric."""
+    from paretorch.studies.results import summarize
+    from paretorch.studies.table import points_of, show_points, show_verdicts
+    from paretorch.training.progress import headline, told
+
+    if points := points_of(study, found):
+        for line in (*show_points(points), "", *show_verdicts(study, points)):
+            typer.echo(line)
+        typer.echo(f"Claim: {study.claim}")
+        return
+    for setting, numbers in summarize(study, found)["settings"].items():
         metric = headline(numbers)
-        found = numbers[metric]
-        mean, spread = told(metric, found["mean"]), told(metric, found["std"])
+        one = numbers[metric]
+        mean, spread = told(metric, one["mean"]), told(metric, one["std"])
         typer.echo(
-            f"{chosen.name} {setting}: {metric.replace('_', ' ')} {mean}, standard deviation {spread} over {found['n']} seeds "
-            f"(claim: {chosen.claim})"
+            f"{study.name} {setting}: {metric.replace('_', ' ')} {mean}, standard deviation {spread} over {one['n']} seeds "
+            f"(claim: {study.claim})"
         )

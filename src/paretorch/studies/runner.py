@@ -1,14 +1,11 @@
 """Runs the jobs of a study, several at a time, each a process of its own that can be killed and resumed.
 
-Run folders stay under `runs`; under `results/<study>` come one JSON file a run, with its command, recipe, hardware and all
-rows of metrics, and summary.json with mean and spread over the seeds.
+Run folders stay under `runs`; what is worth keeping goes to `results/<study>` as soon as a run ends (see `results`). A run
+whose file is there, with the same recipe, is not run again.
 """
 
 import contextlib
-import json
 import os
-import shlex
-import statistics
 import subprocess
 import sys
 import time
@@ -18,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import PareError
+from paretorch.studies.results import collect, store, stored_result, summarize, write_json
 from paretorch.studies.study import Study
-from paretorch.training.files import write_atomically
+from paretorch.studies.table import as_rows, points_of
 from paretorch.training.finish import read_result
 from paretorch.training.folder import check_folder, read_history
 from paretorch.training.progress import headline, told
@@ -35,6 +33,11 @@ class _Job:
     recipe: Recipe
     folder: Path
     process: subprocess.Popen[bytes] | None = None
+    result: dict[str, Any] | None = None
+
+    @property
+    def epochs(self) -> int:
+        return self.recipe.epochs + self.recipe.finetune
 
 
 def run_study(
@@ -42,95 +45,91 @@ def run_study(
     results: Path,
     runs: Path,
     *,
+    only: Sequence[str] = (),
     parallel: int = 1,
     options: Sequence[str] = (),
     tell: Tell = print,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
-    """Run what is not yet done, write the results, return the summary.
+    """Run what is not yet done, write the results, return the summary of all that is done.
 
-    parallel: processes at once. options: further words for every `pare train`, such as ("--device", "cpu").
-    tell: called with a line for each run that ends. watch: called now and then with the epochs done and those in all.
+    only: patterns of the settings to run; none: all. parallel: processes at once. options: further words for every
+    `pare train`, such as ("--device", "cpu"). tell: called with a line for each run that ends. watch: called now and then
+    with the epochs done and those in all.
     """
-    jobs = [_Job(name, recipe, runs / study.name / name) for name, recipe in study.jobs()]
-    _run_all(jobs, parallel, options, tell, watch)
     target = results / study.name
+    chosen = study.only(only) if only else study
+    jobs = [
+        _Job(name, recipe, runs / study.name / name, result=stored_result(target / f"{name}.json", recipe))
+        for name, recipe in chosen.jobs()
+    ]
+    failed = _run_all(
+        jobs, parallel, options, lambda job: store(study, job.name, job.recipe, job.folder, target), tell, watch
+    )
+    found = collect(study, target)
+    summary = summarize(study, found)
+    if verdicts := as_rows(study, points_of(study, found)):
+        summary["within 2 points of dense"] = verdicts
     target.mkdir(parents=True, exist_ok=True)
-    for job in jobs:
-        _write(target / f"{job.name}.json", _raw(study, job))
-    summary = summarize(study, {job.name: read_result(job.folder) or {} for job in jobs})
-    _write(target / "summary.json", summary)
+    write_json(target / "summary.json", summary)
+    if failed:
+        names = ", ".join(job.name for job in failed)
+        raise PareError(f"{len(failed)} of {len(jobs)} runs failed ({names}); the same command continues with them.")
     return summary
 
 
-def summarize(study: Study, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Mean, standard deviation (of the sample), least and greatest of every number of the results, by setting."""
-    settings: dict[str, Any] = {}
-    for setting in study.settings:
-        rows = [found[f"{setting}-seed{seed}"] for seed in study.seeds]
-        names = [name for name, value in rows[0].items() if isinstance(value, int | float)]
-        settings[setting] = {name: _spread([row[name] for row in rows]) for name in names}
-    return {
-        "study": study.name,
-        "title": study.title,
-        "claim": study.claim,
-        "command": shlex.join(["pare", *sys.argv[1:]]),
-        "seeds": list(study.seeds),
-        "settings": settings,
-    }
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return {
-        "mean": statistics.fmean(values),
-        "std": deviation,
-        "min": min(values),
-        "max": max(values),
-        "n": len(values),
-    }
-
-
-def _run_all(jobs: list[_Job], parallel: int, options: Sequence[str], tell: Tell, watch: Watch | None) -> None:
+def _run_all(
+    jobs: list[_Job],
+    parallel: int,
+    options: Sequence[str],
+    keep: Callable[[_Job], None],
+    tell: Tell,
+    watch: Watch | None,
+) -> list[_Job]:
+    """Run the jobs that have no result; returns those that fail."""
     waiting, running = list(jobs), list[_Job]()
     done, failed = 0, list[_Job]()
     try:
         while waiting or running:
             while waiting and len(running) < parallel:
                 job = waiting.pop(0)
-                check_folder(job.folder, job.recipe, resume=True)
-                if read_result(job.folder) is None:
+                if job.result is None and not _is_over(job, keep):
                     job.process = _start(job, parallel, options)
                     running.append(job)
                 else:
                     done += 1
                     tell(f"[{done}/{len(jobs)}] {job.name}: done before")
-            time.sleep(0.2)
+            if running:
+                time.sleep(0.2)
             if watch is not None:
-                watch(
-                    sum(_epochs_done(job) for job in jobs), sum(job.recipe.epochs + job.recipe.finetune for job in jobs)
-                )
+                watch(sum(_epochs_done(job) for job in jobs), sum(job.epochs for job in jobs))
             for job in [each for each in running if each.process is not None and each.process.poll() is not None]:
                 running.remove(job)
                 done += 1
-                result = read_result(job.folder) if job.process is not None and job.process.returncode == 0 else None
-                if result is None:
+                if job.process is None or job.process.returncode != 0 or not _is_over(job, keep):
                     failed.append(job)
-                name = headline(result or {})
-                outcome = f"failed: {_last_words(job)}" if result is None else told(name, result[name])
+                name = headline(job.result or {})
+                outcome = f"failed: {_last_words(job)}" if job.result is None else told(name, job.result[name])
                 tell(f"[{done}/{len(jobs)}] {job.name}: {outcome}")
     finally:
         for job in running:
             _stop(job)
-    if failed:
-        names = ", ".join(job.name for job in failed)
-        raise PareError(f"{len(failed)} of {len(jobs)} runs failed ({names}); the same command continues with them.")
+    return failed
+
+
+def _is_over(job: _Job, keep: Callable[[_Job], None]) -> bool:
+    """Whether the run folder holds the end of this job; if so, its results are kept."""
+    check_folder(job.folder, job.recipe, resume=True)
+    job.result = read_result(job.folder)
+    if job.result is not None:
+        keep(job)
+    return job.result is not None
 
 
 def _start(job: _Job, parallel: int, options: Sequence[str]) -> subprocess.Popen[bytes]:
     job.folder.mkdir(parents=True, exist_ok=True)
     config = job.folder / "recipe.json"
-    _write(config, job.recipe.as_dict())
+    write_json(config, job.recipe.as_dict())
     words = [
         "train",
         "--config",
@@ -162,25 +161,11 @@ def _stop(job: _Job) -> None:
 
 
 def _epochs_done(job: _Job) -> int:
+    if job.result is not None:
+        return job.epochs
     return max((row["epoch"] for row in read_history(job.folder)), default=0)
 
 
 def _last_words(job: _Job) -> str:
     lines = (job.folder / "log.txt").read_text(errors="replace").strip().splitlines()
     return lines[-1] if lines else "no output"
-
-
-def _raw(study: Study, job: _Job) -> dict[str, Any]:
-    config = json.loads((job.folder / "config.json").read_text())
-    return {
-        "study": study.name,
-        "run": job.name,
-        "seed": job.recipe.seed,
-        **config,
-        "result": read_result(job.folder),
-        "metrics": read_history(job.folder),
-    }
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())

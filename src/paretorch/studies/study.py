@@ -5,14 +5,19 @@ claim = "..."
 seeds = [0, 1, 2]
 [recipe]                # fields of paretorch.training.Recipe
 network = "resnet20"
-[settings.sparse]       # optional: named variations of the recipe
-sparsity = 0.95
+[settings.cs]           # optional: named variations of the recipe
+pruning = "cs"
+[settings.cs.vary]      # optional: one setting for each value (cs-0.9, cs-0.95), or combination of values, of these
+sparsity = [0.9, 0.95]
+"sparsity_options.init" = [0.0]
 """
 
 import difflib
+import itertools
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from importlib.resources import files
 from typing import Any
 
@@ -22,13 +27,37 @@ from paretorch.training.recipe import Recipe, recipe_from
 
 @dataclass(frozen=True)
 class Study:
-    """What is claimed, and the runs that show it: every setting with every seed."""
+    """What is claimed, and the runs that show it: every setting with every seed.
+
+    families: for settings that were varied, the name they were varied from, such as "cs" for "cs-0.9".
+    """
 
     name: str
     title: str
     claim: str
     seeds: tuple[int, ...]
     settings: Mapping[str, Recipe]
+    families: Mapping[str, str] = field(default_factory=dict)
+
+    def family(self, setting: str) -> str:
+        """The name under which this setting is compared with others."""
+        return self.families.get(setting, setting)
+
+    def only(self, patterns: Sequence[str]) -> "Study":
+        """The settings whose name or family matches one of the patterns."""
+        for pattern in patterns:
+            if not any(self._matches(setting, pattern) for setting in self.settings):
+                known = ", ".join(dict.fromkeys(self.family(setting) for setting in self.settings))
+                raise ConfigError(f"No setting of {self.name} matches {pattern!r}; there are: {known}.")
+        chosen = {
+            setting: recipe
+            for setting, recipe in self.settings.items()
+            if any(self._matches(setting, pattern) for pattern in patterns)
+        }
+        return replace(self, settings=chosen)
+
+    def _matches(self, setting: str, pattern: str) -> bool:
+        return fnmatchcase(setting, pattern) or self.family(setting) == pattern
 
     def jobs(self) -> list[tuple[str, Recipe]]:
         """All runs by name, '<setting>-seed<seed>'."""
@@ -59,10 +88,33 @@ def parse_study(name: str, text: str, changes: Mapping[str, Any] | None = None) 
     try:
         content = tomllib.loads(text)
         base, settings = content["recipe"], content.get("settings", {"run": {}})
-        recipes = {
-            setting: recipe_from({**base, **varied, **(changes or {})}, f"the study {name}, setting {setting}")
-            for setting, varied in settings.items()
-        }
-        return Study(name, content["title"], content["claim"], tuple(content["seeds"]), recipes)
-    except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        recipes: dict[str, Recipe] = {}
+        families: dict[str, str] = {}
+        for family, given in settings.items():
+            for setting, values in _variations(family, given):
+                source = f"the study {name}, setting {setting}"
+                recipes[setting] = _changed(recipe_from({**base, **values}, source), changes or {}, source)
+                families[setting] = family
+        return Study(name, content["title"], content["claim"], tuple(content["seeds"]), recipes, families)
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"The study {name} cannot be read: {error}.") from error
+
+
+def _variations(family: str, given: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and values of each setting that `vary` makes of one; without it, of the one."""
+    fixed = {key: value for key, value in given.items() if key != "vary"}
+    vary: Mapping[str, list[Any]] = given.get("vary", {})
+    for chosen in itertools.product(*vary.values()):
+        values = dict(fixed)
+        for key, value in zip(vary, chosen, strict=True):
+            table, dot, option = key.partition(".")
+            values[table] = {**values.get(table, {}), option: value} if dot else value
+        yield "-".join([family, *(f"{one:g}" if isinstance(one, float) else str(one) for one in chosen)]), values
+
+
+def _changed(recipe: Recipe, changes: Mapping[str, Any], source: str) -> Recipe:
+    """The recipe with the changes; a dense one has nothing to fine-tune, so that change passes it by."""
+    values = {**recipe.as_dict(), **changes}
+    if not any(values[name] is not None for name in ("sparsity", "pruning", "bits", "budget")):
+        values["finetune"] = 0
+    return recipe_from(values, source)

@@ -1,0 +1,102 @@
+"""What a study leaves under results/<study>: one JSON file a run, and summary.json with mean and spread over the seeds.
+
+A run's file has its command, recipe, hardware, result and all rows of metrics, so that tables can be made, and runs be
+known as done, where the run folders are gone.
+"""
+
+import json
+import shlex
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from paretorch.errors import ConfigError
+from paretorch.studies.study import Study
+from paretorch.training.files import write_atomically
+from paretorch.training.finish import read_result
+from paretorch.training.folder import read_history
+from paretorch.training.recipe import Recipe, recipe_from
+
+Found = dict[str, dict[str, Any]]
+"""Results of finished runs by the name of the run."""
+
+
+def store(study: Study, name: str, recipe: Recipe, folder: Path, target: Path) -> None:
+    """Write the file of a finished run."""
+    content = {
+        "study": study.name,
+        "run": name,
+        "seed": recipe.seed,
+        **json.loads((folder / "config.json").read_text()),
+        "result": read_result(folder),
+        "metrics": read_history(folder),
+    }
+    target.mkdir(parents=True, exist_ok=True)
+    write_json(target / f"{name}.json", content)
+
+
+def collect(study: Study, target: Path) -> Found:
+    """The results there are of the study's runs; those of another recipe are none of them."""
+    found: Found = {}
+    for name, recipe in study.jobs():
+        result = stored_result(target / f"{name}.json", recipe)
+        if result is not None:
+            found[name] = result
+    return found
+
+
+def stored_result(path: Path, recipe: Recipe) -> dict[str, Any] | None:
+    """The result in the file of a run, or None where there is none of this recipe."""
+    try:
+        content = json.loads(path.read_text())
+        same = recipe_from(content["recipe"]).as_dict() == recipe.as_dict()
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    result: dict[str, Any] | None = content.get("result") if same else None
+    return result
+
+
+def summarize(study: Study, found: Found) -> dict[str, Any]:
+    """Mean, standard deviation (of the sample), least and greatest of every number of the results, by setting."""
+    settings: dict[str, Any] = {}
+    for setting in study.settings:
+        rows = runs_of(study, setting, found)
+        names = [name for name, value in rows[0].items() if isinstance(value, int | float)] if rows else []
+        if names:
+            settings[setting] = {name: spread([row[name] for row in rows if name in row]) for name in names}
+    return {
+        "study": study.name,
+        "title": study.title,
+        "claim": study.claim,
+        "command": shlex.join(["pare", *sys.argv[1:]]),
+        "seeds": list(study.seeds),
+        "settings": settings,
+    }
+
+
+def runs_of(study: Study, setting: str, found: Found) -> list[dict[str, Any]]:
+    """The results of a setting, over the seeds that are done."""
+    return [found[name] for seed in study.seeds if (name := f"{setting}-seed{seed}") in found]
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Mean, standard deviation of the sample, least, greatest and number."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {
+        "mean": statistics.fmean(values),
+        "std": deviation,
+        "min": min(values),
+        "max": max(values),
+        "n": len(values),
+    }
+
+
+def require_some(study: Study, found: Found, where: Path) -> None:
+    """Refuse to make a table of nothing."""
+    if not found:
+        raise ConfigError(f"There are no results of {study.name} in {where}: run it with `pare study {study.name}`.")
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())

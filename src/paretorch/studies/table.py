@@ -1,0 +1,136 @@
+"""How sparse each method gets within some points of the dense network.
+
+A method is a family of settings, one for each sparsity. Of these the sparsest is taken whose *validation* accuracy, averaged over
+the seeds, is at most `points` below that of the dense network of the same recipe; told of it is the *test* accuracy,
+which chose nothing. The number of runs that a method spent on being chosen from stands beside.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from paretorch.deploy.text import table as aligned
+from paretorch.studies.results import Found, runs_of, spread
+from paretorch.studies.study import Study
+
+_CHOSEN, _TOLD = "test_accuracy", "final_test_accuracy"  # the first is over the validation images of the run
+_SLACK = 1e-9  # so that exactly `points` below is within, whatever the rounding
+
+
+@dataclass(frozen=True)
+class Point:
+    """A setting over its seeds: accuracies and sparsities are shares, `asked` is None where there was no target.
+
+    rounding: the largest change of accuracy by rounding, over the runs.
+    """
+
+    setting: str
+    family: str
+    asked: float | None
+    sparsity: float
+    validation: float
+    test: float
+    test_std: float
+    rounding: float | None
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The sparsest point of a method within the allowed loss (None: no point is), and the runs it was chosen from."""
+
+    family: str
+    point: Point | None
+    runs: int
+
+
+def points_of(study: Study, found: Found) -> list[Point]:
+    """Every setting that has results, in the order of the study; none where runs have no held-out images to choose by."""
+    settings = {setting: rows for setting in study.settings if (rows := runs_of(study, setting, found))}
+    every = [row for rows in settings.values() for row in rows]
+    if any(row.get("evaluated_on") != "validation" or _CHOSEN not in row for row in every):
+        return []
+    return [_point(study, setting, rows) for setting, rows in settings.items()]
+
+
+def _point(study: Study, setting: str, rows: Sequence[dict[str, Any]]) -> Point:
+    test = spread([row[_TOLD] for row in rows])
+    changes = [abs(row["hard_accuracy"] - row["soft_accuracy"]) for row in rows if "hard_accuracy" in row]
+    return Point(
+        setting=setting,
+        family=study.family(setting),
+        asked=study.settings[setting].sparsity,
+        sparsity=fmean(row.get("sparsity", 0.0) for row in rows),
+        validation=fmean(row[_CHOSEN] for row in rows),
+        test=test["mean"],
+        test_std=test["std"],
+        rounding=max(changes, default=None),
+        seeds=len(rows),
+    )
+
+
+def dense_point(study: Study, points: Sequence[Point]) -> Point | None:
+    """The setting that compresses nothing."""
+    return next((point for point in points if not study.settings[point.setting].compresses), None)
+
+
+def verdicts(study: Study, points: Sequence[Point], allowed: float = 0.02) -> list[Verdict]:
+    """For each method, its sparsest point with a validation accuracy of at least that of the dense one less `allowed`.
+
+    Empty where no dense network has been trained.
+    """
+    dense = dense_point(study, points)
+    if dense is None:
+        return []
+    least = dense.validation - allowed - _SLACK
+    found = []
+    for family in dict.fromkeys(point.family for point in points if point.family != dense.family):
+        own = [point for point in points if point.family == family]
+        within = [point for point in own if point.validation >= least]
+        best = max(within, key=lambda point: point.sparsity, default=None)
+        found.append(Verdict(family, best, sum(point.seeds for point in own)))
+    return found
+
+
+def show_points(points: Sequence[Point]) -> list[str]:
+    """All settings, a line each."""
+    head = ["setting", "asked", "sparsity", "validation", "test", "by rounding", "seeds"]
+    return aligned([head, *([point.setting, *_cells(point)] for point in points)])
+
+
+def show_verdicts(study: Study, points: Sequence[Point], allowed: float = 0.02) -> list[str]:
+    """The dense network, and a line for each method; a note where methods were not given as many runs."""
+    dense, found = dense_point(study, points), verdicts(study, points, allowed)
+    if dense is None or not found:
+        return []
+    head = ["method", "asked", "sparsity", "validation", "test", "by rounding", "seeds", "runs"]
+    rows = [[dense.family, *_cells(dense), str(dense.seeds)]]
+    for verdict in found:
+        cells = ["–"] * 6 if verdict.point is None else _cells(verdict.point)
+        rows.append([verdict.family, *cells, str(verdict.runs)])
+    lines = [f"The sparsest within {100 * allowed:g} points of dense, chosen by the validation accuracy:"]
+    lines += aligned([head, *rows])
+    if len({verdict.runs for verdict in found}) > 1:
+        lines.append("The methods have not been given as many runs: this is no comparison at equal budget yet.")
+    return lines
+
+
+def as_rows(study: Study, points: Sequence[Point], allowed: float = 0.02) -> list[dict[str, Any]]:
+    """The verdicts as plain values, for summary.json."""
+    return [
+        {"method": verdict.family, "runs": verdict.runs, **({} if verdict.point is None else vars(verdict.point))}
+        for verdict in verdicts(study, points, allowed)
+    ]
+
+
+def _cells(point: Point) -> list[str]:
+    spread_text = f" ± {100 * point.test_std:.2f}" if point.seeds > 1 else ""
+    return [
+        "–" if point.asked is None else f"{100 * point.asked:.2f} %",
+        f"{100 * point.sparsity:.2f} %",
+        f"{100 * point.validation:.2f} %",
+        f"{100 * point.test:.2f}{spread_text} %",
+        "–" if point.rounding is None else f"{100 * point.rounding:.2f}",
+        str(point.seeds),
+    ]
