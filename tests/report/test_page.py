@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import torch
 from torch import nn
 
 from paretorch.deploy import report
+from paretorch.deploy.latency import Latency
+from paretorch.deploy.summary import Report
 from paretorch.report import write_html
 from paretorch.report.charts import bar_rows, histogram, line_chart, stacked_bar
 from paretorch.report.history import history_charts
@@ -158,6 +161,33 @@ def test_charts_are_xml_and_say_their_numbers() -> None:
         assert root.find("desc") is not None
         assert all(float(bar.get("width", 0)) >= 0 for bar in root.iter("rect"))
     assert "two 2" in (ET.fromstring(charts[1]).findtext("desc") or "")
+
+
+def _page_of(found: Report, tmp_path: Path) -> str:
+    return write_html(tmp_path / "x.html", title="x", comparison=[], report=found, history=[]).read_text()
+
+
+def test_macs_never_stand_alone(tmp_path: Path) -> None:
+    found = report(nn.Sequential(nn.Linear(6, 5)), example=torch.zeros(1, 6), latency=False)
+    page = _page_of(found, tmp_path)
+    outline(page)
+    assert "<dt>latency</dt><dd>not measured" in page
+    assert "pare report RUN --latency" in page
+    timed = replace(found, latency=(Latency("net", "torch", 1.25, 1.0, 2.0, 5, 64, 1, True),))
+    page = _page_of(timed, tmp_path)
+    assert "<dt>latency</dt><dd>1.25 ms<small>batch 64, torch" in page
+    assert "not measured" not in page.lower()
+    assert "atency" not in _page_of(report(nn.Linear(6, 5)), tmp_path), "no MACs, nothing to say"
+
+
+def test_the_learned_sparsity_is_drawn_layer_by_layer(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(10, 4), nn.Linear(4, 2))
+    with torch.no_grad():
+        model[0].weight[:3] = 0.0
+    page = _page_of(report(model), tmp_path)
+    assert "0: 75.0%" in page
+    assert "1: 0.0%" in page
+    assert "Sparsity by layer" in page
 
 
 def test_bars_are_in_proportion() -> None:

@@ -25,6 +25,11 @@ _WHAT = {
     "maps": "maps: which weight has how many bits",
     "rest": "rest: names, tables, header",
 }
+# MACs never stand alone: zeros save them on paper, and time only on hardware that skips zeros.
+_NOT_TIMED = (
+    "<p>Not measured for this page, and MACs do not tell it: <code>pare report RUN --latency --html page.html</code> "
+    "measures it on this machine's CPU.</p>"
+)
 
 
 def write_html(
@@ -68,6 +73,9 @@ def _head(title: str, report: Report) -> str:
     tiles.append(("sparsity", f"{report.sparsity:.1%}", f"of {report.weights:,} weights"))
     if report.macs is not None and report.macs_kept is not None:
         tiles.append(("MACs", human(report.macs, ""), f"{human(report.macs_kept, '')} with a weight that is not zero"))
+        timed = min(report.latency, key=lambda entry: entry.median_ms, default=None)
+        note = "" if timed is None else f"batch {timed.batch}, {timed.runtime}"
+        tiles.append(("latency", "not measured" if timed is None else f"{timed.median_ms:.3g} ms", note))
     cells = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(note)}</small></dd></div>"
         for name, value, note in tiles
@@ -97,7 +105,7 @@ def _layers(report: Report) -> str:
         return ""
     names = [layer.name.removesuffix(".weight") for layer in report.layers]
     values: list[tuple[str, list[float], float | None, Callable[[float], str]]] = [
-        ("Zeros", [layer.sparsity for layer in report.layers], 1.0, lambda value: f"{value:.1%}"),
+        ("Sparsity", [layer.sparsity for layer in report.layers], 1.0, lambda value: f"{value:.1%}"),
         ("Bytes", [layer.size.total for layer in report.layers], None, human),
         ("Bits per weight", [layer.size.bits for layer in report.layers], None, lambda value: f"{value:.2f}"),
         (
@@ -165,7 +173,9 @@ def _latency(report: Report) -> str:
         for entry in report.latency
     ]
     caption = "CPU, in a process of its own; lowest and highest of the rounds' medians"
-    return f"<section><h2>Latency</h2>{table(caption, rows)}</section>" if rows else ""
+    if not rows and report.macs is None:
+        return ""
+    return f"<section><h2>Latency</h2>{table(caption, rows) if rows else _NOT_TIMED}</section>"
 
 
 def _foot() -> str:
