@@ -100,7 +100,7 @@ def test_stopped_and_continued(tmp_path, place) -> None:
         tuning.search(bowl, ALPHAS, EPSILONS, storage=storage, facts={"network": "b"})
 
 
-def _worker(storage: str, folder: str, die: bool) -> None:
+def _worker(storage: str, folder: str, die: bool, method: str = "tpe") -> None:
     def train(alpha: float, eps: float, beat) -> float:
         beat()
         if die:
@@ -112,7 +112,22 @@ def _worker(storage: str, folder: str, die: bool) -> None:
         time.sleep(0.01)
         return bowl(alpha, eps, beat)
 
-    tuning.search(train, ALPHAS[::4], EPSILONS[::4], method="tpe", trials=18, storage=storage)
+    tuning.search(train, ALPHAS[::4], EPSILONS[::4], method=method, trials=18, storage=storage)
+
+
+@pytest.mark.parametrize(("kind", "method"), [("journal", "tpe"), ("sqlite", "cgld"), ("journal", "grid")])
+def test_workers_start_at_once(tmp_path, kind, method) -> None:
+    storage = f"sqlite:///{tmp_path}/s.db" if kind == "sqlite" else str(tmp_path / "s.db")
+    folder = tmp_path / "trained"
+    folder.mkdir()
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_worker, args=(storage, str(folder), False, method)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    assert 18 <= len(list(folder.iterdir())) <= 20
 
 
 def test_workers_join_and_die(tmp_path) -> None:

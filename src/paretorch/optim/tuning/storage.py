@@ -18,6 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from paretorch.errors import ConfigError, MissingExtraError
 
+_ATTEMPTS = 10
 _LOST_AFTER = 1800.0
 """Seconds without a sign of life after which a worker on another machine counts as dead."""
 
@@ -52,7 +53,7 @@ def quiet() -> Iterator[None]:
 
 
 def _storage(place: str | Path | None) -> Any:
-    from optuna.storages import JournalStorage, RDBStorage
+    from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
     if place is None:
@@ -62,8 +63,7 @@ def _storage(place: str | Path | None) -> Any:
         if "://" not in text:
             Path(text).parent.mkdir(parents=True, exist_ok=True)
             return JournalStorage(JournalFileBackend(text))
-        patience = {"connect_args": {"timeout": 60}} if text.startswith("sqlite") else {}
-        return RDBStorage(text, engine_kwargs=patience)
+        return _database(text)
     except ImportError as error:
         scheme = text.split(":")[0]
         raise MissingExtraError(
@@ -75,6 +75,22 @@ def _storage(place: str | Path | None) -> Any:
         if type(error).__module__.split(".")[0] != "sqlalchemy":
             raise
         raise _unusable(text, error) from error
+
+
+def _database(url: str) -> Any:
+    from optuna.storages import RDBStorage
+    from sqlalchemy.exc import DBAPIError
+
+    patience = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
+    for _ in range(_ATTEMPTS):
+        try:
+            return RDBStorage(url, engine_kwargs=patience)
+        except (DBAPIError, RuntimeError, AssertionError) as error:
+            # Workers that start at once all try to make the tables, or meet them half made; a moment later they are there.
+            if "unable to open" in str(error):
+                raise
+            time.sleep(0.3)
+    return RDBStorage(url, engine_kwargs=patience)
 
 
 def _unusable(text: str, error: Exception) -> ConfigError:

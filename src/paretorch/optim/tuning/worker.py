@@ -107,10 +107,10 @@ def _work(
     while (found := _known(study, alphas, epsilons)).tried.sum() < wanted:
         _take_over(study)
         if method == "grid" or repeats >= _REPEATS:
-            _enqueue_untried(study, found)
+            _enqueue_untried(study, found, by_chance=repeats > 0)
         trial = study.ask()
         cell = trial.suggest_int("alpha", 0, len(alphas) - 1), trial.suggest_int("eps", 0, len(epsilons) - 1)
-        if _repeated(study, trial, cell, found):
+        if _repeated(study, trial, cell):
             repeats += 1
             continue
         repeats = 0
@@ -135,22 +135,24 @@ def _try(study: Study, trial: Trial, train: Train, alpha: float, eps: float) -> 
         study.tell(trial, state=TrialState.PRUNED)
 
 
-def _repeated(study: Study, trial: Trial, cell: Cell, found: Found) -> bool:
-    """Answer a proposal that is known from what is known, and give up one that another worker is busy with."""
-    if found.tried[cell]:
-        trial.set_user_attr("repeats", True)
-        if np.isfinite(found.errors[cell]):
-            study.tell(trial, float(found.errors[cell]))
-        else:
-            study.tell(trial, state=TrialState.PRUNED)
-        return True
-    others = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    # Of two that propose the same at once, the first goes on.
-    if any(_cell(other) == cell and other.number < trial.number and not is_dead(other) for other in others):
-        trial.set_user_attr("repeats", True)
+def _repeated(study: Study, trial: Trial, cell: Cell) -> bool:
+    """Answer a proposal that is known from what is known, and give up one that another worker is busy with.
+
+    The proposal is in the storage before the others are read. So of two workers with the same one, at least one sees the
+    other: no setting is trained twice. (Both may give it up, and come back to it.)
+    """
+    others = [each for each in study.get_trials(deepcopy=False) if each.number != trial.number and _cell(each) == cell]
+    known = next((each for each in others if each.state in (TrialState.COMPLETE, TrialState.PRUNED)), None)
+    if known is None and not any(each.state == TrialState.RUNNING and not is_dead(each) for each in others):
+        return False
+    trial.set_user_attr("repeats", True)
+    if known is None:
         study.tell(trial, state=TrialState.FAIL)
-        return True
-    return False
+    elif known.value is None:
+        study.tell(trial, state=TrialState.PRUNED)
+    else:
+        study.tell(trial, known.value)
+    return True
 
 
 def _take_over(study: Study) -> None:
@@ -173,12 +175,14 @@ def _take_over(study: Study) -> None:
             queued.add(cell)
 
 
-def _enqueue_untried(study: Study, found: Found) -> None:
-    busy = {_cell(each) for each in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))}
-    waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-    free = [(int(i), int(j)) for i, j in np.argwhere(~found.tried) if (int(i), int(j)) not in busy]
-    if free and not waiting:
-        study.enqueue_trial({"alpha": free[0][0], "eps": free[0][1]})
+def _enqueue_untried(study: Study, found: Found, by_chance: bool) -> None:
+    """The first setting that nobody tried or is busy with, or any: workers that met at one part ways."""
+    rows = study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))
+    busy = {_cell(each) for each in rows}
+    free = [cell for cell in map(tuple, np.argwhere(~found.tried).tolist()) if cell not in busy]
+    if free and not any(each.state == TrialState.WAITING for each in rows):
+        cell = free[np.random.default_rng().integers(len(free)) if by_chance else 0]
+        study.enqueue_trial({"alpha": cell[0], "eps": cell[1]})
 
 
 def _known(study: Study, alphas: Sequence[float], epsilons: Sequence[float]) -> Found:
