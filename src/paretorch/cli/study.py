@@ -7,6 +7,7 @@ import typer
 
 from paretorch.cli.bar import epochs_bar
 from paretorch.cli.values import assignments, integers
+from paretorch.errors import ConfigError
 
 if TYPE_CHECKING:
     from paretorch.studies import Study
@@ -59,6 +60,13 @@ def study(
     chosen = studies.load_study(name, assignments(set_ or []))
     if seeds is not None:
         chosen = replace(chosen, seeds=tuple(integers(seeds, "--seeds")))
+    options = ["--device", device, *(["--root", root] if root else [])]
+    if chosen.tickets:
+        if only:
+            raise ConfigError(f"{name} is a study of ticket searches, which has no settings to choose by --only.")
+        with service(mps and parallel > 1 and not table):
+            _tickets(chosen, out, runs, parallel, options, table)
+        return
     patterns = only.split(",") if only else []
     if table:
         chosen = chosen.only(patterns) if patterns else chosen
@@ -66,12 +74,23 @@ def study(
         require_some(chosen, found, out)
         _show(chosen, found)
         return
-    options = ["--device", device, *(["--root", root] if root else [])]
     with service(mps and parallel > 1), epochs_bar() as bar:
         tell = typer.echo if bar is None else bar.console.print
         watch = None if bar is None else bar.watch
         studies.run_study(chosen, out, runs, only=patterns, parallel=parallel, options=options, tell=tell, watch=watch)
     _show(chosen, collect(chosen, out / chosen.name))
+
+
+def _tickets(study: "Study", out: Path, runs: Path, parallel: int, options: list[str], table: bool) -> None:
+    from paretorch.studies.results import require_some
+    from paretorch.studies.tickets import run_tickets, ticket_lines
+
+    if not table:
+        run_tickets(study, out, runs, parallel=parallel, options=options, tell=typer.echo)
+    lines = ticket_lines(out / study.name)
+    require_some(study, lines, out)
+    for line in (*lines, f"Claim: {study.claim}"):
+        typer.echo(line)
 
 
 def _show(study: "Study", found: "Found") -> None:

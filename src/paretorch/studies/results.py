@@ -8,6 +8,7 @@ import json
 import shlex
 import statistics
 import sys
+from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def spread(values: list[float]) -> dict[str, float]:
     }
 
 
-def require_some(study: Study, found: Found, where: Path) -> None:
+def require_some(study: Study, found: Sized, where: Path) -> None:
     """Refuse to make a table of nothing."""
     if not found:
         raise ConfigError(f"There are no results of {study.name} in {where}: run it with `pare study {study.name}`.")

@@ -10,6 +10,8 @@ pruning = "cs"
 [settings.cs.vary]      # optional: one setting for each value (cs-0.9, cs-0.95), or combination of values, of these
 sparsity = [0.9, 0.95]
 "sparsity_options.init" = [0.0]
+[[tickets]]             # instead of settings: ticket searches, as the table [tickets] of `pare tickets` has them
+method = "imp"
 """
 
 import difflib
@@ -30,6 +32,7 @@ class Study:
     """What is claimed, and the runs that show it: every setting with every seed.
 
     families: for settings that were varied, the name they were varied from, such as "cs" for "cs-0.9".
+    tickets: where there are any, the study is of these ticket searches, all under the one recipe.
     """
 
     name: str
@@ -38,6 +41,7 @@ class Study:
     seeds: tuple[int, ...]
     settings: Mapping[str, Recipe]
     families: Mapping[str, str] = field(default_factory=dict)
+    tickets: tuple[dict[str, Any], ...] = ()
 
     def family(self, setting: str) -> str:
         """The name under which this setting is compared with others."""
@@ -95,7 +99,8 @@ def parse_study(name: str, text: str, changes: Mapping[str, Any] | None = None) 
                 source = f"the study {name}, setting {setting}"
                 recipes[setting] = _changed(recipe_from({**base, **values}, source), changes or {}, source)
                 families[setting] = family
-        return Study(name, content["title"], content["claim"], tuple(content["seeds"]), recipes, families)
+        seeds, tickets = tuple(content["seeds"]), tuple(content.get("tickets", ()))
+        return Study(name, content["title"], content["claim"], seeds, recipes, families, tickets)
     except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"The study {name} cannot be read: {error}.") from error
 

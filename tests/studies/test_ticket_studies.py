@@ -1,0 +1,81 @@
+"""Studies of ticket searches: readable by `pare tickets`, run by workers, kept under results."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paretorch.cli.app import app
+from paretorch.errors import PareError
+from paretorch.sparsity.tickets import METHODS, make_method
+from paretorch.studies import load_study, study_names
+from paretorch.studies.study import parse_study
+from paretorch.studies.tickets import run_tickets, ticket_lines
+
+_NAMES = [name for name in study_names() if load_study(name).tickets]
+
+_SMALL = """
+title = "Digits"
+claim = "it runs"
+seeds = [0]
+[recipe]
+network = "digits-cnn"
+network_options = {width = 4}
+data = "digits"
+validation = 200
+epochs = 1
+[[tickets]]
+method = "imp"
+rate = 0.5
+rounds = 1
+[[tickets]]
+method = "cs"
+rounds = 1
+"""
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_every_search_has_a_method_that_takes_its_options(name: str) -> None:
+    study = load_study(name, {"epochs": 3})
+    (recipe,) = study.settings.values()
+    assert recipe.validation
+    assert not recipe.compresses
+    assert recipe.epochs == 3
+    for table in study.tickets:
+        methods = table["method"] if isinstance(table["method"], list) else [table["method"]]
+        for method in methods:
+            own = METHODS[method].varies
+            values = table.get(own, [])
+            for value in values if isinstance(values, list) else [values]:
+                make_method(method, {own: value, **table.get("options", {})}).check()
+        assert set(table) <= {"method", "rounds", "init", "rate", "store", "rewind", "options"}
+
+
+def test_a_study_of_tickets_leaves_rows_summary_and_plot(tmp_path: Path) -> None:
+    study = parse_study("small", _SMALL)
+    told: list[str] = []
+    places = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
+    run_tickets(study, **places, options=["--device", "cpu"], tell=told.append)
+    assert told == ["[1/2] imp: done", "[2/2] cs: done"]
+    target = tmp_path / "results" / "small"
+    assert {path.name for path in target.iterdir()} == {"tickets.jsonl", "summary.json", "tickets.svg"}
+    rows = [json.loads(line) for line in (target / "tickets.jsonl").read_text().splitlines()]
+    assert [row["method"] for row in rows] == ["dense", "cs", "imp"]
+    lines = ticket_lines(target)
+    assert len(lines) == 2 + 3
+    assert "50.00 %" in lines[-1]
+
+
+def test_a_search_that_fails_is_told(tmp_path: Path) -> None:
+    study = parse_study("small", _SMALL.replace('"imp"', '"pim"'))
+    with pytest.raises(PareError, match="pim"):
+        run_tickets(study, tmp_path / "results", tmp_path / "runs", options=["--device", "cpu"])
+
+
+def test_the_command_says_what_it_cannot_do(tmp_path: Path) -> None:
+    words = ["study", "sparsity-imp-rate", "--out", str(tmp_path)]
+    for more, message in ((["--table"], "no results of sparsity-imp-rate"), (["--only", "imp"], "no settings")):
+        shown = CliRunner().invoke(app, [*words, *more])
+        assert shown.exit_code == 2
+        assert message in shown.output
