@@ -68,6 +68,16 @@ def test_the_knobs_are_varied_one_at_a_time(tmp_path: Path, name: str) -> None:
     assert 0 <= result["sparsity"] < 1
 
 
+@pytest.mark.parametrize("name", ["sparsity-channels-resnet20", "sparsity-channels-vgg16"])
+def test_channels_really_go(tmp_path: Path, name: str) -> None:
+    # In bf16, as on a GPU: what is compressed is looked at in the precision of the weights.
+    study = load_study(name, {**_TINY, "dtype": "bf16"})
+    runtime = Runtime(device="cpu", progress="quiet")
+    dense, small = (train(recipe, tmp_path / each, runtime) for each, recipe in study.settings.items())
+    assert small["macs"] == pytest.approx(dense["macs"] / 2, rel=0.15)
+    assert small["macs"] == small["macs_kept"]
+
+
 def test_a_subset_is_run_kept_and_added_to(tmp_path: Path) -> None:
     study = replace(load_study("sparsity-resnet20", _TINY), seeds=(0,))
     told: list[str] = []

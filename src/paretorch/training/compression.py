@@ -36,6 +36,7 @@ def attach(model: nn.Module, recipe: Recipe, *, steps: int, example: Tensor) -> 
     methods = _methods(recipe, getattr(model, "leave_out", {}))
     budget = None if recipe.budget is None else max(recipe.budget - _SUMMARY, 1)
     steps = max(steps, 1)  # none where a trained network is pruned right away
+    example = example.float() if example.is_floating_point() else example  # as the weights are, outside of autocast
     return paretorch.compress(model, *methods, steps=steps, example=example, budget=budget, seed=recipe.seed)
 
 
