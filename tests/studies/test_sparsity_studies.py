@@ -1,6 +1,7 @@
 """The sparsity studies on a tiny setting: every method runs, subsets run, and results are enough to go on from."""
 
 import json
+import re
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError
-from paretorch.studies import load_study, run_study
+from paretorch.studies import load_study, run_study, study_names
 from paretorch.training import Runtime, train
 from paretorch.training.folder import read_history
 from paretorch.training.recipe import PRUNING
@@ -103,6 +104,17 @@ def test_a_subset_is_run_kept_and_added_to(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, [*words[:3], *words[5:7]])  # of the real recipe there is nothing
     assert shown.exit_code == 2
     assert "no results of sparsity-resnet20" in shown.output
+
+
+def test_the_page_names_every_study_and_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sparsity.md").read_text()
+    named = set(re.findall(r"sparsity-[a-z0-9-]*[a-z0-9]", page)) | {
+        "sparsity-beta",
+        "sparsity-init",
+        "sparsity-imp-rate",
+    }
+    assert named == {name for name in study_names() if name.startswith("sparsity-")}
+    assert all(f"| `{name}` |" in page for name in PRUNING)
 
 
 def test_patterns_that_match_nothing_are_named() -> None:
