@@ -104,11 +104,17 @@ def pictures(raw: dict[str, Any], gaps: dict[str, dict[str, np.ndarray]], summar
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("raw", type=Path, help="what optimizer_grid.py wrote")
+    usual = Path(__file__).parents[1] / "results" / "optimizers-grid" / "raw.json"
+    parser.add_argument("raw", type=Path, nargs="?", default=usual, help="what optimizer_grid.py wrote")
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--repetitions", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if args.raw == usual and not usual.exists():
+        print(
+            "There is no recorded grid yet: run benchmarks/optimizer_grid.py --json results/optimizers-grid/raw.json."
+        )
+        return
     raw = json.loads(args.raw.read_text())
     gaps: dict[str, dict[str, np.ndarray]] = {}
     for name, grid in raw["grids"].items():
