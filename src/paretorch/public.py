@@ -20,7 +20,7 @@ def compress(
 ) -> Plan:
     """Attach the methods to the model's weights and return the plan that trains, rounds and removes them.
 
-    steps: optimizer steps until `harden`. example: an input, for methods that need shapes (none so far).
+    steps: optimizer steps until `harden`. example: a batch of inputs, where channels are to be removed (`group="channel"`).
     budget: bytes of the saved file, kept at `finalize`. seed: of the noise.
     Load pretrained weights before; wrap in DDP, FSDP2, compile or an average after.
     """

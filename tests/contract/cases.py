@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from paretorch import SMOL, ContinuousSparsification
+from paretorch import SMOL, ContinuousSparsification, Plan, compress
 from paretorch.core.method import Method
 
 STEPS = 12
@@ -34,6 +34,13 @@ METHODS: dict[str, Callable[[], tuple[Method, ...]]] = {
         SMOL(target_bits=1.2, group="channel", zero_precision=True),
     ),
 }
+
+# Whole channels, coupled through the network: where an example is given, on layers whose channels can go.
+COUPLED: dict[str, Callable[[], tuple[Method, ...]]] = {
+    "coupled": lambda: (ContinuousSparsification(target=0.4, group="channel"),),
+    "coupled-both": lambda: (ContinuousSparsification(target=0.3, group="channel", init=-0.1), SMOL(target_bits=3.0)),
+}
+WITH_CHANNELS = ["linear", "conv1d", "conv2d", "transposed"]
 
 
 @dataclass(frozen=True)
@@ -128,6 +135,12 @@ MODELS: dict[str, Model] = {
 def build(model: str, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     return MODELS[model].build()
+
+
+def attach(network: nn.Module, method: str, model: str) -> Plan:
+    """The plan of a case."""
+    example = MODELS[model].batch(2) if method in COUPLED else None
+    return compress(network, *{**METHODS, **COUPLED}[method](), steps=STEPS, example=example)
 
 
 def loss_of(output: Tensor) -> Tensor:

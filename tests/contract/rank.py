@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from paretorch import Plan, compress
-from tests.contract.cases import METHODS, MODELS, STEPS, build
+from paretorch import Plan
+from tests.contract.cases import MODELS, attach, build
 from tests.contract.loop import optimizer_of
 
 
@@ -32,7 +32,7 @@ def main(kind: str, folder: str, cases: str, rank: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=int(rank), world_size=2)
     for method, model in json.loads(cases):
         network = build(model)
-        plan = compress(network, *METHODS[method](), steps=STEPS)
+        plan = attach(network, method, model)
         if kind == "ddp":
             runner: nn.Module = DistributedDataParallel(network)
         else:

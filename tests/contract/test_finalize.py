@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from paretorch import Plan, compress
+from paretorch import Plan
 from paretorch.deploy import load, save
-from tests.contract.cases import METHODS, MODELS, STEPS, build, combinations
+from tests.contract.cases import METHODS, MODELS, STEPS, attach, build, combinations
 from tests.contract.loop import equal, optimizer_of, snapshot, train
 
 ALL = combinations(list(METHODS), list(MODELS))
@@ -18,7 +18,7 @@ FEW = combinations(["both-mixed"], list(MODELS)) + combinations(["sparsity", "pr
 
 def hardened(method: str, model: str) -> tuple[nn.Module, Plan, torch.Tensor]:
     network = build(model)
-    plan = compress(network, *METHODS[method](), steps=STEPS)
+    plan = attach(network, method, model)
     optimizer = optimizer_of(plan)
     x = MODELS[model].batch(6)
     train(network, plan, optimizer, x, STEPS)
@@ -89,7 +89,7 @@ def test_onnx_accepts_it(method: str, model: str, tmp_path_factory: pytest.TempP
 @pytest.mark.parametrize(("method", "model"), ALL)
 def test_preview_leaves_no_trace(method: str, model: str) -> None:
     network = build(model)
-    plan = compress(network, *METHODS[method](), steps=STEPS)
+    plan = attach(network, method, model)
     optimizer = optimizer_of(plan)
     x = MODELS[model].batch(6)
     train(network, plan, optimizer, x, 4)

@@ -7,7 +7,7 @@ import torch
 from torch.func import functional_call
 
 from paretorch import Plan, compress
-from tests.contract.cases import METHODS, MODELS, STEPS, build, combinations
+from tests.contract.cases import METHODS, MODELS, STEPS, attach, build, combinations
 from tests.contract.loop import optimizer_of, train
 from tests.contract.reference import noise, relaxed
 
@@ -33,7 +33,7 @@ def expected_weights(plan: Plan, training: bool) -> dict[str, torch.Tensor]:
 def test_computes_the_formula(method: str, model: str) -> None:
     network = build(model)
     plain = copy.deepcopy(network)
-    plan = compress(network, *METHODS[method](), steps=STEPS)
+    plan = attach(network, method, model)
     optimizer = optimizer_of(plan)
     x = MODELS[model].batch(6)
     for steps in (0, 5):

@@ -7,15 +7,16 @@ import torch
 
 from paretorch import Plan, compress
 from paretorch.errors import ConfigError
-from tests.contract.cases import METHODS, MODELS, STEPS, build, combinations
+from tests.contract.cases import COUPLED, METHODS, MODELS, STEPS, WITH_CHANNELS, attach, build, combinations
 from tests.contract.loop import equal, optimizer_of, snapshot, train
 
 CASES = combinations(list(METHODS), ["linear", "tied"]) + combinations(["both", "precision-zero"], list(MODELS))
+CASES += combinations(list(COUPLED), WITH_CHANNELS)
 
 
 def run_to(method: str, model: str, phase: str) -> tuple[torch.nn.Module, Plan, torch.optim.Optimizer]:
     network = build(model)
-    plan = compress(network, *METHODS[method](), steps=STEPS)
+    plan = attach(network, method, model)
     optimizer = optimizer_of(plan)
     x = MODELS[model].batch(6)
     if phase != "start":
@@ -35,7 +36,7 @@ def test_continues_bit_for_bit(method: str, model: str, phase: str) -> None:
     losses = train(network, plan, optimizer, x, 3)
 
     fresh = build(model, seed=1)
-    again = compress(fresh, *METHODS[method](), steps=STEPS)
+    again = attach(fresh, method, model)
     own = optimizer_of(again)
     fresh.load_state_dict(saved[0])
     again.load_state_dict(saved[1])
@@ -61,7 +62,7 @@ def test_deepcopy_lives_its_own_life(method: str, model: str, phase: str) -> Non
     assert equal(snapshot(twin), snapshot(network))
 
 
-@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("method", [*METHODS, *COUPLED])
 def test_keys_are_the_same_in_every_phase(method: str) -> None:
     keys = {phase: list(run_to(method, "conv2d", phase)[0].state_dict()) for phase in ("start", "searching", "hard")}
     assert keys["start"] == keys["searching"] == keys["hard"]

@@ -10,14 +10,16 @@ import torch
 from torch import nn
 
 from paretorch import compress
-from tests.contract.cases import METHODS, MODELS, STEPS, build, combinations
+from tests.contract.cases import COUPLED, METHODS, MODELS, STEPS, WITH_CHANNELS, attach, build, combinations
 from tests.contract.loop import optimizer_of, snapshot, train
 
-INDUCTOR = [("both", "linear"), ("precision", "conv2d"), ("sparsity", "tied"), ("both-mixed", "attention")]
+INDUCTOR = [("both", "linear"), ("precision", "conv2d"), ("sparsity", "tied"), ("both-mixed", "attention"), ("coupled", "conv2d")]  # fmt: skip
 WIDE = combinations(["both", "both-mixed", "sparsity-callable"], [m for m in MODELS if m != "lstm"]) + combinations(
     [m for m in METHODS if m not in ("both", "both-mixed", "sparsity-callable")], ["linear", "conv2d"]
 )
-EVERYTHING = combinations(list(METHODS), list(MODELS))
+CHANNELS = combinations(list(COUPLED), WITH_CHANNELS)
+WIDE += CHANNELS
+EVERYTHING = combinations(list(METHODS), list(MODELS)) + CHANNELS
 
 
 def close(a: nn.Module, b: nn.Module, tolerance: float) -> None:
@@ -36,7 +38,7 @@ def compiled_follows_eager(method: str, model: str, backend: str) -> None:
     runs = []
     for compiled in (False, True):
         network = build(model)
-        plan = compress(network, *METHODS[method](), steps=STEPS)
+        plan = attach(network, method, model)
         optimizer = optimizer_of(plan)
         runner = torch.compile(network, backend=backend, fullgraph=model != "lstm") if compiled else network
         counter = torch._dynamo.utils.counters["stats"]
@@ -75,7 +77,7 @@ def test_bf16_autocast(method: str, model: str) -> None:
     runs = []
     for mixed in (False, True):
         network = build(model)
-        plan = compress(network, *METHODS[method](), steps=STEPS)
+        plan = attach(network, method, model)
         runs.append((network, train(network, plan, optimizer_of(plan), x, 5, mixed=mixed)))
         assert all(d.dtype == torch.float32 for t in plan._terms for d in t.decisions())
     torch.testing.assert_close(runs[0][1], runs[1][1], rtol=0.05, atol=0.05)
@@ -89,7 +91,7 @@ def test_gradient_accumulation(method: str, model: str) -> None:
     runs = []
     for parts in (1, 2):
         network = build(model)
-        plan = compress(network, *METHODS[method](), steps=STEPS)
+        plan = attach(network, method, model)
         runs.append((network, train(network, plan, optimizer_of(plan), x, 5, parts)))
     torch.testing.assert_close(runs[0][1], runs[1][1], rtol=1e-4, atol=1e-5)
     close(runs[0][0], runs[1][0], 2e-4)
@@ -122,6 +124,8 @@ RANKED = [
     ("precision-network", "linear"),
     ("both-mixed", "tied"),
     ("precision-layer", "lstm"),
+    ("coupled", "conv2d"),
+    ("coupled-both", "linear"),
 ]
 
 
@@ -133,7 +137,7 @@ def ranks_follow_one(cases: list[tuple[str, str]], kind: str, folder: Path) -> N
     assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
     for method, model in cases:
         network = build(model)
-        plan = compress(network, *METHODS[method](), steps=STEPS)
+        plan = attach(network, method, model)
         optimizer = optimizer_of(plan)
         x = MODELS[model].batch(8)
         train(network, plan, optimizer, x, 5)

@@ -103,6 +103,12 @@ def test_a_forged_head_is_refused(tmp_path: Path) -> None:
         ({"edits": [{"kind": "keep_everything"}]}, "unknown structural edit"),
         ({"edits": [{"kind": "scale", "weight": "nobody", "exponent": 0}]}, "does not have"),
         ({"edits": [{"kind": "scale", "weight": "rows", "exponent": 10**30}]}, "exponent"),
+        ({"edits": [{"kind": "keep_channels", "keep": "f" * 99, "size": 8, "out": [], "in": []}]}, "damaged"),
+        ({"edits": [{"kind": "keep_channels", "keep": "zz", "size": 8, "out": [], "in": []}]}, "damaged"),
+        ({"edits": [{"kind": "keep_channels", "keep": "1", "size": 10**9, "out": [], "in": []}]}, "damaged"),
+        ({"edits": [{"kind": "keep_channels", "keep": "1", "size": 8, "out": [{}], "in": []}]}, "damaged"),
+        ({"edits": [{"kind": "keep_channels", "keep": "0", "size": 8, "out": ["x"], "in": []}]}, "0 of 8 channels"),
+        ({"edits": [{"kind": "keep_channels", "keep": "f", "size": 8, "out": ["nobody"], "in": []}]}, "does not have"),
         ({"summary": 3}, "head"),
     ]:
         refuse(pack(forge(index, rest, **changes)), tmp_path, match)
