@@ -1,13 +1,15 @@
-"""Network Slimming (Liu et al., 2017), weight by weight as in the thesis (section 4.4.1).
+"""Network Slimming (Liu et al., 2017): weight by weight as in the thesis (section 4.4.1), or channel by channel.
 
     W = w ⊙ s,   price λ Σ |s|,   s = 1 at the start;   at `harden` the smallest |s| of the network are dropped
 
 The thesis gives every weight a scale of its own, trained with the weights, ℓ₁ alone (λ = 1e-5 for ResNet-20, 1e-6
 for VGG-16): ℓ₂ beside it over-regularises.
 
-What differs: s has the plan's own SGD, with a constant rate. The paper's channel-wise form puts the price on batch
-norm's γ, which is no weight of two dimensions and so out of reach here; a scale on the convolution alone would be
-undone by the norm behind it.
+With group="channel" and an example, a channel has one scale: of the weights that make it, and of γ and β of the norms
+behind them, so that it scales what the paper's γ scales; dropped channels are removed at `finalize`.
+
+What differs: s has the plan's own SGD, with a constant rate. A channel pays λ for each weight that it holds, where the
+paper's pays λ once: the paper's 1e-4 is about 1e-7 here. Each layer keeps a channel.
 """
 
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.channels import Coupling
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Relaxation
@@ -29,19 +32,28 @@ _TINY = 1e-8  # the least |s| of a kept weight
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkSlimming(Rival):
-    """Learn a scale for each weight under an ℓ₁ price, drop the smallest scales.
+    """Learn a scale for each weight (or channel) under an ℓ₁ price, drop the smallest scales.
 
-    target: share of the selected weights to drop. penalty: λ. lr, momentum: of the scales' SGD.
+    target: share of the selected weights to drop. penalty: λ, by weight. lr, momentum: of the scales' SGD.
     """
 
     penalty: float = 1e-5
     lr: float = 0.1
     momentum: float = 0.9
 
+    couples: ClassVar[bool] = True
+
     def check(self) -> None:
         super().check()
         if not self.penalty >= 0.0:
             raise ConfigError(f"penalty={self.penalty!r}: a price is 0 or more")
+
+    def check_coupling(self, coupling: Coupling) -> None:
+        least = coupling.least(self.counts)
+        if 1.0 - self.need_target() < least:
+            raise ConfigError(
+                f"target={self.target!r}: every layer keeps a channel, so at most {1 - least:.4f} of the weights can go"
+            )
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Scale":
         self.need_target()
@@ -58,12 +70,15 @@ class NetworkSlimming(Rival):
     def round(self, term: Term, factor: float) -> None:
         groups = term.groups()
         scales = [whole(decision) for decision, *_ in groups]
-        keep = self.choose([s.abs() for s in scales], [sizes for *_, sizes in groups], factor)
+        keep = term.keep_best([s.abs() for s in scales], min((1.0 - self.need_target()) * factor, 1.0))
         for (decision, *_), s, kept in zip(groups, scales, keep, strict=True):
             open_scale = torch.where(s.abs() < _TINY, torch.full_like(s, _TINY), s)
             write(decision, torch.where(kept, open_scale, torch.zeros_like(s)))
 
     def measure(self, term: Term) -> dict[str, Tensor]:
+        if term.coupling is not None:
+            s = whole(term.decisions()[0])
+            return {"sparsity": 1.0 - term.coupling.share(s != 0, self.counts), "scale": s.abs().mean()}
         return {"sparsity": term.mean(lambda _, s: (s == 0).to(s.dtype)), "scale": term.mean(lambda _, s: s.abs())}
 
 
