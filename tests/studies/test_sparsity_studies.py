@@ -101,6 +101,10 @@ def test_a_subset_is_run_kept_and_added_to(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "The sparsest within 2 points of dense" in shown.output
     assert "mp-0.5" in shown.output
+    shown = CliRunner().invoke(app, [*words, "--layers", "--only", "gmp-0.9,mp-0.5"])
+    assert shown.exit_code == 0, shown.output
+    assert "gmp-0.9" in shown.output
+    assert "features.3" in shown.output
     shown = CliRunner().invoke(app, [*words[:3], *words[5:7]])  # of the real recipe there is nothing
     assert shown.exit_code == 2
     assert "no results of sparsity-resnet20" in shown.output

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from paretorch.studies.study import Study, parse_study
-from paretorch.studies.table import as_rows, points_of, show_points, show_verdicts, verdicts
+from paretorch.studies.table import as_rows, points_of, show_layers, show_points, show_verdicts, verdicts
 
 _TEXT = """
 title = "Digits"
@@ -99,6 +99,17 @@ def test_runs_that_were_evaluated_on_the_test_set_choose_nothing(study: Study) -
     found = _results(dense=(0.9, 0.9), cs_0_5=(0.9, 0.9))
     found["cs-0.5-seed1"]["evaluated_on"] = "test"
     assert points_of(study, found) == []
+
+
+def test_layers_stand_side_by_side(study: Study) -> None:
+    found = _results(dense=(0.9, 0.9), cs_0_8=(0.9, 0.9), gmp_0_8=(0.9, 0.9))
+    assert show_layers(study, found) == []
+    for name, share in (("cs-0.8-seed0", 0.5), ("cs-0.8-seed1", 0.7), ("gmp-0.8-seed0", 0.25)):
+        found[name]["layers"] = {"a.weight": share, "head.weight": 0.0}
+    lines = show_layers(study, found)
+    assert lines[0].split() == ["layer", "cs-0.8", "gmp-0.8"]
+    assert lines[2].split() == ["a", "60.00", "%", "25.00", "%"]
+    assert lines[3].split() == ["head", "0.00", "%", "0.00", "%"]
 
 
 def test_one_seed_has_no_spread(study: Study) -> None:

@@ -34,6 +34,9 @@ def test_a_compressed_run_says_soft_hard_and_final_accuracy(tmp_path: Path, vali
     assert result["test_accuracy"] == pytest.approx(final["test_accuracy"])
     assert result["sparsity"] == pytest.approx(0.6, abs=1e-3)
     assert json.loads((tmp_path / "result.json").read_text()) == result
+    layers = {layer.name: layer for layer in deploy.report(tmp_path / "model.pare").layers}
+    assert result["layers"] == {name: pytest.approx(layer.sparsity, abs=1e-5) for name, layer in layers.items()}
+    assert result["layers"]["head.weight"] == 0.0 < max(result["layers"].values())
 
 
 def test_with_held_out_images_the_test_set_is_met_at_the_end(tmp_path: Path) -> None:

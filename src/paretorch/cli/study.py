@@ -22,6 +22,7 @@ def study(
         str | None, typer.Option(help="Settings to run, such as dense,cs,gmp-0.9*.", show_default="all")
     ] = None,
     table: Annotated[bool, typer.Option("--table", help="Run nothing; show what the results so far say.")] = False,
+    layers: Annotated[bool, typer.Option("--layers", help="Run nothing; show the sparsity of each layer.")] = False,
     seeds: Annotated[str | None, typer.Option(help="Seeds such as 0,1,2.", show_default="the study's own")] = None,
     parallel: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     mps: Annotated[bool, typer.Option(help="Let parallel runs share a GPU through NVIDIA's MPS.")] = True,
@@ -45,6 +46,8 @@ def study(
 
         pare study sparsity-resnet20 --table
 
+        pare study sparsity-vgg16 --layers --only cs-0.99,mp-0.99
+
         pare study dense-vgg16 --seeds 0 --set epochs=2 --out /tmp/results
     """
     from dataclasses import replace
@@ -52,6 +55,7 @@ def study(
     from paretorch import studies
     from paretorch.studies.mps import mps as service
     from paretorch.studies.results import collect, require_some
+    from paretorch.studies.table import show_layers
 
     if name is None:
         for each in studies.study_names():
@@ -64,15 +68,18 @@ def study(
     if chosen.tickets:
         if only:
             raise ConfigError(f"{name} is a study of ticket searches, which has no settings to choose by --only.")
-        with service(mps and parallel > 1 and not table):
+        with service(mps and parallel > 1 and not table and not layers):
             _tickets(chosen, out, runs, parallel, options, table)
         return
     patterns = only.split(",") if only else []
-    if table:
+    if table or layers:
         chosen = chosen.only(patterns) if patterns else chosen
         found = collect(chosen, out / chosen.name)
         require_some(chosen, found, out)
-        _show(chosen, found)
+        if table:
+            _show(chosen, found)
+        for line in show_layers(chosen, found) if layers else ():
+            typer.echo(line)
         return
     with service(mps and parallel > 1), epochs_bar() as bar:
         tell = typer.echo if bar is None else bar.console.print

@@ -116,6 +116,26 @@ def show_verdicts(study: Study, points: Sequence[Point], allowed: float = 0.02) 
     return lines
 
 
+def show_layers(study: Study, found: Found) -> list[str]:
+    """The sparsity of each layer, a column for each setting, averaged over the seeds; nothing where no run has told it."""
+    columns = {
+        setting: [row["layers"] for row in runs_of(study, setting, found) if "layers" in row]
+        for setting in study.settings
+    }
+    columns = {setting: rows for setting, rows in columns.items() if rows}
+    if not columns:
+        return []
+    names = dict.fromkeys(name for rows in columns.values() for row in rows for name in row)
+    body = [
+        [
+            name.removesuffix(".weight"),
+            *(f"{100 * fmean(row.get(name, 0.0) for row in rows):.2f} %" for rows in columns.values()),
+        ]
+        for name in names
+    ]
+    return aligned([["layer", *columns], *body])
+
+
 def as_rows(study: Study, points: Sequence[Point], allowed: float = 0.02) -> list[dict[str, Any]]:
     """The verdicts as plain values, for summary.json."""
     return [

@@ -32,7 +32,7 @@ def finish(
     validation part they are over that part, as in every row of metrics.jsonl ("evaluated_on" says so), and `test` adds
     those of the test set as final_test_accuracy and so on, which nothing may be chosen by. `soft_accuracy` and
     `hard_accuracy` are those right before and right after rounding. `sparsity` and `bits` are over the weights that were
-    decided on, `bits_on_disk` is over all weights, with masks and maps.
+    decided on, `bits_on_disk` is over all weights, with masks and maps; `layers` has the sparsity of each.
     """
     from paretorch import deploy
     from paretorch.report import write_html
@@ -61,6 +61,7 @@ def finish(
         "bits_on_disk": report.bits_on_disk,
         **({} if image is None else {"macs": report.macs, "macs_kept": report.macs_kept}),
         "epochs": last["epoch"],
+        **({} if plan is None else {"layers": {layer.name: round(layer.sparsity, 6) for layer in report.layers}}),
     }
     write_atomically(folder.path / "result.json", json.dumps(result, indent=2).encode())
     return result
