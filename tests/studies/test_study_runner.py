@@ -85,6 +85,10 @@ def test_a_study_runs_its_jobs_and_is_not_run_twice(study: Study, tmp_path: Path
     again = run_study(study, **places, parallel=2, options=["--device", "cpu"], tell=told.append)
     assert again["settings"] == first["settings"]
     assert log.read_bytes() == before
+    other = replace(study, settings={"fast": replace(study.settings["fast"], lr=0.3)})
+    with pytest.raises(ConfigError, match=r"fast-seed0.json .*lr \(there 0.05, now 0.3\).*remove the file"):
+        run_study(other, tmp_path / "results", tmp_path / "elsewhere", tell=told.append)
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_failed_runs_are_told(study: Study, tmp_path: Path) -> None:

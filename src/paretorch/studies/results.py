@@ -14,6 +14,7 @@ from typing import Any
 
 from paretorch.errors import ConfigError
 from paretorch.studies.study import Study
+from paretorch.training.checkpoint import require_same
 from paretorch.training.files import write_atomically
 from paretorch.training.finish import read_result
 from paretorch.training.folder import read_history
@@ -49,13 +50,30 @@ def collect(study: Study, target: Path) -> Found:
 
 def stored_result(path: Path, recipe: Recipe) -> dict[str, Any] | None:
     """The result in the file of a run, or None where there is none of this recipe."""
+    stored, result = _read(path)
+    return result if stored is not None and stored.as_dict() == recipe.as_dict() else None
+
+
+def require_mine(study: Study, target: Path) -> None:
+    """Refuse to replace results of another recipe: they may have taken hours."""
+    for name, recipe in study.jobs():
+        path = target / f"{name}.json"
+        stored, result = _read(path)
+        if stored is None or result is None:
+            continue
+        try:
+            require_same(recipe.as_dict(), stored.as_dict(), path)
+        except ConfigError as error:
+            raise ConfigError(f"{error} Or remove the file, to have it measured again.") from None
+
+
+def _read(path: Path) -> tuple[Recipe | None, dict[str, Any] | None]:
+    """Recipe and result in the file of a run."""
     try:
         content = json.loads(path.read_text())
-        same = recipe_from(content["recipe"]).as_dict() == recipe.as_dict()
+        return recipe_from(content["recipe"]), content.get("result")
     except (OSError, ValueError, KeyError, TypeError):
-        return None
-    result: dict[str, Any] | None = content.get("result") if same else None
-    return result
+        return None, None
 
 
 def summarize(study: Study, found: Found) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import PareError
-from paretorch.studies.results import collect, store, stored_result, summarize, write_json
+from paretorch.studies.results import collect, require_mine, store, stored_result, summarize, write_json
 from paretorch.studies.study import Study
 from paretorch.studies.table import as_rows, points_of
 from paretorch.training.finish import read_result
@@ -59,6 +59,7 @@ def run_study(
     """
     target = results / study.name
     chosen = study.only(only) if only else study
+    require_mine(chosen, target)
     jobs = [
         _Job(name, recipe, runs / study.name / name, result=stored_result(target / f"{name}.json", recipe))
         for name, recipe in chosen.jobs()
