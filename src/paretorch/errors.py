@@ -23,3 +23,7 @@ class DivergenceError(PareError, ArithmeticError):
 
 class MissingExtraError(PareError, ImportError):
     """An optional package is not installed; the message names the extra that brings it."""
+
+
+class UndecidedWarning(UserWarning):
+    """Decisions were rounded before they were settled."""

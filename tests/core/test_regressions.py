@@ -1,5 +1,7 @@
 """Bugs that were found once, each by the smallest case that showed it."""
 
+import re
+import warnings
 from collections.abc import Mapping
 
 import pytest
@@ -9,7 +11,8 @@ from torch import nn
 from paretorch import SMOL, ContinuousSparsification, Plan, compress
 from paretorch.core.budget_bytes import ByteBudget
 from paretorch.core.noise import uniform
-from paretorch.errors import ConfigError, DivergenceError
+from paretorch.errors import ConfigError, DivergenceError, UndecidedWarning
+from paretorch.sparsity.rivals import MagnitudePruning
 
 
 def test_trimming_a_tied_weight_counts_it_once() -> None:
@@ -109,3 +112,44 @@ def test_few_bits_are_fine_where_only_some_layers_are_sparse() -> None:
     plan = compress(model, ContinuousSparsification(target=0.8, exclude="1"), SMOL(target_bits=0.6), steps=10)
     plan.harden()
     assert plan.metrics()["bits"] == pytest.approx(0.6, abs=0.02)
+
+
+@pytest.mark.parametrize("method", [ContinuousSparsification, MagnitudePruning])
+def test_a_target_that_would_drop_everything_is_refused(method: type) -> None:
+    model = nn.Sequential(nn.Linear(10, 20), nn.Linear(20, 5))
+    with pytest.raises(ConfigError, match=r"would drop everything: the smallest group has 100 of 300 weights.*0\.6667"):
+        compress(model, method(target=0.95, group="layer"), steps=4)
+    compress(model, method(target=0.6, group="layer"), steps=4)
+
+
+def test_hardening_too_early_says_so_and_a_preview_does_not() -> None:
+    model = nn.Linear(10, 20)
+    plan = compress(model, ContinuousSparsification(target=0.5), steps=10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with plan.hardened():
+            pass
+    with pytest.warns(UndecidedWarning, match=r"step 0 of 10: the masks .* on average 0\.500 away from 0 or 1"):
+        plan.harden()
+    other = nn.Linear(10, 20)
+    settled = compress(other, ContinuousSparsification(init=1.0), steps=1)
+    settled.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        settled.harden()
+
+
+def test_an_option_that_an_older_state_does_not_know_is_at_its_default() -> None:
+    def make(**options: str) -> nn.Module:
+        model = nn.Linear(4, 4)
+        compress(model, ContinuousSparsification(target=0.5, group="channel", **options), steps=4)
+        return model
+
+    state = make().state_dict()
+    text = bytes(state["paretorch_config"].tolist()).decode()
+    old = re.sub(r'"count": "[^"]*", ', "", text)
+    assert old != text
+    state["paretorch_config"] = torch.tensor(list(old.encode()), dtype=torch.uint8)
+    make().load_state_dict(dict(state))
+    with pytest.raises(ConfigError, match="count was 'weights', is 'macs'"):
+        make(count="macs").load_state_dict(dict(state))

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from paretorch import SMOL, ContinuousSparsification, compress
+from paretorch.core import sample
 from paretorch.core.method import Term
 from paretorch.core.plan import Plan
 
@@ -31,7 +32,9 @@ def test_small_layers_are_read_whole() -> None:
 
 
 @pytest.mark.parametrize("group", ["weight", "channel", "layer", (2, 2)])
-def test_estimates_are_close_on_large_layers(group: str | tuple[int, ...]) -> None:
+def test_estimates_are_close_on_large_layers(group: str | tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample, "_WHOLE", 0)
+    monkeypatch.setattr(sample, "_SIZE", 2**15)
     model = nn.Sequential(nn.Conv2d(64, 96, 3), nn.Linear(512, 300), nn.Linear(10, 10))
     plan = compress(model, ContinuousSparsification(group=group), SMOL(group=group), steps=4)
     generator = torch.Generator().manual_seed(0)

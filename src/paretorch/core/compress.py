@@ -1,5 +1,6 @@
 """`compress`: one verb that turns a model and some methods into a plan."""
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -59,6 +60,11 @@ def compress(
     acting = {site.name: sorted((m for m in aimed if site in chosen[m.room]), key=lambda m: m.order) for site in every}
     touched = [site for site in every if acting[site.name]]
     made = [_relax(acting[site.name], site, seed, couplings) for site in touched]
+    for method in aimed:
+        own = [r for relaxations in made for r in relaxations if r.room == method.room]
+        sizes = [float(torch.as_tensor(r.grouping.sizes).min()) for r in own]
+        if couplings[method.room] is None and method.group != "network":
+            method.check_groups(min(sizes), float(sum(math.prod(r.grouping.shape) for r in own)))
     # Nothing was touched so far: whatever is wrong with the options has been said by now.
     state = PlanState(model, aimed, steps, seed, touched[0].weight.device)
     terms = {m.room: Term(m, model, steps, [], [], [], couplings[m.room]) for m in aimed}

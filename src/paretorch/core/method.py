@@ -64,6 +64,13 @@ class Method(ABC):
     def check_coupling(self, coupling: Coupling) -> None:  # noqa: B027 - a method without target asks for nothing
         """Refuse a target that these channels cannot meet."""
 
+    def check_groups(self, smallest: float, total: float) -> None:  # noqa: B027 - as above
+        """Refuse a target that leaves less than one group; sizes are in weights."""
+
+    def undecided(self, term: "Term") -> Tensor | None:
+        """How far the decisions are from discrete ones, on average over the weights, from 0 to ½; None: not at all."""
+        return None
+
     def check_beside(self, rooms: set[str]) -> None:  # noqa: B027 - most methods go with any others
         """Refuse a target that cannot be reached beside the methods of these rooms."""
 

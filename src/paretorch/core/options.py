@@ -17,3 +17,13 @@ def require_count(name: str, value: Any, low: int, hint: str) -> None:
     """A whole number of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ConfigError(f"{name}={value!r}: {hint}")
+
+
+def require_a_group(target: float | None, smallest: float, total: float) -> None:
+    """A target of dropped weights that would drop everything, since groups go or stay as a whole, is refused."""
+    if target is not None and (1.0 - target) * total < smallest / 2:
+        most = 1.0 - smallest / total
+        raise ConfigError(
+            f"target={target!r} would drop everything: the smallest group has {smallest:g} of {total:g} weights, so ask for "
+            f"at most {most:.4f}, or use smaller groups"
+        )

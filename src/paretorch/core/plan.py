@@ -22,7 +22,15 @@ from paretorch.core.relaxation import PREFIX, Chain
 from paretorch.core.sites import Site
 from paretorch.core.state import PlanState
 from paretorch.core.tensors import is_sharded, local, on_one_gpu, whole, write
-from paretorch.core.update import add_price, advance, check_finite, clip_weights, gradients_of, price_now
+from paretorch.core.update import (
+    add_price,
+    advance,
+    check_finite,
+    clip_weights,
+    gradients_of,
+    price_now,
+    warn_undecided,
+)
 from paretorch.errors import ConfigError, DivergenceError
 
 _ATTRIBUTE = "_paretorch_plan"
@@ -136,7 +144,16 @@ class Plan:
         """Round every decision, exactly on target. Weights may go on training with the decisions fixed.
 
         `optimizer` forgets its momentum of dropped weights; `recalibrate`, batches of inputs, re-estimates batch norm.
+        Warns where decisions are still undecided, so that rounding changes the network.
         """
+        if not self.is_hard:
+            for term in self._terms:
+                warn_undecided(term, self._state.step)
+            self._round(optimizer)
+        if recalibrate is not None:
+            recalibrate_norms(self.model, recalibrate)
+
+    def _round(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         if not self.is_hard:
             before = [whole(decision).clone() for decision in self._decisions()]
             self.round_again(before, 1.0)
@@ -145,8 +162,6 @@ class Plan:
             clip_weights(self._chains, [original(site).data for site in self._sites])
             if optimizer is not None:
                 self._forget_dropped(optimizer)
-        if recalibrate is not None:
-            recalibrate_norms(self.model, recalibrate)
 
     def round_again(self, before: list[Tensor], factor: float) -> None:
         """Round the trained decisions `before`, with every target scaled by `factor`."""
@@ -194,7 +209,7 @@ class Plan:
         own += [original(site) for site in self._sites]
         saved = [local(tensor).detach().clone() for tensor in own]
         try:
-            self.harden()
+            self._round()
             yield self.model
         finally:
             self._set_phase(False)

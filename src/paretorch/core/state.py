@@ -10,7 +10,7 @@ Buffers on the root and no submodule: a model that iterates over its children (`
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ class PlanState:
         self.order = list(root.state_dict())
         config = {"steps": steps, "seed": seed, **{method.room: _describe(method) for method in methods}}
         self._config = json.dumps(config, sort_keys=True)
+        self._defaults = {f"{m.room}.{key}": value for m in methods for key, value in _defaults(m).items()}
         self._names = [f"{PREFIX}{name}" for name in ("step", "phase", "config", *(m.room for m in methods))]
         values = [
             torch.zeros((), dtype=torch.int64),
@@ -83,8 +84,23 @@ class PlanState:
         if saved is None:
             raise ConfigError("this state has no plan in it: load plain weights before compress, not after")
         text = bytes(saved.to(torch.uint8).tolist()).decode(errors="replace")
-        if text != self._config:
-            raise ConfigError(f"this state belongs to another plan: {_difference(text, self._config)}")
+        difference = self._difference(text)
+        if difference:
+            raise ConfigError(f"this state belongs to another plan: {difference}")
+        own: Tensor = getattr(self.root, f"{PREFIX}config")
+        state[f"{prefix}{PREFIX}config"] = own.clone()  # an older state may lack options that are at their defaults
+
+    def _difference(self, saved: str) -> str:
+        """In what a saved configuration differs from this one; an option that it does not know is at its default."""
+        present = _flatten(json.loads(self._config))
+        try:
+            old = _flatten(json.loads(saved))
+        except (ValueError, AttributeError):
+            return "its configuration cannot be read"
+        methods = {key.partition(".")[0] for key in old if "." in key}
+        old = {**{key: value for key, value in self._defaults.items() if key.partition(".")[0] in methods}, **old}
+        keys = [key for key in sorted(old.keys() | present.keys()) if old.get(key) != present.get(key)]
+        return "; ".join(f"{key} was {old.get(key, 'absent')}, is {present.get(key, 'absent')}" for key in keys)
 
     def _reread(self, *_: Any) -> None:
         phase: Tensor = getattr(self.root, f"{PREFIX}phase")
@@ -101,14 +117,14 @@ def _text(value: Any) -> str:
     return repr(value)
 
 
-def _difference(saved: str, present: str) -> str:
-    try:
-        old, new = json.loads(saved), json.loads(present)
-        flat_old, flat_new = _flatten(old), _flatten(new)
-    except (ValueError, AttributeError):
-        return "its configuration cannot be read"
-    keys = [key for key in sorted(flat_old.keys() | flat_new.keys()) if flat_old.get(key) != flat_new.get(key)]
-    return "; ".join(f"{key} was {flat_old.get(key, 'absent')}, is {flat_new.get(key, 'absent')}" for key in keys)
+def _defaults(method: Method) -> dict[str, str]:
+    found = {}
+    for one in fields(method):
+        if one.default is not MISSING:
+            found[one.name] = _text(one.default)
+        elif one.default_factory is not MISSING:
+            found[one.name] = _text(one.default_factory())
+    return found
 
 
 def _flatten(config: dict[str, Any]) -> dict[str, str]:

@@ -1,12 +1,16 @@
 """What `Plan.step` does to decisions and weights, beside the optimizers themselves."""
 
+import warnings
+
 import torch
 from torch import Tensor
 
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Chain, Relaxation
 from paretorch.core.tensors import local, shard_like, whole
-from paretorch.errors import DivergenceError
+from paretorch.errors import DivergenceError, UndecidedWarning
+
+_FELT = 0.01
 
 
 def check_finite(term: Term, step: Tensor, scaler: torch.amp.GradScaler | None) -> None:
@@ -19,6 +23,19 @@ def check_finite(term: Term, step: Tensor, scaler: torch.amp.GradScaler | None) 
             raise DivergenceError(
                 f"step {int(step)}: the gradient that reaches {site.name} is not finite: check the loss for NaN, or lower the learning rate"
             )
+
+
+def warn_undecided(term: Term, step: Tensor) -> None:
+    """Say how much rounding will change, where that is not next to nothing."""
+    undecided = term.method.undecided(term)
+    if undecided is not None and float(undecided) > _FELT:
+        warnings.warn(
+            f"harden at step {int(step)} of {term.steps}: the masks of {type(term.method).__name__} are on average "
+            f"{float(undecided):.3f} away from 0 or 1, so rounding will be felt; train on until the temperature is high, "
+            "or look first with plan.hardened()",
+            UndecidedWarning,
+            stacklevel=3,
+        )
 
 
 def add_price(term: Term, terms: list[Term], gradients: list[Tensor]) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from paretorch.core.channels import Coupling
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Term
-from paretorch.core.options import require_number
+from paretorch.core.options import require_a_group, require_number
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.schedule import cubic, geometric, progress
 from paretorch.core.sites import Site
@@ -84,6 +84,17 @@ class ContinuousSparsification(Method):
     @property
     def counts(self) -> str:
         return self.count
+
+    def check_groups(self, smallest: float, total: float) -> None:
+        require_a_group(self.target, smallest, total)
+
+    def undecided(self, term: Term) -> Tensor:
+        def distance(relaxation: Relaxation, s: Tensor) -> Tensor:
+            assert isinstance(relaxation, Mask)
+            soft = relaxation.gate.value(s + term.scalar("shift"), term.scalar("temperature"))
+            return torch.minimum(soft, 1 - soft)
+
+        return term.mean(distance)
 
     def check_coupling(self, coupling: Coupling) -> None:
         least = coupling.least(self.count)

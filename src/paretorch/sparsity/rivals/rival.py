@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paretorch.core.budget import keep_best
 from paretorch.core.method import Method, Term
+from paretorch.core.options import require_a_group
 from paretorch.core.tensors import whole
 from paretorch.errors import ConfigError
 
@@ -31,6 +32,9 @@ class Rival(Method):
             )
         if self.group == "network":
             raise ConfigError(f'{type(self).__name__} decides within a layer: use group="weight", "channel" or a block')
+
+    def check_groups(self, smallest: float, total: float) -> None:
+        require_a_group(self.target, smallest, total)
 
     def need_target(self) -> float:
         """The target of a method that cannot do without one."""
