@@ -45,4 +45,6 @@ def _stop(message: str, code: int) -> typer.Exit:
 
 def _how_to_resume() -> str:
     words = [word for word in sys.argv[1:] if word != "--resume"]
-    return f"Continue with: {shlex.join(['pare', *words])} --resume" if words[:1] == ["train"] else ""
+    again = shlex.join(["pare", *words])
+    flag = {"train": " --resume", "tickets": " --resume", "study": "", "tune": ""}.get(words[0] if words else "")
+    return "" if flag is None else f"Continue with: {again}{flag}"

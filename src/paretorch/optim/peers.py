@@ -23,7 +23,7 @@ def peer(name: str, groups: list[dict[str, Any]], options: Mapping[str, Any]) ->
     try:
         import pytorch_optimizer
     except ImportError as error:
-        raise MissingExtraError(f"{name} needs pytorch_optimizer: pip install pytorch_optimizer.") from error
+        raise MissingExtraError(f"{name} needs pytorch_optimizer: pip install 'paretorch[rivals]'.") from error
     decay = {} if name == "adashift" else {"weight_decouple": False}
     made: Optimizer = getattr(pytorch_optimizer, PEERS[name])(groups, **decay, **options)
     if name == "adashift":

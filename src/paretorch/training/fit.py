@@ -45,7 +45,8 @@ class Trainer:
         self.model, self.task, self.recipe, self.folder, self.plan = model, task, recipe, folder, plan
         self.runtime = runtime or Runtime()
         self.device = device or torch.device("cpu")
-        captured = self.device.type == "cuda" and self.runtime.graph
+        # Some optimizers cannot be captured; a study has them beside others, so they run without a graph of their own.
+        captured = self.device.type == "cuda" and self.runtime.graph and recipe.optimizer not in optimizers.UNCAPTURED
         rate = torch.tensor(recipe.lr, device=self.device) if captured else None
         groups = (
             optimizers.dense_groups(model, recipe.weight_decay)

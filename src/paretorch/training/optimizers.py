@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from paretorch.optim.peers import PEERS, peer
 from paretorch.training.recipe import Recipe
 
+UNCAPTURED = frozenset(PEERS)
+
 
 def dense_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """All trainable parameters in one group, as `Plan.param_groups` gives them for a compressed model."""
