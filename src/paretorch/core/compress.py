@@ -1,7 +1,7 @@
 """`compress`: one verb that turns a model and some methods into a plan."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from paretorch.core.options import require_count
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation
 from paretorch.core.sites import Site, choose, find_sites
+from paretorch.core.spots import Spot, attach_output, find_spots
 from paretorch.core.state import PlanState
 from paretorch.core.tensors import is_sharded
 from paretorch.errors import ConfigError
@@ -34,23 +35,22 @@ def compress(
 ) -> Plan:
     """Attach the methods to the model's weights and return the plan that trains, rounds and removes them.
 
-    steps: optimizer steps until `harden`. example: a batch of inputs, where channels are to be removed (`group="channel"`).
+    steps: optimizer steps until `harden`. example: a batch of inputs, where channels are to be removed (`group="channel"`)
+    or activations are quantized.
     budget: bytes of the saved file, kept at `finalize`. seed: of the noise. meter: counts the bytes of a state.
     Load pretrained weights before; wrap in DDP, FSDP2, compile or an average after.
     """
     _check(model, methods, steps, budget, seed)
     every = find_sites(model, dims=1)
     sites = [site for site in every if site.weight.dim() > 1]
-    chosen = {method.room: choose(sites, method.include, method.exclude) for method in methods}
-    for method in methods:
-        if not chosen[method.room]:
-            raise ConfigError(
-                f"{type(method).__name__} finds no layer to act on: include={method.include!r}, exclude={method.exclude!r}; "
-                f"the model has {', '.join(site.name for site in sites[:4]) or 'no weight of two dimensions'}{' …' if len(sites) > 4 else ''}"
-            )
-    aimed = methods
+    on_outputs = tuple(method for method in methods if method.on_activations)
+    on_weights = tuple(method for method in methods if not method.on_activations)
+    chosen = {method.room: _choose(method, sites) for method in on_weights}
+    aimed = on_weights
+    if budget is not None and not on_weights:
+        raise ConfigError("budget= counts the bytes of the weights: give a method that acts on weights too")
     if budget is not None and meter is not None:
-        aimed = assign_targets(methods, model, chosen, budget, meter)
+        aimed = assign_targets(on_weights, model, chosen, budget, meter)
     for method in aimed:
         method.check_beside({one.room for one in aimed})
     couplings = {method.room: _couple(method, model, chosen[method.room], example) for method in aimed}
@@ -65,9 +65,12 @@ def compress(
         sizes = [float(torch.as_tensor(r.grouping.sizes).min()) for r in own]
         if couplings[method.room] is None and method.group != "network":
             method.check_groups(min(sizes), float(sum(math.prod(r.grouping.shape) for r in own)))
+    spots = _relax_outputs(on_outputs, model, example, seed, cut=any(couplings.values()))
     # Nothing was touched so far: whatever is wrong with the options has been said by now.
-    state = PlanState(model, aimed, steps, seed, touched[0].weight.device)
-    terms = {m.room: Term(m, model, steps, [], [], [], couplings[m.room]) for m in aimed}
+    ordered = tuple(next(m for m in (*aimed, *on_outputs) if m.room == method.room) for method in methods)
+    device = touched[0].weight.device if touched else spots[0][0].device
+    state = PlanState(model, ordered, steps, seed, device)
+    terms = {m.room: Term(m, model, steps, [], [], [], couplings.get(m.room)) for m in ordered}
     chains = [Chain(relaxations) for relaxations in made]
     for site, relaxations, chain in zip(touched, made, chains, strict=True):
         for relaxation in relaxations:
@@ -75,10 +78,28 @@ def compress(
             terms[relaxation.room].add(site, relaxation, chain)
         chain.train(site.owners[0][0].training)
         attach(site, chain)
-    plan = Plan(model, touched, chains, list(terms.values()), state)
+    for spot, chain in spots:
+        (relaxation,) = chain.relaxations()
+        _bind(relaxation, terms[relaxation.room].method.for_site(spot), state)
+        terms[relaxation.room].add(spot, relaxation, chain)
+        chain.train(spot.module.training)
+        attach_output(spot, chain)
+    plan = Plan(model, touched, chains, list(terms.values()), state, spots)
     if budget is not None and meter is not None:
         plan.keep_to(ByteBudget(budget, meter))
     return plan
+
+
+def _choose(method: Method, sites: Sequence[Site]) -> list[Site]:
+    chosen = choose(sites, method.include, method.exclude)
+    if not chosen:
+        kind = "activation module" if method.on_activations else "layer"
+        none = "none that runs" if method.on_activations else "no weight of two dimensions"
+        raise ConfigError(
+            f"{type(method).__name__} finds no {kind} to act on: include={method.include!r}, exclude={method.exclude!r}; "
+            f"the model has {', '.join(site.name for site in sites[:4]) or none}{' …' if len(sites) > 4 else ''}"
+        )
+    return chosen
 
 
 def _couple(method: Method, model: nn.Module, chosen: list[Site], example: Tensor | None) -> Coupling | None:
@@ -108,6 +129,29 @@ def _relax(methods: list[Method], site: Site, seed: int, couplings: Mapping[str,
         relaxation.lie_like(site.weight)
         relaxations.append(relaxation)
     return relaxations
+
+
+def _relax_outputs(
+    methods: tuple[Method, ...], model: nn.Module, example: Tensor | None, seed: int, cut: bool
+) -> list[tuple[Spot, Chain]]:
+    """The spots of the methods on activations, each with the chain that will sit there."""
+    made: list[tuple[Spot, Chain]] = []
+    for method in methods:
+        for spot in _choose(method, find_spots(model, example, type(method).__name__)):
+            assert isinstance(spot, Spot)
+            own = method.for_site(spot)
+            if len(set(spot.shapes)) > 1:
+                raise ConfigError(
+                    f"{spot.name} gives outputs of different shapes, {spot.shapes[0]} and {spot.shapes[-1]}: "
+                    "use a module of its own at each place, or exclude it"
+                )
+            if cut and own.group not in ("layer", "network"):
+                raise ConfigError(
+                    f'{type(method).__name__}(group={own.group!r}) does not go with channels that are removed: use group="layer"'
+                )
+            grid = grouping(own.group, spot.name, spot.weight, spot.channel_axis)
+            made.append((spot, Chain([own.relax(spot, grid, seed_for(seed, spot.name), {method.room})])))
+    return made
 
 
 def _bind(relaxation: Relaxation, method: Method, state: PlanState) -> None:

@@ -4,6 +4,7 @@ The life (attach, price, step, harden, finalize) is the plan's. A method says ho
 how its schedules run (`schedule`), how it keeps to its target (`steer`, `round`), and what to log (`measure`).
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,7 @@ class Method(ABC):
     order: ClassVar[int]  # innermost first: sharing 0, precision 1, sparsity 2
     scalars: ClassVar[tuple[str, ...]] = ()
     per_layer: ClassVar[frozenset[str]] = frozenset({"group"})  # options that `overrides` may change
+    on_activations: ClassVar[bool] = False  # its sites are spots: outputs of activation modules
     couples: ClassVar[bool] = False  # with group="channel" and an example: coupled channels share a decision, and go
 
     def check(self) -> None:
@@ -147,7 +149,7 @@ class Term:
         self.sites.append(site)
         self.relaxations.append(relaxation)
         self.chains.append(chain)
-        self.weights += site.weight.numel()
+        self.weights += math.prod(relaxation.grouping.shape)
 
     @property
     def scalars(self) -> Tensor:

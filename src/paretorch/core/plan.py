@@ -20,6 +20,7 @@ from paretorch.core.method import Method, Term
 from paretorch.core.recalibrate import recalibrate_norms
 from paretorch.core.relaxation import PREFIX, Chain
 from paretorch.core.sites import Site
+from paretorch.core.spots import Spot, detach_output, edit_of, plain_of
 from paretorch.core.state import PlanState
 from paretorch.core.tensors import is_sharded, local, on_one_gpu, whole, write
 from paretorch.core.update import (
@@ -40,9 +41,16 @@ class Plan:
     """Made by `compress`; found again by `Plan.of(model)` after deepcopy, averaging, wrapping or loading."""
 
     def __init__(
-        self, model: nn.Module, sites: list[Site], chains: list[Chain], terms: list[Term], state: PlanState
+        self,
+        model: nn.Module,
+        sites: list[Site],
+        chains: list[Chain],
+        terms: list[Term],
+        state: PlanState,
+        spots: list[tuple[Spot, Chain]],
     ) -> None:
         self.model = model
+        self._spots = spots
         self._sites, self._chains, self._terms, self._state = sites, chains, terms, state
         self._budget: ByteBudget | None = None
         self._fused = FusedStep()
@@ -63,10 +71,18 @@ class Plan:
     # Training
 
     def param_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """Everything that the user's optimizer trains: all parameters but the decisions."""
+        """Everything that the user's optimizer trains: all parameters but the decisions.
+
+        The learned ranges of activations are groups of their own, with the decay that their method asks for.
+        """
         mine = {id(decision) for term in self._terms for decision in term.decisions()}
+        own: dict[float, list[nn.Parameter]] = {}
+        for parameter, decay in (one for term in self._terms for r in term.relaxations for one in r.trained()):
+            own.setdefault(decay, []).append(parameter)
+            mine.add(id(parameter))
         weights = [p for p in self.model.parameters() if id(p) not in mine and p.requires_grad]
-        return [{"params": weights, "weight_decay": weight_decay}]
+        groups = [{"params": weights, "weight_decay": weight_decay}] if weights or not own else []
+        return groups + [{"params": parameters, "weight_decay": decay} for decay, parameters in own.items()]
 
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """After `optimizer.step()` (and before `scaler.update()`): price, update and clip; then the schedules advance."""
@@ -248,18 +264,23 @@ class Plan:
             head, mark, tail = key.partition("parametrizations.")
             if mark and tail.endswith(".original"):
                 found[head + tail.removesuffix(".original")] = plain[id(value)]
-            elif not mark and not key.rpartition(".")[2].startswith(PREFIX):
+            elif not mark and not any(part.startswith(PREFIX) for part in key.split(".")):
                 found[key] = whole(value).clone()
         return {key: found[key] for key in self._state.order if key in found}
 
     def plain_state_dict(self) -> dict[str, Tensor]:
-        """The state that `finalize` would leave: dropped channels are gone."""
+        """The state that `finalize` would leave: dropped channels are gone, quantized activations have their own."""
         edits = [edit for edit in self.edits() if edit["kind"] == "keep_channels"]
-        return cut_state(self.dense_state_dict(), self.model, edits)
+        state = cut_state(self.dense_state_dict(), self.model, edits)
+        for spot, chain in self._spots:
+            own = plain_of(spot, chain).state_dict()
+            state |= {f"{name}.{key}": value for *_, name in spot.owners for key, value in own.items()}
+        return state
 
     def edits(self) -> list[Edit]:
-        """What the file must say beside the values: channels that are gone, the scales of the grids."""
+        """What the file must say beside the values: channels that are gone, quantized activations, scales of grids."""
         found: list[Edit] = [edit for term in self._terms for edit in channel_edits(term.kept_channels())]
+        found += [edit_of(spot, chain) for spot, chain in self._spots]
         for site, chain in zip(self._sites, self._chains, strict=True):
             exponents = [e for r in chain.relaxations() if (e := r.scale_exponent()) is not None]
             if sum(exponents) != 0:
@@ -274,6 +295,8 @@ class Plan:
         state, edits = self.dense_state_dict(), self.edits()
         for site in self._sites:
             detach(site, state[site.name])
+        for spot, chain in self._spots:
+            detach_output(self.model, spot, chain)
         self._state.remove()
         del self.model.__dict__[_ATTRIBUTE]
         for edit in edits:

@@ -95,6 +95,10 @@ class Relaxation(nn.Module):
         """The largest |w| allowed, broadcastable to the weight; None: any."""
         return None
 
+    def trained(self) -> list[tuple[nn.Parameter, float]]:
+        """Parameters beside the decision, which the user's optimizer trains, each with a weight decay of its own."""
+        return []
+
     def scale_exponent(self) -> int | None:
         """k where the values are a grid times 2^k, or None where there is no grid."""
         return None

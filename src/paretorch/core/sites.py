@@ -1,6 +1,6 @@
 """Where decisions can sit: every weight of a model, once, with all its owners, and how users choose among them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -69,7 +69,7 @@ def _site(owners: list[tuple[nn.Module, str, str]]) -> Site:
     return Site(f"{module_name}.{attribute}" if module_name else attribute, parameter, tuple(owners))
 
 
-def choose(sites: list[Site], include: Selector | None, exclude: Selector) -> list[Site]:
+def choose(sites: Sequence[Site], include: Selector | None, exclude: Selector) -> list[Site]:
     """The sites that `include` admits (None: the weights of the usual layers) and `exclude` does not take away."""
     admitted = [site for site in sites if (site.is_usual if include is None else site.matches(include))]
     return [site for site in admitted if not site.matches(exclude)]

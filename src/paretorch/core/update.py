@@ -71,14 +71,14 @@ def price_now(terms: list[Term]) -> Tensor:
     prices = []
     for term in terms:
         rate = term.method.price(term)
-        for relaxation, chain, site in zip(term.relaxations, term.chains, term.sites, strict=True):
+        for relaxation, chain in zip(term.relaxations, term.chains, strict=True):
             cost = relaxation.bits(relaxation.grid(whole(relaxation.decision)))
             kept = chain.keep()
             for factor in (cost, kept):
                 if rate is not None and factor is not None:
                     rate = rate * factor
             if rate is not None:
-                prices.append(rate.expand(site.weight.shape).sum())
+                prices.append(rate.expand(relaxation.grouping.shape).sum())
             rate = term.method.price(term)
     return torch.stack(prices).sum() if prices else torch.zeros(())
 

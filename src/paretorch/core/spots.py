@@ -1,0 +1,146 @@
+"""Spots: outputs of activation modules, where a decision may sit as it does on a weight.
+
+A spot is a site whose "weight" is one feature map, without the batch: it has a shape and no values. Its relaxations are
+a child of the activation module, and a forward hook hands them the module's output. The hook is a plain function that
+finds them through the module, so `deepcopy`, wrappers and the compiler follow it.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.relaxation import PREFIX, Chain, Relaxation
+from paretorch.core.sites import Site
+from paretorch.errors import ConfigError
+
+BOUNDED: tuple[type[nn.Module], ...] = (nn.Sigmoid, nn.Hardsigmoid, nn.Tanh, nn.Softsign, nn.Hardtanh)  # ReLU6 is one
+_CHILD = f"{PREFIX}activation"
+_HANDLE = "_paretorch_handle"
+
+
+@dataclass(frozen=True, eq=False)
+class Spot(Site):
+    """The output of one module: `weight` has the shape of a feature map; `shapes`, of every call; the largest value seen."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    largest: float
+    device: torch.device
+
+    @property
+    def channel_axis(self) -> int:
+        """Channels come right after the batch."""
+        return 0
+
+    @property
+    def is_usual(self) -> bool:
+        """An activation whose range is known, or learned (ReLU)."""
+        return isinstance(self.module, (nn.ReLU, *BOUNDED))
+
+    @property
+    def module(self) -> nn.Module:
+        return self.owners[0][0]
+
+
+class OutputRelaxation(Relaxation):
+    """A relaxation of an output; it says what stays in the network once the plan is gone."""
+
+    @abstractmethod
+    def plain(self, inner: nn.Module) -> nn.Module:
+        """The ordinary module that takes the activation's place, with the rounded decisions."""
+
+    @abstractmethod
+    def edit(self, modules: list[str]) -> dict[str, Any]:
+        """The structural edit that makes such a module of the activation under these names."""
+
+
+def find_spots(model: nn.Module, example: Tensor | None, asked_by: str) -> list[Spot]:
+    """Every leaf module that the example passes, in order of names; the model itself is none."""
+    if not isinstance(example, Tensor) or example.dim() < 2 or len(example) < 1:
+        raise ConfigError(
+            f"{asked_by} needs example=, a batch of inputs as the model takes them, to know the shapes of its activations"
+        )
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if name and not module._modules:
+            names.setdefault(module, []).append(name)
+    seen: dict[nn.Module, list[tuple[torch.Size, float, torch.device]]] = {module: [] for module in names}
+    _run(model, example, {module: _recorder(calls) for module, calls in seen.items()})
+    spots = []
+    for module, calls in seen.items():
+        if calls:
+            size, _, device = calls[0]
+            feature_map = nn.Parameter(torch.empty(size[1:], device="meta"), requires_grad=False)
+            owners = tuple((module, "output", name) for name in names[module])
+            shapes, largest = tuple(tuple(one[1:]) for one, *_ in calls), max(top for _, top, _ in calls)
+            spots.append(Spot(names[module][0], feature_map, owners, shapes, largest, device))
+    return spots
+
+
+def _recorder(calls: list[tuple[torch.Size, float, torch.device]]) -> Callable[..., None]:
+    def record(_: nn.Module, __: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.is_floating_point() and output.numel():
+            calls.append((output.shape, float(output.max()), output.device))
+
+    return record
+
+
+def _run(model: nn.Module, example: Tensor, hooks: Mapping[nn.Module, Callable[..., None]]) -> None:
+    modes = {module: module.training for module in model.modules()}
+    handles = [module.register_forward_hook(hook) for module, hook in hooks.items()]
+    parameter = next(model.parameters(), None)
+    try:
+        model.eval()
+        with torch.no_grad():
+            model(example if parameter is None else example.to(parameter.device))
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"the example of shape {tuple(example.shape)} does not run: {error}") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def attach_output(spot: Spot, chain: Chain) -> None:
+    """Make the module give chain(output)."""
+    module = spot.module
+    module.add_module(_CHILD, chain)
+    module.__dict__[_HANDLE] = module.register_forward_hook(_relaxed)
+
+
+def _relaxed(module: nn.Module, _: Any, output: Tensor) -> Tensor:
+    value: Tensor = module._modules[_CHILD](output)  # type: ignore[misc]
+    return value
+
+
+def detach_output(model: nn.Module, spot: Spot, chain: Chain) -> None:
+    """Put the plain module of the chain's relaxation in the activation's place, under all its names."""
+    module = spot.module
+    module.__dict__.pop(_HANDLE).remove()
+    del module._modules[_CHILD]
+    place(model, [name for *_, name in spot.owners], plain_of(spot, chain))
+
+
+def plain_of(spot: Spot, chain: Chain) -> nn.Module:
+    """What takes the activation's place at the end."""
+    (relaxation,) = chain.relaxations()
+    assert isinstance(relaxation, OutputRelaxation)
+    return relaxation.plain(spot.module)
+
+
+def edit_of(spot: Spot, chain: Chain) -> dict[str, Any]:
+    """The structural edit that does the same to a fresh model."""
+    (relaxation,) = chain.relaxations()
+    assert isinstance(relaxation, OutputRelaxation)
+    return relaxation.edit([name for *_, name in spot.owners])
+
+
+def place(model: nn.Module, names: list[str], module: nn.Module) -> None:
+    """Let these names be this one module."""
+    for name in names:
+        path, _, leaf = name.rpartition(".")
+        model.get_submodule(path)._modules[leaf] = module
