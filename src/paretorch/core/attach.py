@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from paretorch.core.relaxation import Chain
-from paretorch.core.sites import Site
+from paretorch.core.sites import Site, Template
 
 
 def attach(site: Site, chain: Chain) -> None:
@@ -31,19 +31,35 @@ def attach(site: Site, chain: Chain) -> None:
 
 def original(site: Site) -> nn.Parameter:
     """The trained Parameter behind the weight, as it is now (sharding may have replaced the object)."""
+    if isinstance(site, Template):
+        template: nn.Parameter = getattr(site.home, site.name)
+        return template
     module, attribute, _ = site.owners[0]
     parameter: nn.Parameter = module.parametrizations[attribute].original  # type: ignore[index,union-attr]
     return parameter
 
 
+def originals(site: Site) -> list[Tensor]:
+    """What stands for the weight in each of its owners: one object, but for a mixed weight that was moved."""
+    if isinstance(site, Template):
+        return [original(site)]
+    return [module.parametrizations[attribute].original for module, attribute, _ in site.owners]  # type: ignore[index,union-attr]
+
+
 def detach(site: Site, value: Tensor) -> None:
-    """Remove the chain from every owner; the original Parameter object takes the value, keys keep their order."""
+    """Remove the chain from every owner; the original Parameter object takes the value, keys keep their order.
+
+    A weight that was mixed from templates has no original, and is a new Parameter.
+    """
     parameter = original(site)
+    if not parameter.numel():
+        parameter = nn.Parameter(value.clone())
     for module, attribute, _ in site.owners:
         if isinstance(module, nn.RNNBase):
             for handle in module.__dict__.pop("_paretorch_hooks", ()):
                 handle.remove()
         parametrize.remove_parametrizations(module, attribute, leave_parametrized=False)
+        module._buffers.pop(attribute, None)
         module._parameters[attribute] = parameter
         if not parametrize.is_parametrized(module):
             order = module.__dict__.pop("_paretorch_order")

@@ -13,11 +13,12 @@ from paretorch.core.channels import Channels, Coupling
 from paretorch.core.couple import couple
 from paretorch.core.groups import grouping
 from paretorch.core.method import Method, Term
+from paretorch.core.mixing import Mix, install, on_templates
 from paretorch.core.noise import seed_for
 from paretorch.core.options import require_count
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation
-from paretorch.core.sites import Site, choose, find_sites
+from paretorch.core.sites import Site, Template, choose, find_sites
 from paretorch.core.spots import Spot, attach_output, find_spots
 from paretorch.core.state import PlanState
 from paretorch.core.tensors import is_sharded
@@ -57,30 +58,43 @@ def compress(
     for room, coupling in couplings.items():
         if coupling is not None:
             chosen[room] = [site for site in every if site.name in coupling.gates]
+    mixtures = [one for method in aimed for one in method.mix(model, chosen[method.room], seed)]
+    if mixtures and any(couplings.values()):
+        raise ConfigError(
+            "channels of layers that share templates cannot be removed: leave out example=, or share less"
+        )
+    every, chosen = on_templates(mixtures, every, chosen)
     acting = {site.name: sorted((m for m in aimed if site in chosen[m.room]), key=lambda m: m.order) for site in every}
     touched = [site for site in every if acting[site.name]]
     made = [_relax(acting[site.name], site, seed, couplings) for site in touched]
     for method in aimed:
         own = [r for relaxations in made for r in relaxations if r.room == method.room]
         sizes = [float(torch.as_tensor(r.grouping.sizes).min()) for r in own]
-        if couplings[method.room] is None and method.group != "network":
+        if own and couplings[method.room] is None and method.group != "network":
             method.check_groups(min(sizes), float(sum(math.prod(r.grouping.shape) for r in own)))
     spots = _relax_outputs(on_outputs, model, example, seed, cut=any(couplings.values()))
     # Nothing was touched so far: whatever is wrong with the options has been said by now.
     ordered = tuple(next(m for m in (*aimed, *on_outputs) if m.room == method.room) for method in methods)
-    device = touched[0].weight.device if touched else spots[0][0].device
+    device = spots[0][0].device if spots else next(model.parameters()).device
     state = PlanState(model, ordered, steps, seed, device)
     terms = {m.room: Term(m, model, steps, [], [], [], couplings.get(m.room)) for m in ordered}
     chains = [Chain(relaxations) for relaxations in made]
     for site, relaxations, chain in zip(touched, made, chains, strict=True):
         for relaxation in relaxations:
-            _bind(relaxation, terms[relaxation.room].method.for_site(site), state)
+            _bind(relaxation, terms[relaxation.room].method.for_site(site), state, site)
             terms[relaxation.room].add(site, relaxation, chain)
         chain.train(site.owners[0][0].training)
-        attach(site, chain)
+        if not isinstance(site, Template):
+            attach(site, chain)
+    by_name = {site.name: chain for site, chain in zip(touched, chains, strict=True)}
+    for site, chain in install(mixtures, by_name, state):
+        (relaxation,) = chain.relaxations()
+        terms[Mix.room].add(site, relaxation, chain)
+        touched.append(site)
+        chains.append(chain)
     for spot, chain in spots:
         (relaxation,) = chain.relaxations()
-        _bind(relaxation, terms[relaxation.room].method.for_site(spot), state)
+        _bind(relaxation, terms[relaxation.room].method.for_site(spot), state, spot)
         terms[relaxation.room].add(spot, relaxation, chain)
         chain.train(spot.module.training)
         attach_output(spot, chain)
@@ -154,12 +168,14 @@ def _relax_outputs(
     return made
 
 
-def _bind(relaxation: Relaxation, method: Method, state: PlanState) -> None:
+def _bind(relaxation: Relaxation, method: Method, state: PlanState, site: Site) -> None:
     shared = ""
+    if isinstance(site, Template):
+        shared = f"{site.name}_{method.room}"
     if method.group == "network" or isinstance(relaxation.grouping, Channels):
         shared = f"{PREFIX}{method.room}_shared"
-        if not hasattr(state.root, shared):
-            state.add_shared(shared, relaxation.decision.detach().flatten().clone())
+    if shared and not hasattr(state.root, shared):
+        state.add_shared(shared, relaxation.decision.detach().flatten().clone())
     relaxation.bind(state.root, shared)
 
 

@@ -6,9 +6,9 @@ how its schedules run (`schedule`), how it keeps to its target (`steer`, `round`
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from paretorch.core.sample import Sample
 from paretorch.core.sites import Selector, Site
 from paretorch.core.tensors import total, whole
 from paretorch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paretorch.core.mixing import Mixture
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -87,6 +90,18 @@ class Method(ABC):
     @abstractmethod
     def schedule(self, term: "Term", step: Tensor) -> None:
         """Write the schedule values of this step into the term's scalars; device operations only."""
+
+    def mix(self, root: nn.Module, sites: Sequence[Site], seed: int) -> list["Mixture"]:
+        """Groups of the chosen weights that become mixtures of templates; none for methods that act on each weight."""
+        return []
+
+    def reward(self, term: "Term") -> Tensor | None:
+        """A price of the decisions among each other, beside what single weights cost; None: there is none."""
+        return None
+
+    def reward_slopes(self, term: "Term") -> list[Tensor] | None:
+        """Its gradient, in closed form, one a relaxation."""
+        return None
 
     def price(self, term: "Term") -> Tensor | None:
         """λ, the price of one unit (a kept weight, a bit) now; None: this method puts no price on anything."""

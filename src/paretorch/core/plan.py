@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach import detach, original
+from paretorch.core.attach import detach, original, originals
 from paretorch.core.budget_bytes import ByteBudget, Edit
 from paretorch.core.cut import channel_edits, cut_state, keep_channels
 from paretorch.core.fused import FusedStep
 from paretorch.core.method import Method, Term
 from paretorch.core.recalibrate import recalibrate_norms
 from paretorch.core.relaxation import PREFIX, Chain
-from paretorch.core.sites import Site
+from paretorch.core.sites import Site, Template
 from paretorch.core.spots import Spot, detach_output, edit_of, plain_of
 from paretorch.core.state import PlanState
 from paretorch.core.tensors import is_sharded, local, on_one_gpu, whole, write
@@ -243,9 +243,12 @@ class Plan:
 
     def effective(self, site: Site, chain: Chain) -> Tensor:
         """The weight that the network computes with: no noise, whole on every rank."""
-        modes = [(r, r.training) for r in chain.relaxations()]
-        chain.eval()
+        modes = [
+            (r, r.training) for one in self._chains for r in one.relaxations()
+        ]  # templates have chains of their own
         try:
+            for relaxation, _ in modes:
+                relaxation.eval()
             with torch.no_grad():
                 value: Tensor = chain(whole(original(site))) + 0.0  # no negative zeros
                 return value
@@ -256,8 +259,10 @@ class Plan:
     def dense_state_dict(self) -> dict[str, Tensor]:
         """A copy of the state of the plain network: its own keys, effective weights, whole on every rank."""
         plain = {
-            id(original(site)): self.effective(site, chain)
+            id(one): value
             for site, chain in zip(self._sites, self._chains, strict=True)
+            for value in [self.effective(site, chain)]
+            for one in originals(site)
         }
         found: dict[str, Tensor] = {}
         for key, value in self.model.state_dict(keep_vars=True).items():
@@ -282,6 +287,8 @@ class Plan:
         found: list[Edit] = [edit for term in self._terms for edit in channel_edits(term.kept_channels())]
         found += [edit_of(spot, chain) for spot, chain in self._spots]
         for site, chain in zip(self._sites, self._chains, strict=True):
+            if isinstance(site, Template):  # what is mixed from a grid lies on none
+                continue
             exponents = [e for r in chain.relaxations() if (e := r.scale_exponent()) is not None]
             if sum(exponents) != 0:
                 found.append({"kind": "scale", "weight": site.name, "exponent": sum(exponents)})
@@ -294,7 +301,8 @@ class Plan:
             raise ConfigError("finalize needs a whole model: load plan.dense_state_dict() into a plain copy instead")
         state, edits = self.dense_state_dict(), self.edits()
         for site in self._sites:
-            detach(site, state[site.name])
+            if not isinstance(site, Template):
+                detach(site, state[site.name])
         for spot, chain in self._spots:
             detach_output(self.model, spot, chain)
         self._state.remove()

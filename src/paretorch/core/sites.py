@@ -52,6 +52,13 @@ class Site:
         return any(self.matches(one) for one in selector)
 
 
+@dataclass(frozen=True, eq=False)
+class Template(Site):
+    """A tensor of the root module under the site's own name; its owners are the layers that are mixed from it."""
+
+    home: nn.Module
+
+
 def find_sites(model: nn.Module, dims: int = 2) -> list[Site]:
     """All floating-point parameters of at least `dims` dimensions, each Parameter object once."""
     found: dict[int, list[tuple[nn.Module, str, str]]] = {}

@@ -68,8 +68,8 @@ class PlanState:
         phase.fill_(int(hard))
 
     def add_shared(self, name: str, value: Tensor) -> None:
-        """A decision that several weights share lives on the root, once."""
-        self.root.register_parameter(name, nn.Parameter(value))
+        """A decision that several weights share, or a template of theirs, lives on the root, once."""
+        self.root.register_parameter(name, value if isinstance(value, nn.Parameter) else nn.Parameter(value))
         self._names.append(name)
 
     def remove(self) -> None:

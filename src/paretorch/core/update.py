@@ -48,6 +48,8 @@ def add_price(term: Term, terms: list[Term], gradients: list[Tensor]) -> None:
         slope = _slope(relaxation, chain, prices)
         if slope is not None:
             gradient.add_(shard_like(slope.reshape(gradient.shape), gradient))
+    for slope, gradient in zip(term.method.reward_slopes(term) or (), gradients, strict=False):
+        gradient.add_(shard_like(slope, gradient))
 
 
 def gradients_of(term: Term) -> list[Tensor]:
@@ -70,6 +72,8 @@ def price_now(terms: list[Term]) -> Tensor:
     """λ_keep Σ keep + λ_bits Σ keep·bits."""
     prices = []
     for term in terms:
+        reward = term.method.reward(term)
+        prices += [] if reward is None else [reward]
         rate = term.method.price(term)
         for relaxation, chain in zip(term.relaxations, term.chains, strict=True):
             cost = relaxation.bits(relaxation.grid(whole(relaxation.decision)))

@@ -1,0 +1,124 @@
+"""Weights that are mixed from templates: W_l = Σ_i a_l,i T_i (chapter 3), every template once in the model.
+
+Templates are parameters of the root module, which FSDP2 keeps whole through the forward pass, so that every layer may
+read them; a bank registered in each layer would be sharded twice. Methods that act on what is stored (masks, precisions)
+act on the templates, before they are mixed. A mixed layer has no weight of its own: the `original` of its
+parametrization is an empty buffer, and its coefficients are the decision of its relaxation.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from paretorch.core.attach import attach
+from paretorch.core.groups import Broadcast
+from paretorch.core.relaxation import Chain, Relaxation
+from paretorch.core.sites import Site, Template
+from paretorch.core.state import PlanState
+from paretorch.core.tensors import gather
+
+Shares = Callable[[Tensor, bool], Tensor]  # decisions, whether they are rounded -> coefficients
+
+
+def as_they_are(decision: Tensor, hard: bool) -> Tensor:
+    """Any coefficients: the decisions themselves."""
+    return decision
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """Weights of one shape and the templates they are mixed from; `start`: decisions at first, one row a layer."""
+
+    layers: tuple[Site, ...]
+    templates: tuple[Template, ...]
+    start: Tensor
+    shares: Shares = as_they_are
+
+
+class Mix(Relaxation):
+    """W = Σ_i a_i T_i, where a = shares(s) and T_i is a parameter of the root, read through its own chain if it has one."""
+
+    room: ClassVar[str] = "sharing"
+
+    def __init__(self, names: Sequence[str], start: Tensor, shares: Shares = as_they_are) -> None:
+        super().__init__(Broadcast(start.shape, tuple(start.shape)), 0.0, start.device)
+        assert self.s is not None
+        self.s.data.copy_(start)
+        self.names, self.shares = tuple(names), shares
+        self._chains: tuple[Chain | None, ...] = (None,) * len(self.names)
+
+    def read_through(self, chains: Sequence[Chain | None], keep: bool) -> None:
+        """Relaxations of the templates; one layer of a group keeps them as children, so that they move with the model."""
+        self._chains = tuple(chains)
+        for i, chain in enumerate(chains):
+            if keep and chain is not None:
+                self.add_module(f"template_{i}", chain)
+
+    def coefficients(self) -> Tensor:
+        """One a template, on every rank."""
+        return self.shares(self.grid(), self.hard)
+
+    def templates(self) -> list[Tensor]:
+        """What is mixed: masked and quantized where the templates are."""
+        found = []
+        for name, chain in zip(self.names, self._chains, strict=True):
+            template = gather(getattr(self._root[0], name))
+            found.append(template if chain is None else chain(template))
+        return found
+
+    def forward(self, _: Tensor) -> Tensor:
+        # One product at a time: nothing but the templates themselves is kept for the backward pass, the sum stays in
+        # the precision of the templates under autocast, and a compiler makes it one kernel.
+        mixed: Tensor | None = None
+        for share, template in zip(self.coefficients().unbind(), self.templates(), strict=True):
+            part = template * share.to(template.dtype)
+            mixed = part if mixed is None else mixed + part
+        assert mixed is not None
+        return mixed
+
+
+def attach_mixed(site: Site, chain: Chain) -> None:
+    """Let every owner of the weight compute chain(nothing); the weight itself is given up."""
+    nothing = torch.empty(0, dtype=site.weight.dtype, device=site.weight.device)
+    for module, attribute, _ in site.owners:
+        module.__dict__.setdefault("_paretorch_order", list(module._parameters))
+        del module._parameters[attribute]
+        module._buffers[attribute] = nothing
+    attach(site, chain)
+
+
+def on_templates(
+    mixtures: Sequence[Mixture], every: list[Site], chosen: Mapping[str, list[Site]]
+) -> tuple[list[Site], dict[str, list[Site]]]:
+    """The sites that methods act on once weights are mixed: templates take the place of the layers mixed from them.
+
+    A method that has chosen one layer of a group acts on the templates of the group.
+    """
+    mixed = {site for one in mixtures for site in one.layers}
+    sites = [site for site in every if site not in mixed]
+    sites += [template for one in mixtures for template in one.templates]
+    moved = {}
+    for room, own in chosen.items():
+        moved[room] = [site for site in own if site not in mixed and room != Mix.room]
+        for one in mixtures:
+            moved[room] += one.templates if room != Mix.room and set(one.layers) & set(own) else ()
+    return sites, moved
+
+
+def install(mixtures: Sequence[Mixture], chains: Mapping[str, Chain], state: PlanState) -> Iterator[tuple[Site, Chain]]:
+    """Put the templates on the root and the mixes on the layers; gives each layer with its chain."""
+    for mixture in mixtures:
+        names = [template.name for template in mixture.templates]
+        for template in mixture.templates:
+            state.add_shared(template.name, template.weight)
+        for site, start in zip(mixture.layers, mixture.start, strict=True):
+            mix = Mix(names, start, mixture.shares)
+            mix.bind(state.root)
+            mix.read_through([chains.get(name) for name in names], keep=site is mixture.layers[0])
+            chain = Chain([mix]).train(site.owners[0][0].training)
+            attach_mixed(site, chain)
+            assert mix.s is not None
+            yield replace(site, weight=mix.s), chain  # the weight itself is let go

@@ -1,0 +1,88 @@
+"""From weights to groups of layers and their templates: which layers share, and what the templates are at first."""
+
+import re
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.relaxation import PREFIX
+from paretorch.core.sites import Site, Template
+from paretorch.errors import ConfigError
+from paretorch.sharing.domains import DOMAINS, in_turn, orthogonal
+
+By = Callable[[str, nn.Module], Hashable | None]
+_LAYER_OF_STACK = re.compile(r"_l\d+(_reverse)?$")  # of the weights of recurrent layers
+
+
+def share_groups(sites: Sequence[Site], by: By | None = None) -> list[tuple[Site, ...]]:
+    """Layers of one kind and one weight shape, two at least, in the order of the model.
+
+    by(name, module) divides them further: layers with equal labels share, a layer labelled None keeps its weight.
+    """
+    groups: dict[tuple[Hashable, ...], list[Site]] = {}
+    for site in sites:
+        module, attribute, name = site.owners[0]
+        label: Hashable = "all"
+        if by is not None:
+            label = by(name, module)
+            if label is None:
+                continue
+            if not isinstance(label, Hashable):
+                raise ConfigError(f"by: the label of {name} must be a number, a string or a tuple, not {label!r}")
+        role = _LAYER_OF_STACK.sub("", attribute)
+        weight = site.weight
+        kind = (type(module).__qualname__, role, str(weight.dtype), str(weight.device))
+        key: tuple[Hashable, ...] = (label, kind, tuple(weight.shape))
+        groups.setdefault(key, []).append(site)
+    return [tuple(group) for group in groups.values() if len(group) > 1]
+
+
+def bank(weights: Sequence[Tensor], templates: int, domain: str, start: str, seed: int) -> tuple[list[Tensor], Tensor]:
+    """Templates T and decisions at the start, in fp32, such that each W_l has the variance of the weight it replaces.
+
+    real: Q has orthonormal columns (of rows, if k > L), T = Qᵀ W, and the rows of α are those of Q scaled to norm 1. With
+    k ≥ L the weights come back exactly. With k < L independent weights of variance v give templates of variance v, and
+    W_l = Σ α_i T_i has ‖α_l‖² v = v: unscaled rows of Q would give k/L of it.
+    "fit" takes for Q the leading singular vectors of the weights, unscaled: the nearest mixtures to trained weights.
+    simplex and one-hot: layer l begins with template l mod k, T_i is the weight of layer i, divided by the norm of the
+    coefficients.
+    """
+    layers = len(weights)
+    flat = torch.stack([weight.detach().flatten() for weight in weights]).to(torch.float32)
+    if domain != "real":
+        decisions = in_turn(layers, templates)
+        shares = DOMAINS[domain](decisions, True)
+        flat = flat[torch.arange(templates) % layers] / shares[0].norm().to(flat)
+        return [row.view(weights[0].shape).clone() for row in flat], decisions.float()
+    if start == "fit":
+        q = _leading(flat, templates, seed)
+        alpha = q
+    else:
+        q = orthogonal(layers, templates, seed)
+        alpha = q / q.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    mixed = q.T.to(flat) @ flat
+    return [row.view(weights[0].shape).clone() for row in mixed], alpha.float()
+
+
+def _leading(flat: Tensor, templates: int, seed: int) -> Tensor:
+    """The leading left singular vectors of the weights, from their small Gram matrix; rows of norm 1 if k > L."""
+    layers = len(flat)
+    if templates > layers:
+        return orthogonal(layers, templates, seed)
+    gram = (flat @ flat.T).double().cpu()
+    leading: Tensor = torch.linalg.eigh(gram).eigenvectors.flip(1)[:, :templates].contiguous()
+    return leading
+
+
+def template_sites(
+    root: nn.Module, number: int, group: Sequence[Site], values: Sequence[Tensor]
+) -> tuple[Template, ...]:
+    """Sites for a group's templates, in the dtype of its weights; nothing is registered yet."""
+    weight = group[0].weight
+    owners = tuple(owner for site in group for owner in site.owners)
+    # Dense in memory as the weights are (channels_last, say).
+    made = [nn.Parameter(torch.empty_like(weight).copy_(value).detach()) for value in values]
+    return tuple(
+        Template(f"{PREFIX}template_{number}_{i}", parameter, owners, root) for i, parameter in enumerate(made)
+    )

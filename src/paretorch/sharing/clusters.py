@@ -1,0 +1,68 @@
+"""Which layers are one: groups by similarity, and the one weight that stands for a group."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paretorch.core.options import require_count, require_number
+from paretorch.errors import ConfigError
+
+
+def check_limits(threshold: float | None, layers: int | None) -> None:
+    """One of the two, within its range."""
+    if (threshold is None) == (layers is None):
+        raise ConfigError(
+            "give either threshold, the least similarity of layers that become one, or layers, how many stay"
+        )
+    if threshold is not None:
+        require_number("threshold", threshold, 0.0, 1.0, "a similarity is from 0 to 1, such as 0.95")
+    if layers is not None:
+        require_count("layers", layers, 1, "give how many layers stay, 1 or more")
+
+
+def cluster(matrices: Sequence[Tensor], threshold: float | None, layers: int | None) -> list[list[int]]:
+    """Labels of the layers of each matrix: 0, 1 … by first appearance.
+
+    The two groups whose least similar members are most alike become one, over all matrices, first come first in ties;
+    until no two are alike enough, or `layers` are left in all.
+    """
+    groups = [[[i] for i in range(len(matrix))] for matrix in matrices]
+    links = [matrix.double().cpu().clone().fill_diagonal_(-1.0) for matrix in matrices]
+    left = sum(len(matrix) for matrix in matrices)
+    if layers is not None and layers < len(matrices):
+        raise ConfigError(
+            f"layers={layers}: there are {len(matrices)} groups of layers of different shapes, so at least {len(matrices)} stay"
+        )
+    least = threshold if threshold is not None else 0.0
+    while layers is None or left > layers:
+        which = max(range(len(links)), key=lambda i: float(links[i].max()), default=-1)
+        if which < 0 or float(links[which].max()) < least - 1e-6:
+            break
+        link = links[which]
+        one, other = divmod(int(link.argmax()), len(link))
+        link[one] = link[:, one] = torch.minimum(link[one], link[other])
+        link[other] = link[:, other] = link[one, one] = -1.0
+        groups[which][one] += groups[which][other]
+        groups[which][other] = []
+        left -= 1
+    return [_labels(parts, len(matrix)) for parts, matrix in zip(groups, matrices, strict=True)]
+
+
+def _labels(groups: list[list[int]], count: int) -> list[int]:
+    owner = {layer: number for number, members in enumerate(groups) for layer in members}
+    order = list(dict.fromkeys(owner[layer] for layer in range(count)))
+    return [order.index(owner[layer]) for layer in range(count)]
+
+
+def collapse(rows: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:
+    """One direction u and a signed scale c_l a layer with c_l u ≈ a_l, best in the metric of the weights; c_0 = 1.
+
+    gram: ⟨T_i, T_j⟩, so that a_l gram a_l'ᵀ = ⟨W_l, W_l'⟩. Collinear rows come back exactly, negative multiples too.
+    """
+    exact, metric = rows.double(), gram.double()
+    leading = torch.linalg.eigh(exact @ metric @ exact.T).eigenvectors[:, -1]
+    first = leading[0]
+    if float(first.abs()) < 1e-6:  # the first layer has no part in what the others are
+        return exact[0], (exact @ metric @ exact[0]) / (exact[0] @ metric @ exact[0]).clamp_min(1e-300)
+    return first * (leading @ exact), leading / first
