@@ -1,0 +1,86 @@
+"""Uniform k-bit: every weight on the grid of chapter 5 with the same precision, straight through.
+
+    W = 2^e Q(w / 2^e, k),   ∂W/∂w := 1,   w clipped to ±2^e (2 − 2^(1−k)),   Q as in `paretorch.precision.grid`
+
+What SMOL would do had it nothing to decide: the plainest quantization-aware training. The decision holds k itself, so
+that a map of precisions, as SMOL finds them, can be given to it (see `paretorch.precision.shuffle`).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from paretorch.core.groups import Group, Grouping
+from paretorch.core.sites import Site
+from paretorch.errors import ConfigError
+from paretorch.precision.grid import MAX_BITS, power_of_two, quantize
+from paretorch.precision.rivals.rival import Quantized, Rival, through
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uniform(Rival):
+    """The same bits for every weight; 0 drops a layer.
+
+    group: what can have a precision of its own ("layer"; "weight" where a map is to be written into it).
+    scale: of a layer's grid, 2^e: "auto" (as small as its weights at the start allow), "fit" (1, or larger where they do
+    not fit into ±2), or the exponent e.
+    """
+
+    group: Group = "layer"
+    scale: str | int = "auto"
+
+    per_layer: ClassVar[frozenset[str]] = frozenset({"bits", "scale"})
+    widths: ClassVar[tuple[int, ...]] = tuple(range(MAX_BITS + 1))
+    grouped: ClassVar[tuple[str, ...]] = ("layer", "channel", "weight")
+
+    def check(self) -> None:
+        super().check()
+        exponent = isinstance(self.scale, int) and not isinstance(self.scale, bool) and -60 <= self.scale <= 60
+        if not (self.scale in ("fit", "auto") or exponent):
+            raise ConfigError(f'scale={self.scale!r}: use "fit", "auto", or an exponent from -60 to 60')
+
+    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Fixed":
+        top = float(site.weight.detach().abs().max())
+        needed = math.ceil(math.log2(top)) - 1 if top > 0 else 0
+        exponent = self.scale if isinstance(self.scale, int) else needed if self.scale == "auto" else max(needed, 0)
+        if top > 2.0 ** (exponent + 1):
+            raise ConfigError(
+                f"{site.name} has weights up to {top:.3g}, outside the grid of ±{2.0 ** (exponent + 1):g}: "
+                'use scale="auto", or exclude it'
+            )
+        return _Fixed(grouping, self.bits, site.weight.device, exponent)
+
+
+class _Fixed(Quantized):
+    """W = 2^e Q(w / 2^e, s), s whole numbers of bits."""
+
+    exponent: Tensor
+
+    def __init__(self, grouping: Grouping, bits: int, device: torch.device, exponent: int) -> None:
+        super().__init__(grouping, bits, float(bits), device)
+        self.decision.requires_grad_(False)
+        self.register_buffer("exponent", torch.full((), exponent, dtype=torch.int32, device=device))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        p, scale = self.grouping.expand(self.grid()).to(torch.int32), power_of_two(self.exponent)
+        value = (quantize(weight.detach().to(torch.float32) / scale, p) * scale).to(weight.dtype)
+        return through(value, weight * (p > 0))
+
+    def bits(self, s: Tensor) -> Tensor:
+        return self.grouping.expand(s)
+
+    def keep(self, s: Tensor) -> Tensor:
+        return (self.grouping.expand(s) > 0).to(s.dtype)
+
+    def survives(self, s: Tensor) -> Tensor:
+        return self.keep(s)
+
+    def limit(self, s: Tensor) -> Tensor:
+        p = self.grouping.expand(s).to(torch.int32)
+        return power_of_two(self.exponent) * (2.0 - power_of_two(1 - p))
+
+    def scale_exponent(self) -> int | None:
+        return int(self.exponent)
