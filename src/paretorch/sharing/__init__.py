@@ -1,0 +1,6 @@
+"""Sharing: weights mixed from templates, how alike layers have become, and networks folded into loops (chapter 3)."""
+
+from paretorch.sharing.similarity import reparametrize
+from paretorch.sharing.soft import SoftSharing
+
+__all__ = ["SoftSharing", "reparametrize"]

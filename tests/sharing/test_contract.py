@@ -1,0 +1,260 @@
+"""What every method promises, for layers that share: formula, resume, copies, compile, ranks, finalize, files."""
+
+import copy
+import json
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from paretorch import Plan
+from paretorch.deploy import load, save
+from tests.contract.loop import equal, optimizer_of, snapshot, train
+from tests.contract.test_finalize import anatomy
+from tests.sharing.cases import METHODS, MODELS, STEPS, attach, batch, build, every
+
+
+@pytest.fixture(autouse=True)
+def _early_rounding_is_meant() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="harden at step")
+        yield
+
+
+def coefficients(domain: str, s: Tensor, hard: bool) -> Tensor:
+    if domain == "real":
+        return s
+    if domain == "simplex":
+        return s.exp() / s.exp().sum()
+    return (s == s.max()).float()
+
+
+def literal_weights(plan: Plan) -> dict[str, Tensor]:
+    """W_l = Σ_i α_l,i T_i with m ⊙ T for masked templates, read off the state and nothing else (in eval mode)."""
+    state = plan.model.state_dict()
+    domain = plan.methods()[0].domain
+    beta, shift = plan.metrics().get("temperature", 0.0), plan.metrics().get("shift", 0.0)
+    weights = {}
+    for site in plan._sites:
+        name = site.name
+        module, _, attribute = name.rpartition(".")
+        key = f"{module}.parametrizations.{attribute}.0.sharing.s"
+        if key not in state:
+            continue
+        number = next(r.names[0] for t in plan._terms for r, s in zip(t.relaxations, t.sites, strict=True) if s is site)
+        bank = number.rpartition("_")[0]
+        total = torch.zeros(())
+        for i, share in enumerate(coefficients(domain, state[key], False)):
+            template = state[f"{bank}_{i}"]
+            if f"{bank}_{i}_sparsity" in state:
+                s = state[f"{bank}_{i}_sparsity"].view(template.shape)
+                template = template * 2.0 / (1 + torch.exp(-beta * (s + shift)))
+            total = total + share * template
+        weights |= {f"{owner}.{a}": total for _, a, owner in site.owners}
+    return weights
+
+
+@pytest.mark.parametrize("model", list(MODELS))
+@pytest.mark.parametrize("method", ["all", "fewer", "one", "simplex", "one-hot", "adam"])
+def test_computes_the_formula(method: str, model: str) -> None:
+    network = build(model)
+    plain = copy.deepcopy(network)
+    plan = attach(network, method)
+    optimizer, x = optimizer_of(plan), batch(model)
+    for steps in (0, 5):
+        train(network, plan, optimizer, x, steps)
+        weights = literal_weights(plan)
+        assert weights
+        own = {k: v for k, v in network.state_dict().items() if k in plain.state_dict()}
+        expected = functional_call(plain.eval(), {**own, **weights}, x, tie_weights=False)
+        torch.testing.assert_close(network.eval()(x), expected, rtol=1e-4, atol=1e-5)
+        network.train()
+
+
+def test_masks_are_on_the_templates() -> None:
+    network = build("linear")
+    plan = attach(network, "masked")
+    optimizer, x = optimizer_of(plan), batch("linear")
+    for steps in (0, 5):
+        train(network, plan, optimizer, x, steps)
+        for name, value in literal_weights(plan).items():
+            torch.testing.assert_close(network.get_submodule(name.rpartition(".")[0]).weight, value)
+    plan.harden(optimizer)
+    masks = {
+        key: value for key, value in network.state_dict().items() if key.endswith("_sparsity") and "template" in key
+    }
+    assert len(masks) == 2
+    assert all(value.numel() == 64 for value in masks.values())
+    dropped = torch.stack([value + plan.metrics()["shift"] < 0 for value in masks.values()]).all(0)
+    assert dropped.any()
+    assert (network.get_submodule("1").weight.flatten()[dropped] == 0).all()
+
+
+@pytest.mark.parametrize("model", list(MODELS))
+def test_as_many_templates_as_layers_change_nothing_at_first(model: str) -> None:
+    network = build(model)
+    before = network(batch(model))
+    attach(network, "all")
+    torch.testing.assert_close(network(batch(model)), before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_a_template_exists_once(method: str) -> None:
+    network = build("linear")
+    plan = attach(network, method)
+    count = METHODS[method]()[0].templates or 4
+    names = [name for name, p in network.named_parameters(remove_duplicate=False) if p.shape == (8, 8)]
+    assert names == [f"paretorch_template_0_{i}" for i in range(count)]
+    assert sum(p.shape == (8, 8) for group in plan.param_groups() for p in group["params"]) == count
+    state = network.state_dict()
+    assert equal(from_bytes(to_bytes(state)), state)  # which refuses tensors that share memory
+    copied = copy.deepcopy(network)
+    assert sum(p.shape == (8, 8) for p in copied.parameters()) == count
+
+
+def run_to(method: str, model: str, phase: str) -> tuple[nn.Module, Plan, torch.optim.Optimizer]:
+    network = build(model)
+    plan = attach(network, method)
+    optimizer = optimizer_of(plan)
+    if phase != "start":
+        train(network, plan, optimizer, batch(model), 5)
+    if phase == "hard":
+        plan.harden(optimizer)
+        train(network, plan, optimizer, batch(model), 2)
+    return network, plan, optimizer
+
+
+@pytest.mark.parametrize("phase", ["start", "searching", "hard"])
+@pytest.mark.parametrize(("method", "model"), every())
+def test_continues_bit_for_bit(method: str, model: str, phase: str) -> None:
+    network, plan, optimizer = run_to(method, model, phase)
+    saved = copy.deepcopy((network.state_dict(), plan.state_dict(), optimizer.state_dict()))
+    losses = train(network, plan, optimizer, batch(model), 3)
+    fresh = build(model, seed=1)
+    again = attach(fresh, method)
+    own = optimizer_of(again)
+    fresh.load_state_dict(saved[0])
+    again.load_state_dict(saved[1])
+    own.load_state_dict(saved[2])
+    assert again.is_hard == plan.is_hard
+    assert train(fresh, again, own, batch(model), 3) == losses
+    assert equal(snapshot(fresh), snapshot(network))
+
+
+@pytest.mark.parametrize("phase", ["searching", "hard"])
+@pytest.mark.parametrize(("method", "model"), every())
+def test_deepcopy_lives_its_own_life(method: str, model: str, phase: str) -> None:
+    network, plan, optimizer = run_to(method, model, phase)
+    network(batch(model))
+    twin, twin_optimizer = copy.deepcopy((network, optimizer))
+    before = snapshot(twin)
+    losses = train(network, plan, optimizer, batch(model), 3)
+    assert equal(snapshot(twin), before)
+    assert train(twin, Plan.of(twin), twin_optimizer, batch(model), 3) == losses
+    assert equal(snapshot(twin), snapshot(network))
+
+
+@pytest.mark.parametrize(
+    ("method", "model"), [(method, "linear") for method in METHODS] + [("fewer", "conv"), ("fewer", "attention")]
+)
+def test_compiled_follows_eager(method: str, model: str) -> None:
+    torch._dynamo.reset()
+    runs = []
+    for compiled in (False, True):
+        network = build(model)
+        plan = attach(network, method)
+        optimizer = optimizer_of(plan)
+        runner = torch.compile(network, backend="aot_eager", fullgraph=True) if compiled else network
+        losses = train(runner, plan, optimizer, batch(model), 2)
+        counter = torch._dynamo.utils.counters["stats"]
+        graphs = counter["unique_graphs"]
+        losses += train(runner, plan, optimizer, batch(model), 3)
+        assert counter["unique_graphs"] == graphs
+        plan.harden(optimizer)
+        runs.append(losses + train(runner, plan, optimizer, batch(model), 2))
+    torch.testing.assert_close(runs[0], runs[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_accumulation_and_autocast_follow(method: str) -> None:
+    losses = {}
+    for parts, mixed in ((1, False), (2, False), (1, True)):
+        network = build("conv")
+        plan = attach(network, method)
+        losses[parts, mixed] = train(network, plan, optimizer_of(plan), batch("conv"), 5, parts, mixed)
+    torch.testing.assert_close(losses[1, False], losses[2, False], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(losses[1, False], losses[1, True], rtol=0.05, atol=0.05)
+
+
+def ranks_follow_one(cases: list[tuple[str, str]], kind: str, folder: Path) -> None:
+    worker = [sys.executable, "-m", "tests.sharing.rank", kind, str(folder), json.dumps(cases)]
+    processes = [subprocess.Popen([*worker, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    errors = [process.communicate(timeout=240)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    for method, model in cases:
+        network = build(model)
+        plan = attach(network, method)
+        optimizer, x = optimizer_of(plan), batch(model, 8)
+        train(network, plan, optimizer, x, 5)
+        soft = plan.dense_state_dict()
+        plan.harden(optimizer)
+        train(network, plan, optimizer, x, 2)
+        hard = plan.dense_state_dict()
+        by_rank = [torch.load(folder / f"{method}-{model}-{rank}.pt", weights_only=True) for rank in range(2)]
+        for key in soft:
+            assert torch.equal(by_rank[0]["hard"][key], by_rank[1]["hard"][key]), (
+                f"{method} {model}: ranks differ at {key}"
+            )
+            torch.testing.assert_close(by_rank[0]["soft"][key], soft[key], rtol=1e-4, atol=1e-5)
+            assert ((by_rank[0]["hard"][key] - hard[key]).abs() > 1e-3).float().mean() <= 0.02, (
+                f"{method} {model}: {key}"
+            )
+
+
+RANKED = [("all", "conv"), ("fewer", "linear"), ("one-hot", "linear"), ("everything", "conv"), ("hard", "attention")]
+
+
+def test_ddp_on_two_ranks(tmp_path: Path) -> None:
+    ranks_follow_one([*RANKED, ("fewer", "tied"), ("fewer", "lstm")], "ddp", tmp_path)
+
+
+def test_fsdp2_on_two_ranks(tmp_path: Path) -> None:
+    ranks_follow_one(RANKED, "fsdp", tmp_path)
+
+
+@pytest.mark.parametrize(("method", "model"), every())
+def test_a_plain_module_with_the_same_outputs(method: str, model: str, tmp_path: Path) -> None:
+    network = build(model)
+    plan = attach(network, method)
+    optimizer, x = optimizer_of(plan), batch(model)
+    train(network, plan, optimizer, x, STEPS)
+    with plan.hardened() as preview:
+        hard = preview.eval()(x)
+    plan.harden(optimizer)
+    assert torch.equal(network(x), hard)
+    network.train()
+    train(network, plan, optimizer, x, 2)
+    expected, dense = network.eval()(x), plan.dense_state_dict()
+    small = plan.finalize()
+    torch.testing.assert_close(small(x), expected, rtol=1e-6, atol=1e-7)
+    original = build(model)
+    assert list(small.state_dict()) == list(original.state_dict())
+    assert anatomy(small) == anatomy(original)
+    assert not [key for m in small.modules() for key in m.__dict__ if key.startswith("_paretorch")]
+    assert equal(snapshot(small), dense)
+    if model == "tied":
+        assert small.again.weight is small.first.weight
+    save(small, tmp_path / "model.pare")
+    again = load(tmp_path / "model.pare", into=build(model, seed=1)).eval()
+    assert equal(snapshot(again), snapshot(small))
+    assert torch.equal(again(x), small(x))
+    if model != "lstm":
+        torch.testing.assert_close(torch.export.export(small, (x,)).module()(x), small(x))
