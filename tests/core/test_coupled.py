@@ -152,7 +152,7 @@ def test_rounding_comes_nearest_to_the_share(share: float, seed: int, unit: str)
     model = Residual()
     coupling = couple(model, X, {f"{n}.weight" for n, _ in model.named_modules()}, "this")
     score = torch.randn(coupling.count, generator=torch.Generator().manual_seed(seed))
-    keep = coupling.keep_best(score, share, unit)
+    keep = coupling.keep_best(score, share, unit, 1)
     assert all(bool(keep[one].any()) for one in coupling.sets)
     off = abs(float(coupling.share(keep, unit)) - share)
     best = {int(one[score[one].argmax()]) for one in coupling.sets}
@@ -162,6 +162,28 @@ def test_rounding_comes_nearest_to_the_share(share: float, seed: int, unit: str)
         in_order = bool((score[other].min() >= score[~other].max()) if (~other).any() and other.any() else True)
         if in_order and not (flip in best and bool(keep[flip])):
             assert abs(float(coupling.share(other, unit)) - share) >= off - 1e-6
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    share=st.floats(0.0, 1.0), seed=st.integers(0, 99), multiple=st.integers(1, 20), name=st.sampled_from(sorted(NETS))
+)
+def test_what_stays_is_a_multiple(share: float, seed: int, multiple: int, name: str) -> None:
+    model = NETS[name][0]()
+    coupling = couple(model, X, {f"{n}.weight" for n, _ in model.named_modules()}, "this")
+    score = torch.randn(coupling.count, generator=torch.Generator().manual_seed(seed))
+    keep = coupling.keep_best(score, share, "macs", multiple)
+    before = {n: m.out_channels for n, m in model.named_modules() if isinstance(m, nn.Conv2d)}
+    for edit in channel_edits(coupling.kept(keep)):
+        keep_channels(model, edit)
+    for one in coupling.sets:
+        assert keep[one].any()
+        dropped, stayed = score[one[~keep[one]]], score[one[keep[one]]]
+        assert not len(dropped) or dropped.max() <= stayed.min()
+    if name in ("residual", "dense", "excited"):
+        for layer, count in before.items():
+            left = model.get_submodule(layer).out_channels
+            assert left == count or left % multiple == 0
 
 
 @settings(max_examples=20, deadline=None)

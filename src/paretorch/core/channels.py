@@ -4,6 +4,7 @@ Rows of weights, their biases and the norms behind them are gated together, so a
 columns that read it need no gate. What is left of a weight is its kept rows times its kept columns.
 """
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -105,37 +106,48 @@ class Coupling:
             self._rows, self._columns = self._rows.to(device), self._columns.to(device)
             self._units = {unit: each.to(device) for unit, each in self._units.items()}
 
-    def least(self, unit: str) -> float:
-        """The smallest share that leaves every layer a channel."""
-        kept = torch.zeros(self.count)
-        for one in self.sets:
-            kept[one[0]] = 1.0
-        return float(self.share(kept, unit))
+    def least(self, unit: str, multiple: int) -> float:
+        """The smallest share that leaves every layer a channel, or `multiple` of them."""
+        blocks, always = self._blocks(torch.zeros(self.count), multiple)
+        return float(self.share(self._open(blocks[:always]), unit))
 
-    def keep_best(self, score: Tensor, share: float, unit: str) -> Tensor:
-        """Keep the highest-scoring channels so that their share comes nearest to `share`; each layer keeps one."""
+    def keep_best(self, score: Tensor, share: float, unit: str, multiple: int) -> Tensor:
+        """Keep the highest-scoring channels so that their share comes nearest to `share`; each layer keeps some.
+
+        `multiple`: channels of a layer go by so many at a time, so that what stays fits the blocks of a runtime.
+        """
         if not bool(torch.isfinite(score).all()):
             raise DivergenceError("a decision is no longer finite: lower the learning rate, or check the loss for NaN")
-        ranked = score.double().clone()
-        for one in self.sets:
-            best = one.to(score.device)[ranked[one.to(score.device)].argmax()]
-            ranked[best] = torch.inf
-        order = torch.sort(ranked, descending=True, stable=True).indices
-        low, high = int(torch.isinf(ranked).sum()), self.count
-        while low < high:  # the most channels whose share is within
+        blocks, low = self._blocks(score.detach().cpu(), multiple)
+        of_first = functools.cache(lambda count: float(self.share(self._open(blocks[:count]).to(score.device), unit)))
+        high = len(blocks)
+        while low < high:  # the most blocks whose share is within
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._of_first(order, middle, unit) <= share else (low, middle - 1)
-        if low < self.count:
-            over = self._of_first(order, low + 1, unit) - share
-            low += int(over <= share - self._of_first(order, low, unit))  # in doubt, keep
-        return self._first(order, low)
+            low, high = (middle, high) if of_first(middle) <= share else (low, middle - 1)
+        if low < len(blocks):
+            low += int(of_first(low + 1) - share <= share - of_first(low))  # in doubt, keep
+        return self._open(blocks[:low]).to(score.device)
 
-    def _of_first(self, order: Tensor, count: int, unit: str) -> float:
-        return float(self.share(self._first(order, count), unit))
+    def _blocks(self, score: Tensor, multiple: int) -> tuple[list[Tensor], int]:
+        """What goes or stays together, best first; and how many of them always stay, the best of each layer."""
+        always: list[Tensor] = []
+        others: list[Tensor] = []
+        free = torch.ones(self.count, dtype=torch.bool)
+        for one in self.sets:
+            own = one[free[one]]
+            if len(own):
+                free[own] = False
+                rows = int(self._rows[:, own].max())  # of one decision: several in a grouped layer
+                ranked = own[torch.sort(score[own], descending=True, stable=True).indices]
+                first, *rest = ranked.split(max(1, multiple // rows))
+                always.append(first)
+                others += rest
+        others += free.nonzero().unbind()  # of layers that keep some rows in any case
+        return always + sorted(others, key=lambda block: -float(score[block].mean())), len(always)
 
-    def _first(self, order: Tensor, count: int) -> Tensor:
-        keep = torch.zeros(self.count, dtype=torch.bool, device=order.device)
-        keep[order[:count]] = True
+    def _open(self, blocks: list[Tensor]) -> Tensor:
+        keep = torch.zeros(self.count, dtype=torch.bool)
+        keep[torch.cat(blocks)] = True
         return keep
 
     def _index(self, net: Network, labels: Tensor) -> Tensor:

@@ -66,6 +66,11 @@ class Method(ABC):
         """What a target is a share of where whole channels go: "weights" or "macs"."""
         return "weights"
 
+    @property
+    def block(self) -> int:
+        """How many channels of a layer go together where whole channels go."""
+        return 1
+
     def check_coupling(self, coupling: Coupling) -> None:  # noqa: B027 - a method without target asks for nothing
         """Refuse a target that these channels cannot meet."""
 
@@ -194,7 +199,7 @@ class Term:
     def keep_best(self, scores: list[Tensor], share: float) -> list[Tensor]:
         """Keep the groups (in the order of `groups`) with the best scores: `share` of what the method counts."""
         if self.coupling is not None:
-            return [self.coupling.keep_best(scores[0], share, self.method.counts)]
+            return [self.coupling.keep_best(scores[0], share, self.method.counts, self.method.block)]
         return keep_best(scores, [sizes for *_, sizes in self.groups()], share * self.weights)
 
     def kept_channels(self) -> list[tuple[str, str, Tensor]]:

@@ -49,7 +49,7 @@ class NetworkSlimming(Rival):
             raise ConfigError(f"penalty={self.penalty!r}: a price is 0 or more")
 
     def check_coupling(self, coupling: Coupling) -> None:
-        least = coupling.least(self.counts)
+        least = coupling.least(self.counts, self.block)
         if 1.0 - self.need_target() < least:
             raise ConfigError(
                 f"target={self.target!r}: every layer keeps a channel, so at most {1 - least:.4f} of the weights can go"
