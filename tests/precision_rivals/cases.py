@@ -8,7 +8,7 @@ from paretorch.precision.rivals import BSQ, DSQ, LSQ, PACT, SLB, DoReFa, LQNets,
 
 RIVALS: dict[str, Callable[[], tuple[Method, ...]]] = {
     "uniform": lambda: (Uniform(bits=2),),
-    "uniform-weight": lambda: (Uniform(bits=3, group="weight", scale="fit"),),
+    "uniform-fit": lambda: (Uniform(bits=3, scale="fit"),),
     "dorefa": lambda: (DoReFa(bits=2),),
     "dorefa-1": lambda: (DoReFa(bits=1),),
     "pact": lambda: (PACT(bits=2),),

@@ -19,7 +19,7 @@ from tests.sparsity_rivals.test_contract import _Watch
 
 COVER = [(rival, NETWORKS[i % 3]) for i, rival in enumerate(RIVALS)]
 CASES = [*combinations(list(RIVALS), NETWORKS[:3]), ("lsq", "lstm"), ("bsq", "lstm"), ("slb", "lstm")]
-SAME_FORWARD = ("pact-channel", "lsq-channel", "lqnets-channel", "dsq-1", "slb-1", "uniform-weight", "lsq+cs")
+SAME_FORWARD = ("pact-channel", "lsq-channel", "lqnets-channel", "dsq-1", "slb-1", "uniform-fit", "lsq+cs")
 
 
 def started(

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from paretorch.cli.values import DATA, assignments, numbers
-from paretorch.training.recipe import PRUNING, Recipe, Runtime, parse_bytes, read_config, recipe_from
+from paretorch.training.recipe import PRUNING, QUANTIZATION, Recipe, Runtime, parse_bytes, read_config, recipe_from
 
 _WHAT = "What to train"
 _HOW = "How to train"
@@ -65,6 +65,10 @@ def train(
         Text, typer.Option(help=f"By which method: {', '.join(PRUNING)}.", show_default="cs", rich_help_panel=_SMALL)
     ] = None,
     bits: Annotated[Number, typer.Option(help="Bits per weight, such as 2.0.", rich_help_panel=_SMALL)] = None,
+    quantization: Annotated[
+        Text,
+        typer.Option(help=f"By which method: {', '.join(QUANTIZATION)}.", show_default="smol", rich_help_panel=_SMALL),
+    ] = None,
     budget: Annotated[Text, typer.Option(help="Bytes of the artefact, such as 48KB.", rich_help_panel=_SMALL)] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.", rich_help_panel=_WHERE)] = "auto",
     root: Annotated[Text, typer.Option(help="Folder of the data sets.", rich_help_panel=_WHERE)] = None,
@@ -89,6 +93,8 @@ def train(
 
         pare train --network resnet20 --data cifar10 --pruning gmp --sparsity 0.9 --epochs 160 --finetune 40
 
+        pare train --network resnet20 --data cifar10 --quantization lsq --bits 2 --epochs 200
+
         pare train --network lstm-300 --data ptb-char --optimizer avagrad --lr 1 --set clip_norm=0.25 --root data
 
         pare train --config recipe.toml --lr 0.05 --out runs/mine
@@ -111,6 +117,7 @@ def train(
         "sparsity": sparsity,
         "pruning": pruning,
         "bits": bits,
+        "quantization": quantization,
         "budget": None if budget is None else parse_bytes(budget),
     }
     given = {name: value for name, value in flags.items() if value is not None} | assignments(set_ or [])

@@ -7,6 +7,17 @@
     gmp         gradual magnitude pruning         l0          hard-concrete gates
     st3         straight-through soft thresholds  slimming    Network Slimming, weight by weight
     stochastic  straight-through Bernoulli masks  amc         shares of the layers by reinforcement learning
+
+`quantization` names the method that gives bits:
+
+    smol        learned precisions                uniform     the same bits for all, straight through
+    dorefa      evenly spaced values of tanh(w)   pact        a clip from the weights' moments (SAWB)
+    lsq         learned steps                     lqnets      learned bases
+    dsq         a soft staircase for gradients    slb         scores over values, with a temperature
+    bsq         bit planes under a group lasso    given       precisions of another run's artefact
+
+Beside the method's own, `precision_options` may have, for all but smol and given, `ends`: bits of the first and the last
+layer; and for given, `source`: the artefact, and `shuffled`: whether its precisions are permuted within each layer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +44,7 @@ def attach(model: nn.Module, recipe: Recipe, *, steps: int, example: Tensor) -> 
         return None
     import paretorch
 
-    methods = _methods(recipe, getattr(model, "leave_out", {}))
+    methods = _methods(recipe, model)
     budget = None if recipe.budget is None else max(recipe.budget - _SUMMARY, 1)
     steps = max(steps, 1)  # none where a trained network is pruned right away
     example = example.float() if example.is_floating_point() else example  # as the weights are, outside of autocast
@@ -80,21 +91,74 @@ def pruning_methods() -> dict[str, Any]:
     }
 
 
-def _methods(recipe: Recipe, leave_out: Mapping[str, Sequence[str]]) -> list[Any]:
-    """What is asked for; a byte budget alone leaves the trade between zeros and bits to the plan."""
+def quantization_methods() -> dict[str, Any]:
+    """The classes behind the names of `quantization`."""
     import paretorch
+    from paretorch.precision import rivals
+    from paretorch.precision.shuffle import GivenPrecision
 
+    return {
+        "smol": paretorch.SMOL,
+        "uniform": rivals.Uniform,
+        "dorefa": rivals.DoReFa,
+        "pact": rivals.PACT,
+        "lsq": rivals.LSQ,
+        "lqnets": rivals.LQNets,
+        "dsq": rivals.DSQ,
+        "slb": rivals.SLB,
+        "bsq": rivals.BSQ,
+        "given": GivenPrecision,
+    }
+
+
+def _methods(recipe: Recipe, model: nn.Module) -> list[Any]:
+    """What is asked for; a byte budget alone leaves the trade between zeros and bits to the plan."""
+    leave_out: Mapping[str, Sequence[str]] = getattr(model, "leave_out", {})
     budget_alone = recipe.sparsity is None and recipe.bits is None and recipe.budget is not None
     methods: list[Any] = []
     if recipe.sparsity is not None or recipe.pruning is not None or budget_alone:
         left = tuple(leave_out.get("sparsity", ()))
         options = {"target": recipe.sparsity, "exclude": left, **recipe.sparsity_options}
         methods.append(_made(pruning_methods()[recipe.pruning or "cs"], options, "sparsity_options"))
-    if recipe.bits is not None or budget_alone:
-        left = tuple(leave_out.get("precision", ()))
-        options = {"target_bits": recipe.bits, "exclude": left, **recipe.precision_options}
-        methods.append(_made(paretorch.SMOL, options, "precision_options"))
+    if recipe.bits is not None or recipe.quantization is not None or budget_alone:
+        name = recipe.quantization or "smol"
+        options = _precision_options(name, recipe, model, tuple(leave_out.get("precision", ())))
+        methods.append(_made(quantization_methods()[name], options, "precision_options"))
     return methods
+
+
+def _precision_options(name: str, recipe: Recipe, model: nn.Module, left: tuple[str, ...]) -> dict[str, Any]:
+    options: dict[str, Any] = {"exclude": left, **recipe.precision_options}
+    if name == "smol":
+        return {"target_bits": recipe.bits, **options}
+    if name == "given":
+        if recipe.bits is not None:
+            raise ConfigError("The quantization 'given' takes its bits from precision_options.source: leave bits out.")
+        source, shuffled = options.pop("source", None), options.pop("shuffled", False)
+        return {**options, "precisions": _precisions(source, shuffled, recipe.seed)}
+    if recipe.bits is not None:
+        if recipe.bits != int(recipe.bits):
+            raise ConfigError(
+                f"{name} gives every weight the same whole number of bits, not {recipe.bits:g}: use 2, say, or smol."
+            )
+        options["bits"] = int(recipe.bits)
+    if (ends := options.pop("ends", None)) is not None:
+        from paretorch.precision.rivals import first_and_last
+
+        options["overrides"] = {**first_and_last(model, ends, options["exclude"]), **options.get("overrides", {})}
+    return options
+
+
+def _precisions(source: Any, shuffled: Any, seed: int) -> Any:
+    """The precisions of an artefact, as they are or permuted within each layer."""
+    from paretorch.deploy.artefact import open_artefact
+    from paretorch.precision.shuffle import precision_map
+
+    if not isinstance(source, str):
+        raise ConfigError("The quantization 'given' needs precision_options.source, the model.pare of a run with smol.")
+    network, head = open_artefact(source)
+    found = precision_map(network, head.get("edits", ()))
+    return found.shuffled(seed) if shuffled else found
 
 
 def _made(method: Any, options: dict[str, Any], where: str) -> Any:

@@ -31,6 +31,7 @@ OPTIMIZERS = (
 )
 
 PRUNING = ("cs", "mp", "gmp", "st3", "dnw", "str", "l0", "slimming", "stochastic", "amc")
+QUANTIZATION = ("smol", "uniform", "dorefa", "pact", "lsq", "lqnets", "dsq", "slb", "bsq", "given")
 _ONE_SHOT = ("mp", "amc")  # these prune a trained network, and need not train it themselves
 
 
@@ -60,6 +61,8 @@ class Recipe:
         leaves that decision out. `sparsity_options` and `precision_options` go to the methods as they are.
     pruning: the method that drops weights, cs or one of its rivals (see `paretorch.training.compression`); None: cs where
         sparsity or budget ask for one. Where it is given without a sparsity, the method's own options decide that.
+    quantization: the method that gives bits, smol or one of its rivals; None: smol where bits or budget ask for one. smol
+        without bits: its own options decide. For rivals bits are whole; bsq begins with them and has no target.
     dtype: "fp32", "bf16" (autocast), or "auto": bf16 on a GPU and fp32 elsewhere.
     """
 
@@ -94,6 +97,7 @@ class Recipe:
     pruning: str | None = None
     sparsity_options: Mapping[str, Any] = field(default_factory=dict)
     bits: float | None = None
+    quantization: str | None = None
     precision_options: Mapping[str, Any] = field(default_factory=dict)
     budget: int | None = None
     dtype: str = "auto"
@@ -108,6 +112,8 @@ class Recipe:
         _one_of("dtype", self.dtype, ("auto", "bf16", "fp32"))
         if self.pruning is not None:
             _one_of("pruning", self.pruning, PRUNING)
+        if self.quantization is not None:
+            _one_of("quantization", self.quantization, QUANTIZATION)
         trained = self.start is not None and self.finetune > 0 and self.pruning in _ONE_SHOT
         _at_least("epochs", self.epochs, 0 if trained else 1)
         _at_least("batch", self.batch, 1)
@@ -125,7 +131,8 @@ class Recipe:
     @property
     def compresses(self) -> bool:
         """Whether any decision is trained beside the weights."""
-        return any(each is not None for each in (self.sparsity, self.pruning, self.bits, self.budget))
+        asked = (self.sparsity, self.pruning, self.bits, self.quantization, self.budget)
+        return any(each is not None for each in asked)
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as JSON would give them back."""

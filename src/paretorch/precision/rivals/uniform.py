@@ -2,8 +2,8 @@
 
     W = 2^e Q(w / 2^e, k),   ∂W/∂w := 1,   w clipped to ±2^e (2 − 2^(1−k)),   Q as in `paretorch.precision.grid`
 
-What SMOL would do had it nothing to decide: the plainest quantization-aware training. The decision holds k itself, so
-that a map of precisions, as SMOL finds them, can be given to it (see `paretorch.precision.shuffle`).
+What SMOL would do had it nothing to decide: the plainest quantization-aware training. The decision holds k itself: a
+map of precisions that SMOL has found can be written into it (see `paretorch.precision.shuffle`).
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from paretorch.core.groups import Group, Grouping
+from paretorch.core.groups import Grouping
 from paretorch.core.sites import Site
 from paretorch.errors import ConfigError
 from paretorch.precision.grid import MAX_BITS, power_of_two, quantize
@@ -24,17 +24,14 @@ from paretorch.precision.rivals.rival import Quantized, Rival, through
 class Uniform(Rival):
     """The same bits for every weight; 0 drops a layer.
 
-    group: what can have a precision of its own ("layer"; "weight" where a map is to be written into it).
     scale: of a layer's grid, 2^e: "auto" (as small as its weights at the start allow), "fit" (1, or larger where they do
     not fit into ±2), or the exponent e.
     """
 
-    group: Group = "layer"
     scale: str | int = "auto"
 
     per_layer: ClassVar[frozenset[str]] = frozenset({"bits", "scale"})
     widths: ClassVar[tuple[int, ...]] = tuple(range(MAX_BITS + 1))
-    grouped: ClassVar[tuple[str, ...]] = ("layer", "channel", "weight")
 
     def check(self) -> None:
         super().check()
@@ -42,19 +39,24 @@ class Uniform(Rival):
         if not (self.scale in ("fit", "auto") or exponent):
             raise ConfigError(f'scale={self.scale!r}: use "fit", "auto", or an exponent from -60 to 60')
 
-    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Fixed":
-        top = float(site.weight.detach().abs().max())
-        needed = math.ceil(math.log2(top)) - 1 if top > 0 else 0
-        exponent = self.scale if isinstance(self.scale, int) else needed if self.scale == "auto" else max(needed, 0)
-        if top > 2.0 ** (exponent + 1):
-            raise ConfigError(
-                f"{site.name} has weights up to {top:.3g}, outside the grid of ±{2.0 ** (exponent + 1):g}: "
-                'use scale="auto", or exclude it'
-            )
-        return _Fixed(grouping, self.bits, site.weight.device, exponent)
+    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "Fixed":
+        return fixed_grid(site, grouping, self.bits, self.scale)
 
 
-class _Fixed(Quantized):
+def fixed_grid(site: Site, grouping: Grouping, bits: int, scale: str | int) -> "Fixed":
+    """The relaxation of one weight, its grid scaled as asked for; refuses a scale that the weights do not fit."""
+    top = float(site.weight.detach().abs().max())
+    needed = math.ceil(math.log2(top)) - 1 if top > 0 else 0
+    exponent = scale if isinstance(scale, int) else needed if scale == "auto" else max(needed, 0)
+    if top > 2.0 ** (exponent + 1):
+        raise ConfigError(
+            f"{site.name} has weights up to {top:.3g}, outside the grid of ±{2.0 ** (exponent + 1):g}: "
+            'use scale="auto", or exclude it'
+        )
+    return Fixed(grouping, bits, site.weight.device, exponent)
+
+
+class Fixed(Quantized):
     """W = 2^e Q(w / 2^e, s), s whole numbers of bits."""
 
     exponent: Tensor

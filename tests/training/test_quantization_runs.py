@@ -1,0 +1,150 @@
+"""Runs by every quantization method: chosen by name, at the bits asked for, resumed at any step."""
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from paretorch import zoo
+from paretorch.cli.app import app
+from paretorch.errors import ConfigError
+from paretorch.precision.rivals import LSQ, Uniform
+from paretorch.precision.shuffle import precision_map
+from paretorch.training import Recipe, Runtime, train
+from paretorch.training.compression import quantization_methods
+from paretorch.training.recipe import QUANTIZATION, recipe_from
+
+from .blobs import Make, rows_of, state_of
+
+_RIVALS = [name for name in QUANTIZATION if name not in ("smol", "given")]
+_DIGITS = {"network": "digits-cnn", "network_options": {"width": 4}, "data": "digits", "batch": 256, "lr": 0.05}
+
+
+def _recipe(name: str, **changes: Any) -> Recipe:
+    values: dict[str, Any] = {"epochs": 3, "finetune": 1, "batch": 4, "lr": 0.05, "bits": 4.0 if name == "bsq" else 2.0}
+    return Recipe(**values | changes, quantization=name)
+
+
+def test_every_name_has_a_method() -> None:
+    assert tuple(quantization_methods()) == QUANTIZATION
+
+
+@pytest.mark.parametrize("name", ["smol", *_RIVALS])
+def test_every_method_goes_through_the_loop_and_resumes(make: Make, name: str) -> None:
+    whole = make(_recipe(name), name="whole")
+    last = whole.run()
+    assert [row["phase"] for row in whole.folder.history()] == ["search"] * 3 + ["harden", "finetune"]
+    assert whole.plan is not None
+    assert type(whole.plan.methods()[0]) is quantization_methods()[name]
+    if name != "bsq":
+        assert last["bits"] == pytest.approx(2.0, abs=0.05)
+
+    broken = make(_recipe(name), name="broken")
+    broken.task.fail_at = whole.task.taken - 2  # type: ignore[attr-defined]
+    with contextlib.suppress(KeyboardInterrupt):
+        broken.run()
+    continued = make(_recipe(name), name="broken", resume=True)
+    continued.run(resume=True)
+    assert rows_of(continued) == rows_of(whole)
+    expected, found = state_of(whole), state_of(continued)
+    assert all(torch.equal(expected[key], found[key]) for key in expected)
+
+
+def test_options_go_to_the_method_that_is_named(make: Make) -> None:
+    options = {"lr": 0.5, "ends": 8, "overrides": {"0*": {"bits": 3}}}
+    trainer = make(Recipe(epochs=1, batch=4, bits=2.0, quantization="lsq", precision_options=options))
+    assert trainer.plan is not None
+    (method,) = trainer.plan.methods()
+    assert isinstance(method, LSQ)
+    assert (method.bits, method.lr) == (2, 0.5)
+    widths = [r.precision for r in trainer.plan._terms[0].relaxations]
+    assert widths[0] == 3, "what is said by name counts more than ends"
+    assert widths[-1] == (8 if len(widths) > 1 else 3)
+    with pytest.raises(ConfigError, match=r"precision_options.*LSQ.*penalty"):
+        make(Recipe(epochs=1, batch=4, quantization="lsq", precision_options={"penalty": 1}), name="other")
+
+
+def test_without_bits_the_method_s_own_options_decide(make: Make) -> None:
+    trainer = make(Recipe(epochs=1, batch=4, quantization="smol", precision_options={"penalty": 1e-3}))
+    assert trainer.plan is not None
+    (method,) = trainer.plan.methods()
+    assert (method.target_bits, method.penalty) == (None, 1e-3)  # type: ignore[attr-defined]
+    other = make(Recipe(epochs=1, batch=4, quantization="uniform"), name="other")
+    assert other.plan is not None
+    assert other.plan.methods()[0] == Uniform(exclude=())
+
+
+def test_what_cannot_be_meant_is_refused_by_name(make: Make) -> None:
+    with pytest.raises(
+        ConfigError, match="choose one of smol, uniform, dorefa, pact, lsq, lqnets, dsq, slb, bsq, given"
+    ):
+        Recipe(quantization="lqs", bits=2.0)
+    for bits, message in ((2.5, "whole number of bits, not 2.5"), (17.0, "bits=17"), (-1.0, "bits=-1")):
+        with pytest.raises(ConfigError, match=message):
+            make(_recipe("uniform", bits=bits))
+    for bits in (-1.0, 17.0):
+        with pytest.raises(ConfigError, match=f"target_bits={bits}"):
+            make(_recipe("smol", bits=bits))
+    with pytest.raises(ConfigError, match="zero_precision=True"):
+        make(_recipe("smol", bits=0.5))
+    with pytest.raises(ConfigError, match=r"precision_options\.source"):
+        make(Recipe(epochs=1, batch=4, quantization="given"))
+    with pytest.raises(ConfigError, match="leave bits out"):
+        make(_recipe("given"))
+
+
+def test_runs_from_before_the_field_are_continued(make: Make) -> None:
+    recipe = Recipe(epochs=2, finetune=1, batch=4, lr=0.05, bits=2.0)
+    first = make(recipe)
+    first.task.fail_at = 5  # type: ignore[attr-defined]
+    with contextlib.suppress(KeyboardInterrupt):
+        first.run()
+    content = json.loads(first.folder.config.read_text())
+    del content["recipe"]["quantization"]
+    first.folder.config.write_text(json.dumps(content))
+    stored = torch.load(first.folder.checkpoint, weights_only=True)
+    del stored["recipe"]["quantization"]
+    torch.save(stored, first.folder.checkpoint)
+    assert recipe_from(content["recipe"]) == recipe
+    assert make(recipe, resume=True).run(resume=True)["phase"] == "finetune"
+    with pytest.raises(ConfigError, match=r"quantization \(there None, now 'lsq'\)"):
+        make(replace(recipe, quantization="lsq"), resume=True)
+
+
+def test_a_whole_run_of_each_arm_of_the_shuffled_precisions(tmp_path: Path) -> None:
+    runtime = Runtime(device="cpu", progress="quiet")
+    smol = Recipe(**_DIGITS, epochs=1, finetune=1, bits=2.5)
+    train(smol, tmp_path / "smol", runtime)
+    source = str(tmp_path / "smol" / "model.pare")
+    maps = {}
+    for shuffled in (False, True):
+        options = {"source": source, "shuffled": shuffled}
+        recipe = Recipe(**_DIGITS, epochs=1, seed=1, quantization="given", precision_options=options)
+        result = train(recipe, tmp_path / str(shuffled), runtime)
+        assert result["bits"] == pytest.approx(2.5, abs=0.05)
+        maps[shuffled] = precision_map(zoo_of(tmp_path / str(shuffled) / "model.pare"))
+    found = precision_map(zoo_of(source))
+    for name, p in found.bits.items():
+        assert torch.equal(p, maps[False].bits[name])
+        assert torch.equal(p.flatten().sort().values, maps[True].bits[name].flatten().sort().values)
+    assert any(not torch.equal(p, maps[True].bits[name]) for name, p in found.bits.items())
+
+
+def zoo_of(path: Any) -> torch.nn.Module:
+    from paretorch.deploy import load
+
+    return load(path, into=zoo.build("digits-cnn", width=4))
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    words = ["train", "--network", "digits-cnn", "--data", "digits", "--quantization", "lsq", "--bits", "2"]
+    words += ["--epochs", "1", "--batch", "256", "--set", 'network_options={"width": 4}', "--device", "cpu", "--quiet"]
+    done = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["bits"] == 2.0
