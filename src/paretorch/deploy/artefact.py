@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from paretorch.deploy.blob import BlobReader, write_blob
 from paretorch.deploy.container import pack, read_file, write_file
-from paretorch.deploy.edits import check_edits, replayed, scales
+from paretorch.deploy.edits import added_bytes, added_names, check_edits, replayed, scales
 from paretorch.deploy.filling import build, fill
 from paretorch.deploy.norms import prepared_state
 from paretorch.deploy.sizes import Sizes
-from paretorch.errors import ConfigError, PareError
+from paretorch.errors import ArtefactError, ConfigError, PareError
 
 StrPath = str | os.PathLike[str]
 
@@ -74,7 +74,9 @@ def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
     """
     reader = BlobReader(read_file(Path(path)))
     edits = check_edits(reader.head.get("edits", []))
-    module = build(reader) if into is None else into
+    if added_bytes(edits) > reader.limit:
+        raise ArtefactError("the artefact has maps of activations too large for a file of this size")
+    module = build(reader, added_names(edits)) if into is None else into
     with replayed(module, edits):
         fill(module, reader)
     return module

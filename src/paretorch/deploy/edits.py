@@ -7,10 +7,13 @@ scale          {"kind": "scale", "weight": name, "exponent": k}: the weight's gr
                hold the scale already; the edit lets a report read precisions exactly.
 keep_channels  {"kind": "keep_channels", "keep": hexadecimal, "size": n, "out": modules, "in": modules}: of n channels
                those stay whose bit is set (see `paretorch.core.cut`).
+quantize_activation  {"kind": "quantize_activation", "modules": names, "grid": shape}: the activation under these names
+               becomes a `QuantizedActivation` with a map of this shape; its levels and range are in the state.
 """
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,10 +23,12 @@ from torch import nn
 
 from paretorch.core.cut import keep_channels
 from paretorch.errors import ArtefactError, ConfigError
+from paretorch.precision.activations_quantized import ADDED, KIND, MOST_STEPS, replay
 
 Edit = Mapping[str, Any]
 _MOST_EXPONENT = 1100  # of float64
 _MOST_CHANNELS = 2**20
+_MOST_DIMENSIONS = 8
 
 
 def _scale(model: nn.Module, edit: Edit) -> None:
@@ -38,10 +43,18 @@ def _keep_channels(model: nn.Module, edit: Edit) -> None:
         raise ArtefactError(f"the file does not fit this {type(model).__name__}: {error}") from error
 
 
+def _quantize_activation(model: nn.Module, edit: Edit) -> None:
+    try:
+        replay(model, edit["modules"], edit["grid"])
+    except ConfigError as error:
+        raise ArtefactError(f"the file does not fit this {type(model).__name__}: {error}") from error
+
+
 # kind -> (the fields and their types, what replaying does)
 _KINDS: dict[str, tuple[dict[str, type], Callable[[nn.Module, Edit], None]]] = {
     "scale": ({"weight": str, "exponent": int}, _scale),
     "keep_channels": ({"keep": str, "size": int, "out": list, "in": list}, _keep_channels),
+    KIND: ({"modules": list, "grid": list}, _quantize_activation),
 }
 
 
@@ -61,6 +74,8 @@ def check_edits(edits: object) -> list[dict[str, Any]]:
             raise ArtefactError("a 'scale' edit has an exponent that no number has")
         if kind == "keep_channels" and not _is_sound(edit):
             raise ArtefactError("a 'keep_channels' edit is damaged")
+        if kind == KIND and not _is_map(edit):
+            raise ArtefactError(f"a {KIND!r} edit is damaged")
     return [dict(edit) for edit in edits]
 
 
@@ -74,6 +89,27 @@ def _is_sound(edit: Edit) -> bool:
     )
 
 
+def _is_map(edit: Edit) -> bool:
+    names, grid = edit["modules"], edit["grid"]
+    return (
+        len(names) > 0
+        and all(isinstance(name, str) and name for name in names)
+        and len(grid) <= _MOST_DIMENSIONS
+        and all(type(n) is int and 0 < n <= MOST_STEPS for n in grid)
+        and math.prod(grid) <= MOST_STEPS
+    )
+
+
+def added_names(edits: Sequence[Edit]) -> set[str]:
+    """The tensors that a state has because of the edits."""
+    return {f"{name}.{leaf}" for edit in edits if edit["kind"] == KIND for name in edit["modules"] for leaf in ADDED}
+
+
+def added_bytes(edits: Sequence[Edit]) -> int:
+    """Memory that the edits' own tensors take."""
+    return sum(4 * math.prod(edit["grid"]) + 8 for edit in edits if edit["kind"] == KIND)
+
+
 @contextmanager
 def replayed(model: nn.Module, edits: Sequence[Edit]) -> Iterator[None]:
     """Replay the edits on the model, unless it has them already; whatever fails then or inside undoes them."""
@@ -83,6 +119,7 @@ def replayed(model: nn.Module, edits: Sequence[Edit]) -> Iterator[None]:
     named = {name for edit in edits for side in ("out", "in") for name in edit.get(side, ())}
     modules = [module for name, module in model.named_modules() if name in named]
     before = [(module, vars(module).copy(), _tensors(module)) for module in modules]
+    children = [(module, module._modules.copy()) for module in model.modules()]
     try:
         for edit in edits:
             _KINDS[edit["kind"]][1](model, edit)
@@ -92,6 +129,8 @@ def replayed(model: nn.Module, edits: Sequence[Edit]) -> Iterator[None]:
             vars(module).update(attributes)
             for tensor, data in tensors:
                 tensor.data = data
+        for module, own in children:
+            module._modules.update(own)
         raise
     model.paretorch_edits = [dict(edit) for edit in edits]  # type: ignore[assignment]
 

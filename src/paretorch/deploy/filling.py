@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 import torch
@@ -18,8 +18,11 @@ from paretorch.errors import ArtefactError, PareError
 _MOST_OPTION = 1 << 20  # a number in a zoo network's name or options
 
 
-def build(reader: BlobReader) -> nn.Module:
-    """The zoo network that the file names, in eval mode, once it is known to be no larger than the file allows."""
+def build(reader: BlobReader, added: Set[str] = frozenset()) -> nn.Module:
+    """The zoo network that the file names, in eval mode, once it is known to be no larger than the file allows.
+
+    `added`: tensors that structural edits will bring.
+    """
     zoo = reader.head.get("zoo")
     if zoo is None:
         raise ArtefactError("the file names no zoo network; pass the module to fill: load(path, into=model)")
@@ -32,7 +35,7 @@ def build(reader: BlobReader) -> nn.Module:
     try:
         with torch.device("meta"), _at_most(2 * len(reader.names) + 64):  # takes no memory
             bare = build_network(zoo[0], **zoo[1])
-        _check_names(bare, reader.names)
+        _check_names(bare, [name for name in reader.names if name not in added])
         if sum(tensor.numel() * tensor.element_size() for tensor in bare.state_dict().values()) > reader.limit:
             raise ArtefactError("the artefact names a zoo network too large for a file of this size")
         return build_network(zoo[0], **zoo[1]).eval()

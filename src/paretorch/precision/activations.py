@@ -1,0 +1,188 @@
+"""SMOL-A: learned precision of activations (section 5.4, "Quantizing Activations").
+
+    u + M/2 · σ(s) ⊙ ε, ε ~ U(−1, 1),   price λ Σ log₂(1 + e⁻ˢ),   p = ⌊1 + log₂(1 + e⁻ˢ)⌋, then Q(u, p)
+
+s has the shape of a feature map, without the batch; ε has one number for each example too. M is the width of the
+activation's range: 1 for sigmoid, 2 for tanh, 6 for ReLU6, and α for ReLU, which is clipped to [0, α] with α learned
+(PACT, Choi et al. 2018). What differs from the printed text: the target, as in SMOL, and a quantizer that the text
+leaves open (see `activations_quantized`).
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.groups import Grouping
+from paretorch.core.method import Term
+from paretorch.core.noise import uniform
+from paretorch.core.options import require_number
+from paretorch.core.sites import Site
+from paretorch.core.spots import OutputRelaxation, Spot
+from paretorch.core.tensors import gather, whole
+from paretorch.errors import ConfigError
+from paretorch.precision.activations_quantized import (
+    QuantizedActivation,
+    clip,
+    edit,
+    known_bounds,
+    quantize_uniform,
+    steps_of,
+)  # fmt: skip
+from paretorch.precision.allocate import allocate
+from paretorch.precision.grid import LOG2, real_bits, s_of_bits, whole_bits
+from paretorch.precision.smol import SMOL
+
+_LEAST = 1e-3  # the smallest α
+
+
+@dataclass(frozen=True, kw_only=True)
+class SMOLActivations(SMOL):
+    """Learn how many bits each activation needs. Give `compress` an example, for the shapes.
+
+    group: what shares a precision: "weight" (one a position of the feature map), "channel" (the first dimension after
+    the batch), "layer", "network", a block shape, or a callable. include: by default every `nn.ReLU`, `ReLU6`,
+    `Hardtanh`, `Sigmoid`, `Hardsigmoid`, `Tanh` and `Softsign` module that the example passes; a module used at several
+    places decides, and counts, once. target_bits: average bits over the selected activations.
+    alpha: where the learned range of a ReLU starts; "fit": at the largest value that the example gives.
+    alpha_decay: the weight decay of α, PACT's 2λ_α. bounds: the range (low, high) of other modules, such as GELU.
+    All other options are SMOL's; `zero_precision` and `scale` mean nothing here.
+    """
+
+    alpha: float | str = 8.0
+    alpha_decay: float = 5e-4
+    bounds: tuple[float, float] | None = None
+
+    room: ClassVar[str] = "activations"
+    order: ClassVar[int] = 3
+    on_activations: ClassVar[bool] = True
+    per_layer: ClassVar[frozenset[str]] = frozenset(
+        {"group", "init_bits", "rounding", "allowed_bits", "alpha", "alpha_decay", "bounds"}
+    )
+
+    def check(self) -> None:
+        super().check()
+        if self.zero_precision or self.scale != "fit":
+            raise ConfigError("SMOLActivations knows no zero_precision and no scale: they are about weights")
+        lowest = min(self.allowed_bits, default=1)
+        if self.target_bits is not None and self.target_bits < lowest:
+            raise ConfigError(f"target_bits={self.target_bits!r} is below the {lowest} that every activation gets")
+        if self.alpha != "fit":
+            require_number("alpha", self.alpha, 0.0, 1e6, 'give a positive number, or "fit"', above=True)
+        require_number("alpha_decay", self.alpha_decay, 0.0, 1e6, "a weight decay is 0 or more")
+        if self.bounds is not None:
+            check_bounds(self.bounds)
+
+    def check_beside(self, rooms: set[str]) -> None:
+        """Goes with any others: they act on weights."""
+
+    def aim(self, share: float) -> Self:
+        return self  # bytes of the file are about weights
+
+    def relax(  # type: ignore[override]
+        self, site: Site, grouping: Grouping, seed: int, together: set[str]
+    ) -> "ActivationPrecision":
+        assert isinstance(site, Spot)
+        bounds = self.bounds if self.bounds is not None else known_bounds(site.module)
+        if bounds is None and not isinstance(site.module, nn.ReLU):
+            raise ConfigError(
+                f"the range of {site.name}, a {type(site.module).__name__}, is not known: "
+                f'give it, as in overrides={{"{site.name}": {{"bounds": (-0.2, 6.0)}}}}, or exclude it'
+            )
+        alpha = None
+        if bounds is None:
+            top = site.largest if self.alpha == "fit" else float(self.alpha)
+            alpha = (max(top, _LEAST), self.alpha_decay)
+        return ActivationPrecision(self, site, grouping, seed, bounds or (0.0, 0.0), alpha)
+
+    def round(self, term: Term, factor: float) -> None:
+        budget = None if self.target_bits is None else self.target_bits * term.weights
+        allocate(term, [r for r in term.relaxations if isinstance(r, ActivationPrecision)], budget)  # type: ignore[misc]
+
+    def measure(self, term: Term) -> dict[str, Tensor]:
+        measured = super().measure(term)
+        return {"activation_bits": measured["bits"], "activation_bit_price": measured["bit_price"]}
+
+
+def check_bounds(bounds: Any) -> None:
+    """Two finite numbers, the lower one first."""
+    if not isinstance(bounds, tuple) or len(bounds) != 2:
+        raise ConfigError(f"bounds={bounds!r}: give the lowest and the highest value, such as (-0.2, 6.0)")
+    for one in bounds:
+        require_number("bounds", one, -1e6, 1e6, "give two finite numbers, such as (-0.2, 6.0)")
+    if bounds[0] >= bounds[1]:
+        raise ConfigError(f"bounds={bounds!r}: the first must be below the second")
+
+
+class ActivationPrecision(OutputRelaxation):
+    """u + M/2 σ(s) ⊙ ε while searching, Q(u, p) once hard; u clipped to its range in both."""
+
+    room: ClassVar[str] = "activations"
+    zero_precision: ClassVar[bool] = False
+    alpha: nn.Parameter | None
+    bounds: Tensor
+
+    def __init__(
+        self,
+        method: SMOLActivations,
+        spot: Spot,
+        grouping: Grouping,
+        seed: int,
+        bounds: tuple[float, float],
+        alpha: tuple[float, float] | None,
+    ) -> None:
+        super().__init__(grouping, float(s_of_bits(method.init_bits)), spot.device)
+        self.seed, self.most = seed, method.init_bits
+        self.allowed, self.rounding = method.allowed_bits, method.rounding
+        self.register_buffer("bounds", torch.tensor(bounds, device=spot.device), persistent=False)
+        self.decay = 0.0 if alpha is None else alpha[1]
+        self.alpha = None if alpha is None else nn.Parameter(torch.tensor([alpha[0]], device=spot.device))
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """low and high; α stays above a least value, and has its gradient there too."""
+        low, high = self.bounds.unbind()
+        if self.alpha is not None:
+            alpha = gather(self.alpha)
+            high = (alpha + (alpha.clamp_min(_LEAST) - alpha).detach()).squeeze(0)
+        return low, high
+
+    def forward(self, u: Tensor) -> Tensor:
+        s = self.grid()
+        low, high = self.ends()
+        clipped = clip(u, low, high)
+        if not self.hard:
+            if not self.training:
+                return clipped
+            size = (high - low) / 2 * self.grouping.expand(torch.sigmoid(s))
+            return clipped + (uniform(u.shape, self.step, self.seed) * size).to(u.dtype)
+        rounded = quantize_uniform(clipped, low, high, self.steps(s).to(torch.float32), self.training)
+        if not self.training:
+            return rounded
+        return rounded + self.grouping.expand(0.0 * s).to(u.dtype)  # a zero gradient for s, so that DDP sees it
+
+    def steps(self, s: Tensor) -> Tensor:
+        """2^p − 1, in a shape that broadcasts against a feature map."""
+        return self.grouping.expand(steps_of(self.levels(s.detach())))
+
+    def plain(self, inner: nn.Module) -> nn.Module:
+        with torch.no_grad():
+            low, high = self.ends()
+            return QuantizedActivation(inner, self.steps(self.grid(whole(self.decision))), torch.stack([low, high]))
+
+    def edit(self, modules: list[str]) -> dict[str, Any]:
+        return edit(modules, self.grouping.expand(self.grid(whole(self.decision))).shape)
+
+    def levels(self, s: Tensor, offset: float = 0.0) -> Tensor:
+        """Whole bits from s, after an offset to the real precision."""
+        real = real_bits(s)
+        return whole_bits(torch.minimum(real + offset, real.clamp_min(self.most)), self.allowed, self.rounding)
+
+    def bits(self, s: Tensor) -> Tensor:
+        return self.grouping.expand(self.levels(s).to(torch.float32) if self.hard else real_bits(s))
+
+    def price_slope(self, s: Tensor) -> Tensor:
+        return -torch.sigmoid(-s) / LOG2
+
+    def trained(self) -> list[tuple[nn.Parameter, float]]:
+        return [] if self.alpha is None else [(self.alpha, self.decay)]

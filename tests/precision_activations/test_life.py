@@ -1,0 +1,132 @@
+"""State, copies, compilers and ranks: what every method promises, for decisions on activations."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from paretorch import Plan
+from tests.precision_activations.nets import METHODS, attach, batch, build, equal, optimizer_of, run_to, snapshot, train
+
+
+@pytest.mark.parametrize("phase", ["start", "searching", "hard"])
+@pytest.mark.parametrize("method", list(METHODS))
+def test_continues_bit_for_bit(method: str, phase: str) -> None:
+    network, plan, optimizer = run_to(method, phase)
+    saved = copy.deepcopy((network.state_dict(), plan.state_dict(), optimizer.state_dict()))
+    losses = train(network, plan, optimizer, batch(), 3)
+    fresh = build(seed=1)
+    again = attach(fresh, method)
+    own = optimizer_of(again)
+    fresh.load_state_dict(saved[0])
+    again.load_state_dict(saved[1])
+    own.load_state_dict(saved[2])
+    assert again.is_hard == plan.is_hard
+    assert train(fresh, again, own, batch(), 3) == losses
+    assert equal(snapshot(fresh), snapshot(network))
+
+
+@pytest.mark.parametrize("phase", ["searching", "hard"])
+@pytest.mark.parametrize("method", list(METHODS))
+def test_deepcopy_lives_its_own_life(method: str, phase: str) -> None:
+    network, plan, optimizer = run_to(method, phase)
+    network(batch())
+    twin, twin_optimizer = copy.deepcopy((network, optimizer))
+    before = snapshot(twin)
+    losses = train(network, plan, optimizer, batch(), 3)
+    assert equal(snapshot(twin), before)
+    twin_plan = Plan.of(twin)
+    assert twin_plan is not plan
+    assert train(twin, twin_plan, twin_optimizer, batch(), 3) == losses
+    assert equal(snapshot(twin), snapshot(network))
+    plain = twin_plan.finalize()
+    assert not any("paretorch" in name for name, _ in plain.named_modules())
+    assert any("paretorch" in name for name, _ in network.named_modules())
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_keys_are_the_same_in_every_phase(method: str) -> None:
+    keys = {phase: list(run_to(method, phase)[0].state_dict()) for phase in ("start", "searching", "hard")}
+    assert keys["start"] == keys["searching"] == keys["hard"]
+
+
+@pytest.mark.parametrize("method", ["position", "block", "beside", "fixed"])
+def test_compiled_follows_eager(method: str) -> None:
+    compiled_follows_eager(method, "aot_eager")
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("method", ["position", "beside"])
+def test_inductor_follows_eager(method: str) -> None:
+    compiled_follows_eager(method, "inductor")
+
+
+def compiled_follows_eager(method: str, backend: str) -> None:
+    torch._dynamo.reset()
+    runs = []
+    for compiled in (False, True):
+        network = build()
+        plan = attach(network, method)
+        optimizer = optimizer_of(plan)
+        runner = torch.compile(network, backend=backend, fullgraph=True) if compiled else network
+        losses = train(runner, plan, optimizer, batch(), 2)
+        graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        losses += train(runner, plan, optimizer, batch(), 2)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs, "a step must not recompile"
+        losses += train(runner, plan, optimizer, batch(4), 1)  # another batch size
+        plan.harden(optimizer)
+        losses += train(runner, plan, optimizer, batch(), 2)
+        runs.append((snapshot(network), losses))
+    torch.testing.assert_close(runs[0][1], runs[1][1], rtol=1e-4, atol=1e-5)
+    for key, value in runs[0][0].items():
+        torch.testing.assert_close(runs[1][0][key], value, rtol=1e-4, atol=1e-4)
+
+
+def test_bf16_autocast_and_another_dtype() -> None:
+    runs = []
+    for mixed in (False, True):
+        network = build()
+        plan = attach(network, "position")
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            runs.append(train(network, plan, optimizer_of(plan), batch(), 4))
+        assert all(d.dtype == torch.float32 for t in plan._terms for d in t.decisions())
+    torch.testing.assert_close(runs[0], runs[1], rtol=0.05, atol=0.05)
+    network, plan, _ = run_to("position", "searching")
+    network.double()
+    assert all(p.dtype == torch.float32 for t in plan._terms for r in t.relaxations for p in r.parameters())
+    plan.harden()
+    assert network(batch().double()).dtype == torch.float64
+
+
+def test_a_preview_leaves_everything_as_it_was() -> None:
+    network, plan, _ = run_to("beside", "searching")
+    before, soft = snapshot(network), network.eval()(batch())
+    with plan.hardened():
+        assert not torch.equal(network(batch()), soft)
+    assert equal(snapshot(network), before)
+    assert torch.equal(network(batch()), soft)
+
+
+def test_two_ranks_follow_one_that_accumulates_two_halves(tmp_path: Path) -> None:
+    """Each rank draws the same noise for its first example, as each accumulated part of a batch does."""
+    worker = [sys.executable, "-m", "tests.precision_activations.rank", str(tmp_path)]
+    processes = [subprocess.Popen([*worker, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    errors = [process.communicate(timeout=240)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    by_rank = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    for method in ("position", "beside", "fixed"):
+        network = build()
+        plan = attach(network, method)
+        optimizer = optimizer_of(plan)
+        train(network, plan, optimizer, batch(8), 5, parts=2)
+        plan.harden(optimizer)
+        train(network, plan, optimizer, batch(8), 2, parts=2)
+        one = snapshot(network)
+        for key in one:
+            first, second = by_rank[0][method][key], by_rank[1][method][key]
+            assert torch.equal(first, second), f"{method}: ranks decide apart at {key}"
+            apart = (first.float() - one[key].float()).abs() > 1e-3
+            assert apart.float().mean() <= 0.02, f"{method}: {key} differs from one rank"
