@@ -58,6 +58,7 @@ def detach(site: Site, value: Tensor) -> None:
         if isinstance(module, nn.RNNBase):
             for handle in module.__dict__.pop("_paretorch_hooks", ()):
                 handle.remove()
+        _own_class(module)
         parametrize.remove_parametrizations(module, attribute, leave_parametrized=False)
         module._buffers.pop(attribute, None)
         module._parameters[attribute] = parameter
@@ -68,6 +69,12 @@ def detach(site: Site, value: Tensor) -> None:
                 module._init_flat_weights()
     with torch.no_grad():
         parameter.copy_(value)
+
+
+def _own_class(module: nn.Module) -> None:
+    # A deep copy shares the class that parametrize made, and the property that is about to be removed from it.
+    shared = type(module)
+    module.__class__ = type(shared.__name__, shared.__bases__, dict(vars(shared)))
 
 
 def chains_of(module: nn.Module) -> list[tuple[Chain, Tensor]]:

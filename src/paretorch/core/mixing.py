@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paretorch.core.attach import attach
 from paretorch.core.groups import Broadcast
 from paretorch.core.relaxation import Chain, Relaxation
-from paretorch.core.sites import Site, Template
+from paretorch.core.sites import Site, Template, find_sites
 from paretorch.core.state import PlanState
 from paretorch.core.tensors import gather
+from paretorch.errors import ConfigError
 
 Shares = Callable[[Tensor, bool], Tensor]  # decisions, whether they are rounded -> coefficients
 
@@ -56,6 +57,11 @@ class Mix(Relaxation):
         for i, chain in enumerate(chains):
             if keep and chain is not None:
                 self.add_module(f"template_{i}", chain)
+
+    @property
+    def has_chains(self) -> bool:
+        """Whether masks or precisions act on the templates."""
+        return any(chain is not None for chain in self._chains)
 
     def coefficients(self) -> Tensor:
         """One a template, on every rank."""
@@ -122,3 +128,26 @@ def install(mixtures: Sequence[Mixture], chains: Mapping[str, Chain], state: Pla
             attach_mixed(site, chain)
             assert mix.s is not None
             yield replace(site, weight=mix.s), chain  # the weight itself is let go
+
+
+def share(root: nn.Module, bank: str, count: int, weights: Sequence[str], uses: Sequence[Sequence[int]]) -> None:
+    """Let the named weights be mixtures of `count` new parameters of the root, each of the templates that it uses.
+
+    Templates and coefficients are to be filled: the first are called `<bank>_<i>`, the others are the `sharing.s` of the
+    layers. Nothing is changed where something does not fit.
+    """
+    found = {site.name: site for site in find_sites(root)}
+    if missing := [name for name in weights if name not in found]:
+        raise ConfigError(f"there is no weight {missing[0]} to share")
+    sites = [found[name] for name in weights]
+    like = sites[0].weight
+    if any(site.weight.shape != like.shape or site.weight.dtype != like.dtype for site in sites):
+        raise ConfigError(f"{weights[0]} and others that share are not of one shape")
+    if any(hasattr(root, f"{bank}_{i}") for i in range(count)):
+        raise ConfigError(f"the network has a {bank}_0 already")
+    for i in range(count):
+        root.register_parameter(f"{bank}_{i}", nn.Parameter(torch.zeros_like(like).detach()))
+    for site, own in zip(sites, uses, strict=True):
+        mix = Mix([f"{bank}_{i}" for i in own], torch.zeros(len(own), device=like.device))
+        mix.bind(root)
+        attach_mixed(site, Chain([mix]).train(site.owners[0][0].training))

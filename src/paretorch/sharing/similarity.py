@@ -29,7 +29,7 @@ def recurrence(rows: Tensor) -> Tensor:
 def recurrence_slope(rows: Tensor) -> Tensor:
     """dΣS/da_l = 2 (I − â_l â_lᵀ) Σ_l' sign⟨â_l, â_l'⟩ â_l' / ‖a_l‖: two products of small matrices, no loop over pairs."""
     unit = _unit(rows)
-    signs = torch.where(unit @ unit.T >= 0, 1.0, -1.0)
+    signs = torch.where(unit @ unit.T >= 0, 1.0, -1.0).to(unit.dtype)
     pull = 2.0 * (signs @ unit)
     tangent = pull - (pull * unit).sum(1, keepdim=True) * unit
     slope: Tensor = tangent / rows.norm(dim=1, keepdim=True).clamp_min(_FLOOR)
@@ -45,8 +45,9 @@ def reparametrize(templates: Tensor, coefficients: Tensor, change: Tensor) -> tu
     if change.shape != (k, k):
         raise ConfigError(f"B has the shape {tuple(change.shape)}: give a square matrix for {k} templates, {k} × {k}")
     exact = change.double()
-    values = torch.linalg.svdvals(exact)
-    if not bool(torch.isfinite(values).all()) or float(values[-1]) <= _SINGULAR * float(values[0]):
+    finite = bool(torch.isfinite(exact).all())
+    values = torch.linalg.svdvals(exact) if finite else torch.zeros(1)
+    if float(values[-1]) <= _SINGULAR * float(values[0]):
         raise ConfigError("B is singular: only an invertible change of templates leaves the network as it is")
     flat = exact.to(templates.device) @ templates.double().flatten(1)
     mixed = torch.linalg.solve(exact.T, coefficients.double().T).T

@@ -1,0 +1,167 @@
+"""Folding (chapter 3): layers that have become alike are stored once and run in a loop.
+
+    W_l = c_l W_g,   g the group of layer l, c_l a signed scale
+
+The chapter averages the coefficients of a group, which changes the function where they are multiples of each other (its
+own example has negative ones). With a scale a layer, collinear layers fold exactly, with batch norm and without; for
+others, W_g and c_l are the best of rank one in the metric of the weights, and the error that is left is reported.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.mixing import share
+from paretorch.core.plan import Plan
+from paretorch.core.sites import Selector, find_sites
+from paretorch.errors import ConfigError
+from paretorch.sharing.clusters import check_limits, cluster, collapse
+from paretorch.sharing.layers import Bank, read_banks
+from paretorch.sharing.loops import loops_in_words
+from paretorch.sharing.similarity import absolute_cosine
+
+
+@dataclass(frozen=True)
+class Folding:
+    """How the layers of one group fold: `runs[l]` is the stored layer, 1 2 …, that runs in the place of layer l.
+
+    scales: c_l. errors: ‖W_l − c_l W_g‖ / ‖W_l‖, 0 where the fold is exact. stored: tensors of the group in the network.
+    """
+
+    layers: tuple[str, ...]
+    runs: tuple[int, ...]
+    scales: tuple[float, ...]
+    errors: tuple[float, ...]
+    stored: int
+
+    @property
+    def words(self) -> str:
+        """The loops: "layers 3-4 run twice, then back to 1"."""
+        return loops_in_words(self.runs)
+
+    @property
+    def error(self) -> float:
+        """The largest error of a layer."""
+        return max(self.errors)
+
+    def __str__(self) -> str:
+        exact = "exact" if self.error < 1e-5 else f"error up to {self.error:.1%} of a weight"
+        return (
+            f"{self.layers[0]} … {self.layers[-1]}: {len(self.runs)} layers are {max(self.runs)}; {self.words}; {exact}"
+        )
+
+
+def fold(
+    model: nn.Module, *, threshold: float | None = None, layers: int | None = None, only: Selector | None = None
+) -> nn.Module:
+    """A copy of a network that shares, in which layers that are alike are one weight, run in a loop.
+
+    threshold: the least absolute cosine of layers that become one. layers: or how many of the sharing layers stay, in all.
+    only: fold the groups with a layer that this selects (a pattern, type or predicate); the others keep their layers.
+    A plan is hardened and finalized in the copy. Where templates are fewer than the layers left, or carry masks or
+    precisions, they are what is stored, and layers are mixed from them. `paretorch_folding` of the copy is the list of
+    `Folding`: loops in words, scales, errors.
+    """
+    check_limits(threshold, layers)
+    network = copy.deepcopy(model)
+    try:
+        plan = Plan.of(network)
+    except ConfigError:
+        plan = None
+    if plan is None or not read_banks(network):
+        raise ConfigError(
+            "fold needs a network that shares templates: compress it with SoftSharing, and fold it before finalize"
+        )
+    plan.harden()
+    banks = read_banks(network)
+    network = plan.finalize()
+    chosen = [only is None or _selects(network, bank, only) for bank in banks]
+    if not any(chosen):
+        raise ConfigError(f"only={only!r} selects none of the layers that share, such as {banks[0].layers[0]}")
+    labels = _labels(banks, chosen, threshold, layers)
+    edits: list[dict[str, Any]] = list(network.__dict__.get("paretorch_edits", []))
+    foldings = []
+    with torch.no_grad():
+        for number, (bank, own) in enumerate(zip(banks, labels, strict=True)):
+            folding, edit = _fold_one(network, f"shared_{number}", bank, own)
+            foldings.append(folding)
+            edits.append(edit)
+    network.__dict__["paretorch_edits"] = edits
+    network.__dict__["paretorch_folding"] = foldings
+    return network
+
+
+def _selects(network: nn.Module, bank: Bank, only: Selector) -> bool:
+    return any(site.matches(only) for site in find_sites(network) if site.name in bank.layers)
+
+
+def _labels(
+    banks: Sequence[Bank], chosen: Sequence[bool], threshold: float | None, layers: int | None
+) -> list[list[int]]:
+    matrices = [absolute_cosine(bank.rows) for bank, one in zip(banks, chosen, strict=True) if one]
+    if layers is not None and layers > (most := sum(len(matrix) for matrix in matrices)):
+        raise ConfigError(f"layers={layers}: only {most} layers share")
+    folded = iter(cluster(matrices, threshold, layers))
+    return [next(folded) if one else list(range(len(bank.layers))) for bank, one in zip(banks, chosen, strict=True)]
+
+
+def _fold_one(network: nn.Module, name: str, bank: Bank, labels: list[int]) -> tuple[Folding, dict[str, Any]]:
+    directions, scales = _collapse_all(bank, labels)
+    target = directions[labels] * scales[:, None]
+    errors = _errors(bank, target)
+    templates = list(bank.templates)
+    if bank.relaxed or len(directions) > len(templates):
+        used = [i for i in range(len(templates)) if bool((target[:, i] != 0).any())]
+        uses = [[used.index(i) for i in used if float(row[i]) != 0.0] or [0] for row in target]
+        stored = [templates[i] for i in used]
+        values = [torch.stack([row[used[i]] for i in own]) for row, own in zip(target, uses, strict=True)]
+    else:
+        flat = torch.stack([template.flatten() for template in templates])
+        stored = [_mixed(flat, direction).view(templates[0].shape) for direction in directions]
+        uses = [[label] for label in labels]
+        values = list(scales[:, None])
+    edit = {"kind": "share", "bank": name, "count": len(stored), "weights": list(bank.layers), "uses": uses}
+    share(network, name, len(stored), bank.layers, uses)
+    for i, value in enumerate(stored):
+        getattr(network, f"{name}_{i}").copy_(value)
+    state = network.state_dict()
+    for layer, value in zip(bank.layers, values, strict=True):
+        module, _, attribute = layer.rpartition(".")
+        prefix = f"{module}." if module else ""
+        state[f"{prefix}parametrizations.{attribute}.0.sharing.s"].copy_(value)
+    runs = tuple(label + 1 for label in labels)
+    return Folding(bank.layers, runs, tuple(scales.tolist()), tuple(errors.tolist()), len(stored)), edit
+
+
+def _collapse_all(bank: Bank, labels: list[int]) -> tuple[Tensor, Tensor]:
+    """The direction of each group, and the scale of each layer, in float64."""
+    gram, rows = bank.gram, bank.rows.double()
+    directions, scales = [], torch.ones(len(labels), dtype=torch.float64, device=rows.device)
+    for label in range(max(labels) + 1):
+        members = [i for i, own in enumerate(labels) if own == label]
+        direction = rows[members[0]]
+        if len(members) > 1:
+            direction, scales[members] = collapse(rows[members], gram)
+        directions.append(direction)
+    return torch.stack(directions), scales
+
+
+def _mixed(flat: Tensor, direction: Tensor) -> Tensor:
+    # As the layers themselves are mixed, so that a layer that stays is the same to the last bit.
+    total: Tensor = flat[0] * direction[0].to(flat.dtype)
+    for template, share_of in zip(flat[1:], direction[1:], strict=True):
+        total = total + template * share_of.to(flat.dtype)
+    return total
+
+
+def _errors(bank: Bank, target: Tensor) -> Tensor:
+    gram, rows = bank.gram, bank.rows.double()
+    apart = rows - target
+    left = ((apart @ gram) * apart).sum(1).clamp_min(0.0).sqrt()
+    size = ((rows @ gram) * rows).sum(1).clamp_min(0.0).sqrt()
+    errors: Tensor = left / size.clamp_min(1e-12)
+    return errors

@@ -1,0 +1,101 @@
+"""Reading a network that shares: its groups of layers, their coefficients and templates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from paretorch.core.mixing import Mix
+from paretorch.core.relaxation import Chain
+from paretorch.core.sites import Selector, choose, find_sites
+from paretorch.core.tensors import whole
+from paretorch.errors import ConfigError
+from paretorch.sharing.banks import By, share_groups
+from paretorch.sharing.similarity import absolute_cosine
+
+
+@dataclass(frozen=True, eq=False)
+class Bank:
+    """Layers (names of weights, in the order of the model) that are mixed from the same templates.
+
+    rows: their coefficients. templates: as they are mixed. relaxed: whether masks or precisions act on them.
+    """
+
+    layers: tuple[str, ...]
+    rows: Tensor
+    templates: tuple[Tensor, ...]
+    relaxed: bool
+
+    @property
+    def gram(self) -> Tensor:
+        """⟨T_i, T_j⟩."""
+        flat = torch.stack([template.flatten() for template in self.templates]).double()
+        return flat @ flat.T
+
+
+@dataclass(frozen=True, eq=False)
+class Similarity:
+    """S, the absolute cosine of each pair of layers of one shape; entries from 0 to 1."""
+
+    layers: tuple[str, ...]
+    matrix: Tensor
+
+
+def read_banks(model: nn.Module) -> list[Bank]:
+    """Every group of layers that share; none for a plain network."""
+    groups: dict[str, list[tuple[str, Mix]]] = {}
+    seen: set[Mix] = set()
+    for name, module in model.named_modules():
+        for attribute, chain in _chains(module):
+            mix = chain._modules.get(Mix.room)
+            if isinstance(mix, Mix) and mix not in seen:
+                seen.add(mix)
+                weight = f"{name}.{attribute}" if name else attribute
+                groups.setdefault(mix.names[0].rpartition("_")[0], []).append((weight, mix))
+    return [_bank(members) for members in groups.values()]
+
+
+def _chains(module: nn.Module) -> list[tuple[str, Chain]]:
+    if not parametrize.is_parametrized(module):
+        return []
+    lists = module.parametrizations
+    assert isinstance(lists, nn.ModuleDict)
+    return [(attribute, one[0]) for attribute, one in lists.items() if isinstance(one[0], Chain)]  # type: ignore[index]
+
+
+def _bank(members: Sequence[tuple[str, Mix]]) -> Bank:
+    templates: dict[str, Tensor] = {}
+    for _, mix in members:
+        mode = mix.training
+        mix.eval()  # no noise
+        with torch.no_grad():
+            templates |= {n: whole(t) for n, t in zip(mix.names, mix.templates(), strict=True) if n not in templates}
+        mix.train(mode)
+    names = sorted(templates, key=lambda name: int(name.rpartition("_")[2]))
+    rows = torch.zeros(len(members), len(names), device=templates[names[0]].device)
+    for row, (_, mix) in zip(rows, members, strict=True):
+        row[[names.index(name) for name in mix.names]] = whole(mix.coefficients())
+    relaxed = any(mix.has_chains for _, mix in members)
+    return Bank(tuple(name for name, _ in members), rows, tuple(templates[name] for name in names), relaxed)
+
+
+def layer_similarity(
+    model: nn.Module, include: Selector | None = None, exclude: Selector = (), by: By | None = None
+) -> list[Similarity]:
+    """The layer similarity matrix (chapter 3) of each group of layers.
+
+    Of a network that shares, from the coefficients: its groups are known, and the options choose nothing. Of any other,
+    from the weights themselves: groups are layers of one kind and shape, chosen as for `SoftSharing`.
+    """
+    if banks := read_banks(model):
+        return [Similarity(bank.layers, absolute_cosine(bank.rows).cpu()) for bank in banks]
+    groups = share_groups(choose(find_sites(model), include, exclude), by)
+    if not groups:
+        raise ConfigError("layer_similarity finds no two layers of one kind and one weight shape")
+    found = []
+    for group in groups:
+        rows = torch.stack([whole(site.weight).flatten().float() for site in group])
+        found.append(Similarity(tuple(site.name for site in group), absolute_cosine(rows).cpu()))
+    return found
