@@ -1,5 +1,7 @@
 """The sample to steer by: it weighs every layer by its size and reads all rooms at the same weights."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -27,7 +29,7 @@ def test_small_layers_are_read_whole() -> None:
     plan = compress(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)), ContinuousSparsification(), steps=4)
     (term,) = prepared(plan)
     number(plan, "sparsity")
-    assert term.sample.read("sparsity").tolist() == [*range(15), *(1e5 + i for i in range(10))]
+    assert term.read("sparsity").tolist() == [*range(15), *(1e5 + i for i in range(10))]
     torch.testing.assert_close(term.sample.share, torch.full((25,), 1 / 25))
 
 
@@ -45,7 +47,7 @@ def test_estimates_are_close_on_large_layers(group: str | tuple[int, ...], monke
             noise = torch.randn(decision.shape, generator=generator)
             trend = torch.linspace(-1, 1, decision.shape[0]).view(-1, *[1] * (decision.dim() - 1))
             decision.data.copy_(noise + trend)
-        s = term.sample.read(term.method.room)
+        s = term.read(term.method.room)
         for threshold in (-1.0, 0.0, 0.7):
             estimate = float(((s < threshold) * term.sample.share).sum())
             exact = float(term.mean(lambda _, s, at=threshold: (s < at).float()))
@@ -65,14 +67,14 @@ def test_all_rooms_are_read_at_the_same_weights(group: str | tuple[int, ...], la
         grouping = chain.precision.grouping
         chain.sparsity.s.data.copy_(grouping.expand(chain.precision.s.detach()).expand(grouping.shape))
     for term in plan._terms:
-        assert torch.equal(term.sample.read("sparsity"), term.sample.read("precision"))
+        assert torch.equal(term.read("sparsity"), term.read("precision"))
 
 
 def test_a_weight_without_a_decision_reads_as_kept() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     plan = compress(model, ContinuousSparsification(include="0", init=-1.0), SMOL(), steps=4)
     precision = prepared(plan)[1]
-    assert precision.sample.read("sparsity").tolist() == [-1.0] * 12 + [torch.inf] * 8
+    assert precision.read("sparsity").tolist() == [-1.0] * 12 + [torch.inf] * 8
     assert precision.kept_sample().tolist() == [0.0] * 12 + [1.0] * 8
 
 
@@ -86,3 +88,37 @@ def test_a_change_of_layout_makes_a_new_sample() -> None:
     model.to(memory_format=torch.channels_last)
     prepared(plan)
     assert term.sample is not before
+
+
+def test_the_steps_see_every_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample, "_WHOLE", 0)
+    monkeypatch.setattr(sample, "_LEAST", 2**8)
+    monkeypatch.setattr(sample, "_SIZE", 2**8)
+    plan = compress(nn.Linear(90, 70), ContinuousSparsification(), steps=4)
+    (term,) = prepared(plan)
+    number(plan, "sparsity")
+    k = math.ceil(6300 / len(term.sample.share))
+    seen = []
+    for _ in range(k):
+        seen += term.read("sparsity").tolist()
+        plan._state.step.add_(1)
+    assert k > 1
+    assert set(seen) == set(range(6300))
+    assert len(seen) - 6300 < k  # the last of a layer may be read twice
+
+
+def test_a_share_is_kept_closer_than_one_sample_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample, "_WHOLE", 0)
+    monkeypatch.setattr(sample, "_SIZE", 2**12)
+    plan = compress(nn.Linear(500, 400), ContinuousSparsification(target=0.99), steps=4)
+    (term,) = prepared(plan)
+    generator = torch.Generator().manual_seed(0)
+    term.decisions()[0].data.copy_(torch.randn(400, 500, generator=generator))
+    noise = float(term.sample.noise(torch.tensor(0.01))) / 0.01
+    assert noise > 0.1  # of what is kept
+    shares = []
+    for _ in range(600):
+        plan._state.step.add_(1)
+        term.method.steer(term, torch.tensor(4))
+        shares.append(1 - plan.metrics()["sparsity"])
+    assert max(abs(share / 0.01 - 1) for share in shares[300:]) < noise / 2

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from paretorch.core.budget import keep_best
 from paretorch.core.channels import Channels, Coupling
 from paretorch.core.groups import Group, Grouping
-from paretorch.core.relaxation import Chain, Relaxation, scalars_of
+from paretorch.core.relaxation import PREFIX, Chain, Relaxation, scalars_of
 from paretorch.core.sample import Sample
 from paretorch.core.sites import Selector, Site
 from paretorch.core.tensors import total, whole
@@ -230,11 +230,16 @@ class Term:
         assert self._sample is not None
         return self._sample
 
+    def read(self, room: str) -> Tensor:
+        """A room's decisions at the weights that are sampled at this step."""
+        step: Tensor = getattr(self.root, f"{PREFIX}step")
+        return self.sample.read(room, step)
+
     def kept_sample(self) -> Tensor:
         """Which sampled weights all methods together would keep if they rounded now, as 0 and 1."""
         kept = torch.ones_like(self.sample.share)
         for room, threshold in self._thresholds().items():
-            kept = kept * (self.sample.read(room) >= threshold)
+            kept = kept * (self.read(room) >= threshold)
         return kept
 
     def _thresholds(self) -> dict[str, Tensor]:

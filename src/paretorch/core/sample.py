@@ -1,9 +1,10 @@
-"""A fixed sample of the weights, to steer by: cheap enough for every step, in a handful of kernels for a whole network.
+"""A sample of the weights, to steer by: cheap enough for every step, in a handful of kernels for a whole network.
 
 Networks of up to `_WHOLE` weights are read whole: an error of 0.1 points in what is kept is 2 % of the weights that a
 sparsity of 95 % leaves, and rounding would be felt. Of larger ones about `_SIZE` weights are taken, small layers whole and of
 others every k-th weight, k a prime above the usual factors of layer shapes, so that no kernel position or channel is
-preferred. Positions are the same in every decision of a weight.
+preferred. The first of them moves with the steps, so that k steps see every weight once (where decisions are one a
+weight; groups are few and are read at fixed places). Positions are the same in every decision of a weight.
 """
 
 import math
@@ -31,19 +32,30 @@ class Sample:
         shares = [torch.full((n,), _size(c) / n / total) for c, n in zip(chains, counts, strict=True)]
         self.share = torch.cat(shares).to(device)
         self._absent = [torch.full((n,), math.inf, device=device) for n in counts]
+        self.is_whole = all(k == 1 for k in self._strides)
         self._index = {room: [self._lookup(i, room) for i in range(len(chains))] for room in rooms}
+        # Rooms are read at the same weights, so all decisions of a weight turn, or none.
+        self._turns = [all(self._index[room][i] is None for room in rooms) for i in range(len(chains))]
 
-    def read(self, room: str) -> Tensor:
-        """The decision at each sampled weight; +∞ where this room has none on it."""
-        return torch.cat([self._values(i, room) for i in range(len(self._chains))])
+    def read(self, room: str, step: Tensor) -> Tensor:
+        """The decision at each weight that is sampled at this step; +∞ where this room has none on it."""
+        return torch.cat([self._values(i, room, step) for i in range(len(self._chains))])
 
-    def _values(self, i: int, room: str) -> Tensor:
+    def noise(self, share: Tensor) -> Tensor:
+        """The standard deviation of a share that is told by this sample; 0 where it is the whole network."""
+        if self.is_whole:
+            return torch.zeros_like(share)
+        return (share * (1 - share) / len(self.share)).sqrt()
+
+    def _values(self, i: int, room: str, step: Tensor) -> Tensor:
         relaxation = self._chains[i]._modules.get(room)
         if not isinstance(relaxation, Relaxation):
             return self._absent[i]
         flat = _in_memory_order(whole(relaxation.decision))
-        index = self._index[room][i]
-        return flat[:: self._strides[i]] if index is None else flat[index]
+        index, k = self._index[room][i], self._strides[i]
+        if index is None and k > 1 and self._turns[i]:
+            index = (torch.arange(0, len(flat), k, device=flat.device) + step % k) % len(flat)
+        return flat[::k] if index is None else flat[index]
 
     def _lookup(self, i: int, room: str) -> Tensor | None:
         relaxation = self._chains[i]._modules.get(room)

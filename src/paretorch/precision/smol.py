@@ -149,7 +149,7 @@ class SMOL(Method):
         if self.target_bits is None:
             return
         sample, kept = term.sample, term.kept_sample()
-        share, bits = torch.stack([kept, kept * real_bits(sample.read(self.room))]).mv(sample.share)
+        share, bits = torch.stack([kept, kept * real_bits(term.read(self.room))]).mv(sample.share)
         goal = cubic(progress(step, self.anneal * term.steps), self.init_bits * share, self.target_bits)
         error = (bits - goal) / self.init_bits
         integral = (term.scalar("integral") + error / term.steps).clamp(-0.02, 0.02)

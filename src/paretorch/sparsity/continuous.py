@@ -136,7 +136,12 @@ class ContinuousSparsification(Method):
         open_after = (s + moves[:, None] >= 0).to(s.dtype)
         kept = open_after.mv(weigh) if term.coupling is None else term.coupling.share(open_after, self.count)
         best = (kept - goal).abs().argmin(0, keepdim=True)  # gathered, not indexed: that would wait for the device
-        term.set_scalar("shift", term.scalar("shift") + moves.gather(0, best).squeeze(0))
+        move = moves.gather(0, best).squeeze(0)
+        if term.coupling is None and not term.sample.is_whole:
+            # Within the noise of a sample only the smallest move, its way: over many samples these add up to the target.
+            error = kept[0] - goal
+            move = torch.where(error.abs() < 4 * term.sample.noise(goal), -torch.sign(error) * moves[-1].abs(), move)
+        term.set_scalar("shift", term.scalar("shift") + move)
 
     def round(self, term: Term, factor: float) -> None:
         groups = term.groups()
@@ -171,7 +176,7 @@ def _moves(device: torch.device) -> Tensor:
 def _weighed(term: Term) -> tuple[Tensor, Tensor]:
     """Decisions and their weights in an average: a sample, or all of them where they are one a channel."""
     if term.coupling is None:
-        return term.sample.read(term.method.room), term.sample.share
+        return term.read(term.method.room), term.sample.share
     s = whole(term.decisions()[0])
     return s, torch.full_like(s, 1.0 / len(s))
 
