@@ -6,34 +6,56 @@ import contextlib
 import copy
 import io
 import logging
+import math
 import os
 import tempfile
 import warnings
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from paretorch.deploy.artefact import StrPath
+from paretorch.deploy.calibrate import check_percentile, quantize_int8
 from paretorch.errors import ArtefactError, ConfigError, MissingExtraError
+from paretorch.precision.activations_quantized import QuantizedActivation
 
 _OPSET = 20
+_FLIPS = 0.05
 
 
-def export_onnx(model: nn.Module, example: Tensor, path: StrPath, *, tolerance: float = 1e-4) -> Path:
+def export_onnx(
+    model: nn.Module,
+    example: Tensor,
+    path: StrPath,
+    *,
+    tolerance: float = 1e-4,
+    calibrate: Iterable[Any] | None = None,
+    percentile: float | None = None,
+) -> Path:
     """Write the module, in eval mode, as one ONNX file and return its path.
 
     The file is run with onnxruntime on the example, and on its first row alone; if an output differs from the module's
-    by more than `tolerance` times the largest output, nothing is written and an error says by how much.
+    by more than `tolerance` times the largest output, nothing is written and an error says by how much. A network with
+    quantized activations may differ by 0.05 times: a value between two levels may fall to either.
+    calibrate: batches of inputs; with them the file is int8 (weights by channel, activations by the ranges that these
+    batches give, min-max or cut at `percentile`), and is run, but not compared: measure its accuracy.
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(package) is None:
             raise MissingExtraError(f"export_onnx needs {package}: pip install 'paretorch[export]'")
     if not isinstance(example, Tensor) or example.dim() < 1 or len(example) < 1:
         raise ConfigError("example must be a tensor whose first dimension is the batch, with at least one row")
+    if percentile is not None and calibrate is None:
+        raise ConfigError("percentile= is about int8 export: give calibrate=, batches of inputs, too")
+    check_percentile(percentile)
     plain = copy.deepcopy(model).cpu().eval()
+    if any(isinstance(module, QuantizedActivation) for module in plain.modules()):
+        tolerance = max(tolerance, _FLIPS)
     rows = example.detach().cpu()
     if len(rows) == 1:
         rows = torch.cat([rows, rows])  # a batch of one would be taken for a constant
@@ -52,6 +74,10 @@ def export_onnx(model: nn.Module, example: Tensor, path: StrPath, *, tolerance: 
         for part in (rows, rows[:1]):
             with torch.no_grad():
                 _verify(temporary, part, plain(part), tolerance)
+        if calibrate is not None:
+            quantize_int8(temporary, temporary, calibrate, percentile)
+            with torch.no_grad():
+                _verify(temporary, rows, plain(rows), math.inf)
         os.replace(temporary, target)
     finally:
         with contextlib.suppress(OSError):
