@@ -57,9 +57,7 @@ def test_averaging_as_printed_would_change_the_function() -> None:
 
 def test_a_layer_of_zeros_is_like_no_other() -> None:
     rows = torch.tensor([[0.0, 0.0], [1.0, 2.0], [-2.0, -4.0]])
-    torch.testing.assert_close(
-        absolute_cosine(rows), torch.tensor([[0.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0]])
-    )
+    torch.testing.assert_close(absolute_cosine(rows), torch.tensor([[0.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0]]))
 
 
 @settings(max_examples=20, deadline=None)
@@ -107,7 +105,9 @@ def test_a_network_with_other_templates_is_the_same_network() -> None:
     torch.testing.assert_close(network(x), before)
 
 
-@pytest.mark.parametrize("change", [[[1.0, 2.0], [2.0, 4.0]], [[0.0, 0.0], [0.0, 0.0]], [[float("nan"), 0.0], [0.0, 1.0]]])
+@pytest.mark.parametrize(
+    "change", [[[1.0, 2.0], [2.0, 4.0]], [[0.0, 0.0], [0.0, 0.0]], [[float("nan"), 0.0], [0.0, 1.0]]]
+)
 def test_singular_changes_are_refused(change: list[list[float]]) -> None:
     with pytest.raises(ConfigError, match="singular"):
         reparametrize(torch.ones(2, 3), torch.ones(4, 2), torch.tensor(change))

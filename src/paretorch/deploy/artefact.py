@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paretorch.deploy.blob import BlobReader, write_blob
 from paretorch.deploy.container import pack, read_file, write_file
-from paretorch.deploy.edits import added_bytes, added_names, check_edits, replayed, scales
+from paretorch.deploy.edits import added_bytes, check_edits, replayed, scales
 from paretorch.deploy.filling import build, fill
 from paretorch.deploy.norms import prepared_state
 from paretorch.deploy.sizes import Sizes
@@ -76,7 +76,7 @@ def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
     edits = check_edits(reader.head.get("edits", []))
     if added_bytes(edits) > reader.limit:
         raise ArtefactError("the artefact has maps of activations too large for a file of this size")
-    module = build(reader, added_names(edits)) if into is None else into
+    module = build(reader, edits) if into is None else into
     with replayed(module, edits):
         fill(module, reader)
     return module

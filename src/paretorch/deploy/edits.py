@@ -9,11 +9,15 @@ keep_channels  {"kind": "keep_channels", "keep": hexadecimal, "size": n, "out": 
                those stay whose bit is set (see `paretorch.core.cut`).
 quantize_activation  {"kind": "quantize_activation", "modules": names, "grid": shape}: the activation under these names
                becomes a `QuantizedActivation` with a map of this shape; its levels and range are in the state.
+share          {"kind": "share", "bank": "shared_<n>", "count": k, "weights": names, "uses": lists}: the weights are mixed from
+               k parameters of the root, each from those that it uses; numbers and coefficients are in the state.
 """
 
 from __future__ import annotations
 
+import copy
 import math
+import re
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +26,7 @@ from typing import Any
 from torch import nn
 
 from paretorch.core.cut import keep_channels
+from paretorch.core.mixing import share
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.precision.activations_quantized import ADDED, KIND, MOST_STEPS, replay
 
@@ -50,11 +55,19 @@ def _quantize_activation(model: nn.Module, edit: Edit) -> None:
         raise ArtefactError(f"the file does not fit this {type(model).__name__}: {error}") from error
 
 
+def _share(model: nn.Module, edit: Edit) -> None:
+    try:
+        share(model, edit["bank"], edit["count"], edit["weights"], edit["uses"])
+    except ConfigError as error:
+        raise ArtefactError(f"the file does not fit this {type(model).__name__}: {error}") from error
+
+
 # kind -> (the fields and their types, what replaying does)
 _KINDS: dict[str, tuple[dict[str, type], Callable[[nn.Module, Edit], None]]] = {
     "scale": ({"weight": str, "exponent": int}, _scale),
     "keep_channels": ({"keep": str, "size": int, "out": list, "in": list}, _keep_channels),
     KIND: ({"modules": list, "grid": list}, _quantize_activation),
+    "share": ({"bank": str, "count": int, "weights": list, "uses": list}, _share),
 }
 
 
@@ -74,6 +87,8 @@ def check_edits(edits: object) -> list[dict[str, Any]]:
             raise ArtefactError("a 'scale' edit has an exponent that no number has")
         if kind == "keep_channels" and not _is_sound(edit):
             raise ArtefactError("a 'keep_channels' edit is damaged")
+        if kind == "share" and not _is_bank(edit):
+            raise ArtefactError("a 'share' edit is damaged")
         if kind == KIND and not _is_map(edit):
             raise ArtefactError(f"a {KIND!r} edit is damaged")
     return [dict(edit) for edit in edits]
@@ -100,6 +115,26 @@ def _is_map(edit: Edit) -> bool:
     )
 
 
+def _is_bank(edit: Edit) -> bool:
+    count, weights, uses = edit["count"], edit["weights"], edit["uses"]
+    return (
+        re.fullmatch(r"shared_\d{1,6}", edit["bank"]) is not None
+        and 0 < count <= len(weights)  # never more than the module has
+        and len(weights) == len(uses)
+        and all(isinstance(name, str) for name in weights)
+        and len(set(weights)) == len(weights)
+        and all(isinstance(own, list) and 0 < len(own) <= count for own in uses)
+        and all(type(i) is int and 0 <= i < count for own in uses for i in own)
+    )
+
+
+def restructure(model: nn.Module, edits: Sequence[Edit]) -> None:
+    """Replay the edits that change which tensors a state names."""
+    for edit in edits:
+        if edit["kind"] == "share":
+            _share(model, edit)
+
+
 def added_names(edits: Sequence[Edit]) -> set[str]:
     """The tensors that a state has because of the edits."""
     return {f"{name}.{leaf}" for edit in edits if edit["kind"] == KIND for name in edit["modules"] for leaf in ADDED}
@@ -120,6 +155,8 @@ def replayed(model: nn.Module, edits: Sequence[Edit]) -> Iterator[None]:
     modules = [module for name, module in model.named_modules() if name in named]
     before = [(module, vars(module).copy(), _tensors(module)) for module in modules]
     children = [(module, module._modules.copy()) for module in model.modules()]
+    shares = any(edit["kind"] == "share" for edit in edits)
+    whole = [_inside(module) for module in model.modules()] if shares else []
     try:
         for edit in edits:
             _KINDS[edit["kind"]][1](model, edit)
@@ -131,8 +168,17 @@ def replayed(model: nn.Module, edits: Sequence[Edit]) -> Iterator[None]:
                 tensor.data = data
         for module, own in children:
             module._modules.update(own)
+        for module, kind, attributes in whole:
+            module.__class__ = kind
+            vars(module).clear()
+            vars(module).update(attributes)
         raise
     model.paretorch_edits = [dict(edit) for edit in edits]  # type: ignore[assignment]
+
+
+def _inside(module: nn.Module) -> tuple[nn.Module, type, dict[str, Any]]:
+    """Class and attributes of a module, with copies of what registers parameters, buffers, children and hooks."""
+    return module, type(module), {k: copy.copy(v) if isinstance(v, dict) else v for k, v in vars(module).items()}
 
 
 def _tensors(module: nn.Module) -> list[tuple[Any, Any]]:

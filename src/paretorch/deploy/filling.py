@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,15 +13,16 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from paretorch.deploy.blob import BlobReader, storage_key
+from paretorch.deploy.edits import Edit, added_names, restructure
 from paretorch.errors import ArtefactError, PareError
 
 _MOST_OPTION = 1 << 20  # a number in a zoo network's name or options
 
 
-def build(reader: BlobReader, added: Set[str] = frozenset()) -> nn.Module:
+def build(reader: BlobReader, edits: Sequence[Edit] = ()) -> nn.Module:
     """The zoo network that the file names, in eval mode, once it is known to be no larger than the file allows.
 
-    `added`: tensors that structural edits will bring.
+    Its names are compared as they will be after the structural edits, which are not replayed yet.
     """
     zoo = reader.head.get("zoo")
     if zoo is None:
@@ -35,9 +36,11 @@ def build(reader: BlobReader, added: Set[str] = frozenset()) -> nn.Module:
     try:
         with torch.device("meta"), _at_most(2 * len(reader.names) + 64):  # takes no memory
             bare = build_network(zoo[0], **zoo[1])
-        _check_names(bare, [name for name in reader.names if name not in added])
         if sum(tensor.numel() * tensor.element_size() for tensor in bare.state_dict().values()) > reader.limit:
             raise ArtefactError("the artefact names a zoo network too large for a file of this size")
+        restructure(bare, edits)
+        added = added_names(edits)
+        _check_names(bare, [name for name in reader.names if name not in added])
         return build_network(zoo[0], **zoo[1]).eval()
     except ArtefactError:
         raise

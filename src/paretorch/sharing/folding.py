@@ -114,8 +114,8 @@ def _fold_one(network: nn.Module, name: str, bank: Bank, labels: list[int]) -> t
     target = directions[labels] * scales[:, None]
     errors = _errors(bank, target)
     templates = list(bank.templates)
-    if bank.relaxed or len(directions) > len(templates):
-        used = [i for i in range(len(templates)) if bool((target[:, i] != 0).any())]
+    used = [i for i in range(len(templates)) if bool((target[:, i] != 0).any())]
+    if (bank.relaxed and len(used) <= len(labels)) or len(directions) > len(used):
         uses = [[used.index(i) for i in used if float(row[i]) != 0.0] or [0] for row in target]
         stored = [templates[i] for i in used]
         values = [torch.stack([row[used[i]] for i in own]) for row, own in zip(target, uses, strict=True)]
