@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from paretorch import Plan, compress
+from paretorch.core.attach import original
+from paretorch.core.fused import _places, _state, _update
 from paretorch.core.update import add_price, advance, gradients_of
 from paretorch.deploy import load, save
 from tests.contract.cases import MODELS, STEPS, build, combinations
@@ -143,6 +145,33 @@ def test_a_step_can_be_captured_on_a_device(rival: str) -> None:
         add_price(term, plan._terms, gradients_of(term))
         advance(plan._terms, plan._state.step)
     assert watch.seen == []
+
+
+@pytest.mark.parametrize("rival", ["lsq", "dsq", "slb", "bsq", "bsq+cs"])
+def test_the_compiled_step_of_a_gpu_takes_the_same_steps(rival: str) -> None:
+    """On one GPU price, update and schedules are two compiled functions (core/fused.py): here, on a CPU, one graph each."""
+    torch._dynamo.reset()
+    network, plan, optimizer, x = started(rival, "linear", 1)
+    twin, twin_plan, twin_optimizer, _ = started(rival, "linear", 1)
+    assert twin_plan._fused.fits(twin_plan._terms)
+    compiled = [torch.compile(each, backend="aot_eager", dynamic=False, fullgraph=True) for each in (_update, advance)]
+
+    def step(_: object = None) -> None:
+        terms = twin_plan._terms
+        with torch.no_grad():
+            for term in terms:
+                term.prepare()
+            weights = [original(site).data for site in twin_plan._sites]
+            compiled[0](terms, [_places(t) for t in terms], [_state(t) for t in terms], twin_plan._chains, weights)
+            compiled[1](terms, twin_plan._state.step)
+            for decision in twin_plan._decisions():
+                decision.grad = None
+
+    twin_plan.step = step  # type: ignore[method-assign]
+    train(network, plan, optimizer, x, 5)
+    train(twin, twin_plan, twin_optimizer, x, 5)
+    for name, value in snapshot(network).items():
+        torch.testing.assert_close(snapshot(twin)[name], value, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("rival", list(RIVALS))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from paretorch import zoo
+from paretorch import SMOL, zoo
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError
 from paretorch.precision.rivals import LSQ, Uniform
@@ -21,7 +21,7 @@ from paretorch.training.recipe import QUANTIZATION, recipe_from
 
 from .blobs import Make, rows_of, state_of
 
-_RIVALS = [name for name in QUANTIZATION if name not in ("smol", "given")]
+_RIVALS = [name for name in QUANTIZATION if name not in ("smol", "smol-printed", "given")]
 _DIGITS = {"network": "digits-cnn", "network_options": {"width": 4}, "data": "digits", "batch": 256, "lr": 0.05}
 
 
@@ -70,10 +70,11 @@ def test_options_go_to_the_method_that_is_named(make: Make) -> None:
 
 
 def test_without_bits_the_method_s_own_options_decide(make: Make) -> None:
-    trainer = make(Recipe(epochs=1, batch=4, quantization="smol", precision_options={"penalty": 1e-3}))
-    assert trainer.plan is not None
-    (method,) = trainer.plan.methods()
-    assert (method.target_bits, method.penalty) == (None, 1e-3)  # type: ignore[attr-defined]
+    recipe = Recipe(epochs=1, batch=4, quantization="smol", precision_options={"penalty": 1e-3})
+    for each, start in ((recipe, 8.0), (replace(recipe, quantization="smol-printed", bits=6.0), 6.0)):
+        trainer = make(each, name=str(start))
+        assert trainer.plan is not None
+        assert trainer.plan.methods() == (SMOL(penalty=1e-3, init_bits=start, exclude=()),)
     other = make(Recipe(epochs=1, batch=4, quantization="uniform"), name="other")
     assert other.plan is not None
     assert other.plan.methods()[0] == Uniform(exclude=())
@@ -81,7 +82,7 @@ def test_without_bits_the_method_s_own_options_decide(make: Make) -> None:
 
 def test_what_cannot_be_meant_is_refused_by_name(make: Make) -> None:
     with pytest.raises(
-        ConfigError, match="choose one of smol, uniform, dorefa, pact, lsq, lqnets, dsq, slb, bsq, given"
+        ConfigError, match="choose one of smol, smol-printed, uniform, dorefa, pact, lsq, lqnets, dsq, slb, bsq, given"
     ):
         Recipe(quantization="lqs", bits=2.0)
     for bits, message in ((2.5, "whole number of bits, not 2.5"), (17.0, "bits=17"), (-1.0, "bits=-1")):

@@ -10,13 +10,14 @@
 
 `quantization` names the method that gives bits:
 
-    smol        learned precisions                uniform     the same bits for all, straight through
-    dorefa      evenly spaced values of tanh(w)   pact        a clip from the weights' moments (SAWB)
-    lsq         learned steps                     lqnets      learned bases
-    dsq         a soft staircase for gradients    slb         scores over values, with a temperature
-    bsq         bit planes under a group lasso    given       precisions of another run's artefact
+    smol          learned precisions, on target      smol-printed  the same, where λ decides (Algorithm 5)
+    uniform       equal bits, straight through       dorefa        evenly spaced values of tanh(w)
+    pact          a clip from the moments (SAWB)     lsq           learned steps
+    lqnets        learned bases                      dsq           a soft staircase for gradients
+    slb           scores over values, annealed       bsq           bit planes under a group lasso
+    given         precisions of another run's artefact
 
-Beside the method's own, `precision_options` may have, for all but smol and given, `ends`: bits of the first and the last
+Beside the method's own, `precision_options` may have, for the rivals of smol, `ends`: bits of the first and the last
 layer; and for given, `source`: the artefact, and `shuffled`: whether its precisions are permuted within each layer.
 """
 
@@ -99,6 +100,7 @@ def quantization_methods() -> dict[str, Any]:
 
     return {
         "smol": paretorch.SMOL,
+        "smol-printed": paretorch.SMOL,
         "uniform": rivals.Uniform,
         "dorefa": rivals.DoReFa,
         "pact": rivals.PACT,
@@ -131,6 +133,8 @@ def _precision_options(name: str, recipe: Recipe, model: nn.Module, left: tuple[
     options: dict[str, Any] = {"exclude": left, **recipe.precision_options}
     if name == "smol":
         return {"target_bits": recipe.bits, **options}
+    if name == "smol-printed":
+        return {"init_bits": recipe.bits, **options}
     if name == "given":
         if recipe.bits is not None:
             raise ConfigError("The quantization 'given' takes its bits from precision_options.source: leave bits out.")

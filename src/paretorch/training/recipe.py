@@ -31,7 +31,7 @@ OPTIMIZERS = (
 )
 
 PRUNING = ("cs", "mp", "gmp", "st3", "dnw", "str", "l0", "slimming", "stochastic", "amc")
-QUANTIZATION = ("smol", "uniform", "dorefa", "pact", "lsq", "lqnets", "dsq", "slb", "bsq", "given")
+QUANTIZATION = ("smol", "smol-printed", "uniform", "dorefa", "pact", "lsq", "lqnets", "dsq", "slb", "bsq", "given")
 _ONE_SHOT = ("mp", "amc")  # these prune a trained network, and need not train it themselves
 
 
@@ -61,8 +61,8 @@ class Recipe:
         leaves that decision out. `sparsity_options` and `precision_options` go to the methods as they are.
     pruning: the method that drops weights, cs or one of its rivals (see `paretorch.training.compression`); None: cs where
         sparsity or budget ask for one. Where it is given without a sparsity, the method's own options decide that.
-    quantization: the method that gives bits, smol or one of its rivals; None: smol where bits or budget ask for one. smol
-        without bits: its own options decide. For rivals bits are whole; bsq begins with them and has no target.
+    quantization: the method that gives bits, smol or one of its rivals (see `paretorch.training.compression`); None: smol
+        where bits or budget ask for one. smol-printed and bsq have no target, their penalty decides: they begin with `bits`.
     dtype: "fp32", "bf16" (autocast), or "auto": bf16 on a GPU and fp32 elsewhere.
     """
 
