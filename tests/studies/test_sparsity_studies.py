@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError
 from paretorch.studies import load_study, run_study, study_names
-from paretorch.training import Runtime, train
+from paretorch.training import Recipe, Runtime, train
 from paretorch.training.folder import read_history
 from paretorch.training.recipe import PRUNING
 
@@ -69,12 +69,17 @@ def test_the_knobs_are_varied_one_at_a_time(tmp_path: Path, name: str) -> None:
     assert 0 <= result["sparsity"] < 1
 
 
+def _narrow(recipe: Recipe) -> Recipe:
+    """By single channels: the network for digits is narrower than the blocks of a runtime."""
+    return replace(recipe, sparsity_options={**recipe.sparsity_options, "multiple": 1}) if recipe.pruning else recipe
+
+
 @pytest.mark.parametrize("name", ["sparsity-channels-resnet20", "sparsity-channels-vgg16"])
 def test_channels_really_go(tmp_path: Path, name: str) -> None:
     # In bf16, as on a GPU: what is compressed is looked at in the precision of the weights.
     study = load_study(name, {**_TINY, "dtype": "bf16"})
     runtime = Runtime(device="cpu", progress="quiet")
-    dense, small = (train(recipe, tmp_path / each, runtime) for each, recipe in study.settings.items())
+    dense, small = (train(_narrow(recipe), tmp_path / each, runtime) for each, recipe in study.settings.items())
     assert small["macs"] == pytest.approx(dense["macs"] / 2, rel=0.15)
     assert small["macs"] == small["macs_kept"]
 

@@ -44,6 +44,9 @@ class STR(Rival):
         if not self.decay >= 0.0:
             raise ConfigError(f"decay={self.decay!r}: weight decay is 0 or more")
 
+    def check_groups(self, smallest: float, total: float) -> None:
+        """Nothing to refuse: groups share a threshold, their weights go one by one."""
+
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Threshold":
         self.refuse_precision(together)
         return _Threshold(grouping, self.init, site.weight.device)
