@@ -33,19 +33,23 @@ _ENTRIES = {
     "resnet18": _Entry("imagenet_resnet", "ImageNetResNet", {"depth": 18, "widen": 1}),
     "resnet50": _Entry("imagenet_resnet", "ImageNetResNet", {"depth": 50, "widen": 1}),
     "wrn-50-2": _Entry("imagenet_resnet", "ImageNetResNet", {"depth": 50, "widen": 2}),
+    "swrn-50-2": _Entry("swrn", "ImageNetSWRN", {"widen": 2}),
     "shortest-paths-cnn": _Entry("shortest_paths_cnn", "ShortestPathsCNN"),
+    "shortest-paths-scnn": _Entry("swrn", "ShortestPathsSCNN"),
     "digits-cnn": _Entry("digits_cnn", "DigitsCNN"),
 }
 # names with numbers in them: the pattern's groups are options
 _FAMILIES = {
     r"wrn-(?P<depth>\d+)-(?P<widen>\d+)": _Entry("wide_resnet", "WideResNet"),
+    r"swrn-(?P<depth>\d+)-(?P<widen>\d+)": _Entry("swrn", "SWRN"),
+    r"swrn-(?P<depth>\d+)-(?P<widen>\d+)-(?P<templates>\d+)": _Entry("swrn", "SWRN"),
     r"lstm-(?P<units>\d+)": _Entry("lstm", "LanguageModel"),
 }
-_EXAMPLES = ("wrn-28-10", "wrn-28-4", "lstm-300", "lstm-1000")
+_EXAMPLES = ("wrn-28-10", "wrn-28-4", "swrn-28-10-2", "swrn-28-4-2", "lstm-300", "lstm-1000")
 
 
 def names() -> tuple[str, ...]:
-    """All names that `build` knows; of "wrn-D-K" and "lstm-N", for any numbers, those of the thesis."""
+    """All names that `build` knows; of "wrn-D-K", "swrn-D-W-K" and "lstm-N", for any numbers, those of the thesis."""
     return tuple(sorted((*_ENTRIES, *_EXAMPLES)))
 
 
