@@ -57,6 +57,8 @@ def facts(report: Report) -> list[tuple[str, str]]:
     if report.macs is not None and report.macs_kept is not None:
         kept = human(report.macs_kept, "")
         found.append(("MACs", f"{human(report.macs, '')} per example, {kept} with a weight that is not zero"))
+        if not report.latency:  # multiply-adds alone say little about time
+            found.append(("latency", "not measured: pare report FILE --latency, or latency=True"))
     for entry in report.latency:
         spread = f"{entry.low_ms:.3g} to {entry.high_ms:.3g} over {entry.rounds} rounds"
         threads = f"{entry.threads} thread{'s' if entry.threads > 1 else ''}"
