@@ -7,6 +7,7 @@ from paretorch.optim import AvaGrad, AvaGradW, DelayedAdam
 from paretorch.precision.activations import SMOLActivations
 from paretorch.precision.smol import SMOL
 from paretorch.public import compress
+from paretorch.sharing import SoftSharing, fold, layer_similarity
 from paretorch.sparsity.continuous import ContinuousSparsification
 
 __version__ = "0.1.0"
@@ -20,8 +21,11 @@ __all__ = [
     "PareError",
     "Plan",
     "SMOLActivations",
+    "SoftSharing",
     "compress",
     "export_onnx",
+    "fold",
+    "layer_similarity",
     "load",
     "report",
     "save",

@@ -5,8 +5,8 @@
 α and T are trained together, α without weight decay. What differs from the chapter:
 
 - α is trained by the plan, as all decisions are: SGD with Nesterov momentum whose rate drops by 5 after 30, 60 and 80 % of
-  the steps, the chapter's recipe for CIFAR, whatever optimizer trains the templates. `optimizer=` replaces it (Adam for
-  shortest paths, say), and then keeps its own rate.
+  the steps, the chapter's recipe for CIFAR, whatever optimizer trains the templates; solver="adam", lr=0.01, drops=() is
+  that for shortest paths. `optimizer=` replaces it, and then keeps its own rate.
 - With fewer templates than layers an orthogonal start is scaled, so that every layer keeps its variance (see `banks`).
 - The start keeps the weights that the model has, exactly where templates are as many as layers.
 - Averaging layers that are negative multiples of each other would change the function: each has its own signed scale.
@@ -47,7 +47,8 @@ class SoftSharing(Method):
     domain: of the coefficients: "real", "simplex" or "one-hot" (straight-through). start: "orthogonal", or "fit" to begin
     as near as possible to trained weights. recurrence: λ, the reward of similar layers.
     threshold: the least similarity of layers that become multiples of one weight at `harden`; None: none do.
-    lr, momentum, drops: of the coefficients' SGD; after each share of the steps in `drops` the rate falls by 5.
+    solver, lr, momentum, drops: "sgd" or "adam" trains the coefficients, at this rate; after each share of the steps in
+    `drops` the rate falls by 5. momentum: of SGD.
     """
 
     templates: int | None = None
@@ -56,6 +57,7 @@ class SoftSharing(Method):
     start: str = "orthogonal"
     recurrence: float = 0.0
     threshold: float | None = None
+    solver: str = "sgd"
     lr: float = 0.1
     momentum: float = 0.9
     drops: tuple[float, ...] = (0.3, 0.6, 0.8)
@@ -85,6 +87,8 @@ class SoftSharing(Method):
             require_number("threshold", self.threshold, 0.0, 1.0, "a similarity is from 0 to 1, such as 0.95")
         if self.domain != "real" and (self.threshold is not None or self.recurrence or self.start == "fit"):
             raise ConfigError(f'threshold, recurrence and start="fit" need domain="real", not {self.domain!r}')
+        if self.solver not in ("sgd", "adam"):
+            raise ConfigError(f'solver={self.solver!r} is not known: use "sgd" or "adam"')
         require_number("lr", self.lr, 0.0, math.inf, "give a positive rate", above=True)
         require_number("momentum", self.momentum, 0.0, math.nextafter(1.0, 0.0), "give 0 to just below 1")
         for drop in self.drops:
@@ -122,6 +126,8 @@ class SoftSharing(Method):
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
         fused = on_one_gpu(parameters)
         lr = torch.full((), self.lr, device=parameters[0].device) if fused else self.lr
+        if self.solver == "adam":
+            return torch.optim.Adam(parameters, lr=lr, fused=fused, foreach=False if not fused else None)
         nesterov = self.momentum > 0
         return torch.optim.SGD(
             parameters,

@@ -1,0 +1,209 @@
+"""SoftSharing: which layers share, how they begin, how coefficients are trained, what is refused."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from paretorch import ContinuousSparsification, SoftSharing, compress, layer_similarity
+from paretorch.errors import ConfigError
+from paretorch.sharing.banks import bank
+from paretorch.sharing.domains import orthogonal
+from tests.contract.loop import optimizer_of, train
+from tests.sharing.cases import attach, batch, build
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 1000))
+def test_orthogonal_starts(layers: int, templates: int, seed: int) -> None:
+    q = orthogonal(layers, templates, seed)
+    small = q.T @ q if layers >= templates else q @ q.T
+    torch.testing.assert_close(small, torch.eye(min(layers, templates), dtype=torch.float64))
+    assert torch.equal(q, orthogonal(layers, templates, seed))
+
+
+@pytest.mark.parametrize("domain", ["real", "simplex", "one-hot"])
+@pytest.mark.parametrize("templates", [1, 2, 3, 6])
+def test_every_layer_keeps_its_variance(domain: str, templates: int) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(6)))
+    with torch.no_grad():
+        for layer in network:
+            layer.weight.normal_(0.0, 0.1)
+    compress(network, SoftSharing(templates=templates, domain=domain), steps=1)
+    for layer in network:
+        assert float(layer.weight.std()) == pytest.approx(0.1, rel=0.06)
+
+
+def test_an_uncorrected_start_would_shrink() -> None:
+    weights = [torch.randn(40, 40) for _ in range(6)]
+    values, alpha = bank(weights, 2, "real", "orthogonal", 0)
+    q = orthogonal(6, 2, 0)
+    shrunk = torch.stack([sum(float(a) * t for a, t in zip(row, values, strict=True)) for row in q]).var()
+    kept = torch.stack([sum(float(a) * t for a, t in zip(row, values, strict=True)) for row in alpha]).var()
+    assert float(shrunk) == pytest.approx(2 / 6, rel=0.1)
+    assert float(kept) == pytest.approx(1.0, rel=0.1)
+
+
+def test_fit_begins_as_near_as_mixtures_can_be() -> None:
+    torch.manual_seed(0)
+    weights = torch.stack([torch.randn(5, 5) for _ in range(4)])
+    values, alpha = bank(list(weights), 2, "real", "fit", 0)
+    mixed = torch.einsum("lk,kij->lij", alpha, torch.stack(values))
+    best = torch.linalg.svdvals(weights.flatten(1))[2:].square().sum().sqrt()
+    torch.testing.assert_close((mixed - weights).norm(), best, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_share_by_kind_and_shape_or_by_a_callable() -> None:
+    network = nn.ModuleDict(
+        {
+            "a": nn.Linear(4, 4), "b": nn.Linear(4, 4), "c": nn.Linear(4, 4), "d": nn.Linear(4, 4),
+            "wide": nn.Linear(4, 8), "table": nn.Embedding(4, 4), "rnn": nn.LSTM(4, 4, num_layers=2, bidirectional=False),
+        }
+    )  # fmt: skip
+    groups = [one.layers for one in layer_similarity(network)]
+    assert groups == [
+        ("a.weight", "b.weight", "c.weight", "d.weight"),
+        ("rnn.weight_ih_l0", "rnn.weight_ih_l1"),
+        ("rnn.weight_hh_l0", "rnn.weight_hh_l1"),
+    ]
+    by = {"a": 1, "b": 2, "c": 1, "d": None}.get
+    compress(network, SoftSharing(include=nn.Linear, by=lambda name, _: by(name), templates=1), steps=1)
+    assert [one.layers for one in layer_similarity(network)] == [("a.weight", "c.weight")]
+    assert isinstance(network["b"].weight, nn.Parameter)
+
+
+def test_patterns_and_overrides_choose_too() -> None:
+    network = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)), *(nn.Linear(5, 5) for _ in range(3)))
+    compress(network, SoftSharing(templates=1, exclude="0", overrides={"[345]": {"templates": 2}}), steps=1)
+    assert [len(one.layers) for one in layer_similarity(network)] == [2, 3]
+    assert {name for name, _ in network.named_parameters() if "template" in name} == {
+        "paretorch_template_0_0", "paretorch_template_1_0", "paretorch_template_1_1",
+    }  # fmt: skip
+
+
+def test_coefficients_are_the_plans_and_have_no_decay() -> None:
+    network = build("linear")
+    plan = attach(network, "fewer")
+    coefficients = [m.s for m in network.modules() if type(m).__name__ == "Mix"]
+    weights = {id(p) for group in plan.param_groups(weight_decay=0.1) for p in group["params"]}
+    assert not weights & {id(c) for c in coefficients}
+    assert {id(network.paretorch_template_0_0), id(network.paretorch_template_0_1)} <= weights
+    before = [c.detach().clone() for c in coefficients]
+    train(network, plan, optimizer_of(plan), batch("linear"), 1)
+    assert all(not torch.equal(a, b) for a, b in zip(before, coefficients, strict=True))
+
+
+@pytest.mark.parametrize("solver", ["sgd", "adam"])
+def test_the_rate_drops(solver: str) -> None:
+    network = build("linear")
+    plan = compress(network, SoftSharing(lr=0.1, drops=(0.5, 0.75), solver=solver), steps=8)
+    optimizer = optimizer_of(plan)
+    rates = []
+    for _ in range(8):
+        train(network, plan, optimizer, batch("linear"), 1)
+        rates.append(plan.state_dict()["sharing"]["param_groups"][0]["lr"])
+    expected = [0.1] * 3 + [0.02] * 2 + [0.004] * 3
+    assert rates == pytest.approx(expected)
+
+
+def test_sgd_is_nesterovs() -> None:
+    """A literal step: v ← μv + g, α ← α − η(g + μv)."""
+    network = build("linear")
+    plan = compress(network, SoftSharing(lr=0.3, momentum=0.8, drops=()), steps=4)
+    mix = next(m for m in network.modules() if type(m).__name__ == "Mix")
+    v, alpha = torch.zeros(4), mix.s.detach().clone()
+    for _ in range(3):
+        network(batch("linear")).square().mean().backward()
+        g = mix.s.grad.clone()
+        v = 0.8 * v + g
+        alpha = alpha - 0.3 * (g + 0.8 * v)
+        plan.step()
+        torch.testing.assert_close(mix.s.detach(), alpha)
+
+
+def test_one_hot_gives_softmax_gradients() -> None:
+    from paretorch.sharing.domains import one_hot
+
+    s = torch.tensor([0.3, 0.7, -0.2], requires_grad=True)
+    value = one_hot(s, False)
+    assert value.tolist() == [0.0, 1.0, 0.0]
+    weight = torch.tensor([1.0, -2.0, 0.5])
+    (found,) = torch.autograd.grad((value * weight).sum(), s)
+    (expected,) = torch.autograd.grad((torch.softmax(s, 0) * weight).sum(), s)
+    torch.testing.assert_close(found, expected)
+
+
+def test_similarity_is_logged() -> None:
+    network = build("linear")
+    plan = attach(network, "one")
+    assert plan.metrics()["similarity"] == pytest.approx(1.0)
+    assert attach(build("linear"), "all").metrics()["similarity"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_more_templates_than_layers_are_allowed_and_explained() -> None:
+    network = build("linear")
+    before = network(batch("linear"))
+    with pytest.warns(UserWarning, match="6 templates for 4 layers"):
+        compress(network, SoftSharing(templates=6), steps=1)
+    torch.testing.assert_close(network(batch("linear")), before)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"templates": 0}, "1 or more"),
+        ({"templates": 2.5}, "1 or more"),
+        ({"domain": "ball"}, "real, simplex, one-hot"),
+        ({"start": "zero"}, '"orthogonal" or "fit"'),
+        ({"recurrence": -1.0}, "0 or more"),
+        ({"threshold": 1.5}, "from 0 to 1"),
+        ({"domain": "simplex", "threshold": 0.5}, 'need domain="real"'),
+        ({"solver": "lbfgs"}, '"sgd" or "adam"'),
+        ({"lr": 0.0}, "positive"),
+        ({"momentum": 1.0}, "just below 1"),
+        ({"drops": (2.0,)}, "shares of the steps"),
+        ({"group": "layer"}, "use by="),
+        ({"by": "stages"}, "function"),
+        ({"exclude": "*"}, "finds no layer"),
+        ({"include": ["0", "9"]}, "no two layers of one kind and one weight shape"),
+        ({"overrides": {"1": {"templates": 1}}}, "must be one"),
+    ],
+)
+def test_refusals(options: dict[str, object], words: str) -> None:
+    network = build("linear")
+    state = list(network.state_dict())
+    with pytest.raises(ConfigError, match=words):
+        compress(network, SoftSharing(**options), steps=4)
+    assert list(network.state_dict()) == state
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    with pytest.raises(ConfigError, match="byte budget does not go with SoftSharing"):
+        compress(build("linear"), SoftSharing(), steps=4, budget=100_000)
+    with pytest.raises(ConfigError, match="channels of layers that share"):
+        compress(
+            build("conv"),
+            SoftSharing(),
+            ContinuousSparsification(target=0.3, group="channel"),
+            steps=4,
+            example=batch("conv"),
+        )
+
+
+def test_dtypes_and_moves() -> None:
+    network = build("linear").to(torch.bfloat16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = attach(network, "fewer")
+    assert network.paretorch_template_0_0.dtype == torch.bfloat16
+    losses = train(network, plan, optimizer_of(plan), batch("linear").to(torch.bfloat16), 2)
+    assert all(math.isfinite(loss) for loss in losses)
+    mixes = [m for m in network.modules() if type(m).__name__ == "Mix"]
+    network.to(torch.float64)
+    assert all(m.s.dtype == torch.float32 for m in mixes)
+    assert plan.finalize()[1].weight.dtype == torch.float64
