@@ -4,6 +4,7 @@ import typer
 
 from paretorch.cli.data import data
 from paretorch.cli.demo import demo
+from paretorch.cli.fold import fold
 from paretorch.cli.guard import guarded
 from paretorch.cli.report import report
 from paretorch.cli.study import study
@@ -19,5 +20,5 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",
 )
-for command in (demo, train, tickets, tune, report, study, data):
+for command in (demo, train, tickets, fold, tune, report, study, data):
     app.command()(guarded(command))

@@ -1,0 +1,88 @@
+"""Pictures of layers that share: how alike they are, and the folded network with its ways back. Plain SVG strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from itertools import pairwise
+
+from paretorch.report.svg import WIDTH, figure, line, number, rect, shorten, text
+
+_ROW = 22.0
+
+
+def heat_map(ident: str, title: str, names: Sequence[str], rows: Sequence[Sequence[float]]) -> str:
+    """A square for each pair of layers, the fuller the more alike: 0 is empty, 1 is full."""
+    count = len(names)
+    labelled = count <= 24
+    left = 118.0 if labelled else 8.0
+    side = (WIDTH - left - 2) / max(count, 1)
+    body = []
+    for i, row in enumerate(rows):
+        y = 2 + i * side
+        if labelled:
+            body.append(text(left - 6, y + side / 2 + 4, f"{shorten(names[i], 13)}  {i + 1}", "end"))
+        for j, value in enumerate(row):
+            tip = f"<title>{escape(names[i])}, {escape(names[j])}: {value:.3f}</title>" if labelled else ""
+            place = f'x="{number(left + j * side)}" y="{number(y)}" width="{number(side)}" height="{number(side)}"'
+            body.append(f'<rect {place} class="c0" fill-opacity="{min(max(value, 0.0), 1.0):.2f}">{tip}</rect>')
+    bottom = 2 + count * side
+    for j in range(count if labelled else 0):
+        body.append(text(left + (j + 0.5) * side, bottom + 15, str(j + 1), "middle"))
+    for y in (2.0, bottom):
+        body.append(line(left, y, WIDTH - 2, y, "grid"))
+    for x in (left, WIDTH - 2.0):
+        body.append(line(x, 2, x, bottom, "grid"))
+    pairs = [(rows[i][j], i, j) for i in range(count) for j in range(i)]
+    best = max(pairs, default=(0.0, 0, 0))
+    said = f"{count} layers; most alike are layers {best[2] + 1} and {best[1] + 1}, {best[0]:.2f}."
+    return figure(ident, title, said, bottom + (20 if labelled else 4), body)
+
+
+def folded_diagram(ident: str, title: str, runs: Sequence[int], words: str) -> str:
+    """The stored layers in a row. Steps to the next layer are straight; others are arcs, numbered as they are taken:
+    above those that go back, below those that leave layers out."""
+    count = max(runs)
+    jumps = [(one, other) for one, other in pairwise(runs) if other != one + 1]
+    back = [edge for edge in jumps if edge[1] <= edge[0]]
+    skips = [edge for edge in jumps if edge[1] > edge[0]]
+    gap = (WIDTH - 40.0) / max(count, 1)
+    wide = min(gap * 0.7, 54.0)
+    top = 26.0 + _ROW * len(back)
+    middle = top + 15.0
+
+    def x(layer: int) -> float:
+        return 20.0 + gap * (layer - 0.5)
+
+    body = [line(4, middle, x(runs[0]) - wide / 2, middle, "axis")]
+    body += [line(x(i) + wide / 2, middle, x(i + 1) - wide / 2, middle, "axis") for i in range(1, count)]
+    body.append(line(x(runs[-1]), top + 30, x(runs[-1]), top + 44, "axis"))
+    body.append(text(x(runs[-1]), top + 57 + _ROW * len(skips), "out", "middle"))
+    for i in range(1, count + 1):
+        times = sum(layer == i for layer in runs)
+        body.append(rect(x(i) - wide / 2, top, wide, 30, "track", f"layer {i} runs {times} times", 5))
+        body.append(text(x(i), middle + 4, str(i), "middle"))
+    for order, edge in enumerate(jumps, 1):
+        above = edge in back
+        level = (back if above else skips).index(edge) + 1
+        body += _arc(x(edge[0]), x(edge[1]), top if above else top + 30, level if above else -level, order, edge)
+    return figure(ident, title, f"{words}.", top + 62 + _ROW * len(skips), body)
+
+
+def _arc(start: float, end: float, y: float, level: int, order: int, edge: tuple[int, int]) -> list[str]:
+    """A way from one layer to another: up (or down, for a negative level), along, and to an arrow at its end."""
+    turn = y - _ROW * level
+    if start == end:
+        start, end = start + 7, end - 7
+    else:
+        start, end = start + 4, end - 4
+    towards = 6 if level > 0 else -6
+    kind = f"s{(order - 1) % 4}"
+    way = f"M{number(start)} {number(y)}V{number(turn)}H{number(end)}V{number(y)}"
+    head = f"M{number(end - 4)} {number(y - towards)}L{number(end)} {number(y)}L{number(end + 4)} {number(y - towards)}"
+    tip = f"<title>step {order}: from layer {edge[0]} to layer {edge[1]}</title>"
+    return [
+        f'<path d="{way}" class="line {kind}">{tip}</path>',
+        f'<path d="{head}" class="line {kind}"/>',
+        text((start + end) / 2, turn - 4 if level > 0 else turn + 13, str(order), "middle"),
+    ]

@@ -1,0 +1,110 @@
+"""`pare fold`, its page, and the two pictures."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from paretorch import SoftSharing, compress
+from paretorch.cli.app import app
+from paretorch.deploy import load
+from paretorch.report.sharing import folded_diagram, heat_map
+from paretorch.training.checkpoint import Checkpoint
+from paretorch.zoo import build
+
+
+def pare(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result.output
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a run that shares: what its last checkpoint holds."""
+    network = build("swrn-22-1-2", classes=4)
+    plan = compress(network, SoftSharing(**network.sharing), steps=9, seed=3)
+    mixes = [m for m in network.modules() if type(m).__name__ == "Mix"]
+    with torch.no_grad():
+        for i, mix in enumerate(mixes[:4]):  # the first stage: two layers, twice
+            mix.s.copy_((1.0 + i) * torch.eye(2)[i % 2])
+    recipe = {"network": "swrn-22-1-2", "network_options": {"classes": 4}, "data": "cifar10"}
+    random = {"cpu": torch.get_rng_state()}
+    folder = tmp_path / "run"
+    folder.mkdir()
+    state = Checkpoint(recipe, network.state_dict(), {}, plan.state_dict(), 1, 0, 0, torch.zeros(0), random)
+    state.save(folder / "checkpoint.pt")
+    torch.save(network.eval()(torch.ones(1, 3, 8, 8)), tmp_path / "output.pt")
+    return folder
+
+
+def test_pare_fold_leaves_a_smaller_file_and_a_page(run: Path) -> None:
+    told = pare("fold", str(run), "--threshold", "0.999", "--only", "stages.0.*")
+    assert "4 layers are 2; layers 1-2 run twice; exact" in told
+    assert {path.name for path in run.iterdir()} == {"checkpoint.pt", "folded.pare", "folding.html"}
+    network = load(run / "folded.pare")
+    expected = torch.load(run.parent / "output.pt")
+    torch.testing.assert_close(network(torch.ones(1, 3, 8, 8)), expected, rtol=1e-4, atol=1e-5)
+    page = (run / "folding.html").read_text()
+    assert "layers 1-2 run twice" in page
+    assert page.count("<svg") == 6
+    before, after = (int(word.replace(",", "")) for word in re.findall(r"([\d,]+) (?:bytes|folded)", told))
+    assert after <= before * 1.01
+
+
+def test_pare_fold_by_number_of_layers(run: Path) -> None:
+    told = pare("fold", str(run), "--layers", "3")
+    assert told.count("4 layers are 1; layer 1 runs 4 times; error up to") == 3
+
+
+def test_mistakes_are_one_line(run: Path, tmp_path: Path) -> None:
+    assert "holds no checkpoint.pt" in pare("fold", str(tmp_path / "nowhere"), code=2)
+    assert "from 0 to 1" in pare("fold", str(run), "--threshold", "7", code=2)
+    plain = build("resnet20")
+    random = {"cpu": torch.get_rng_state()}
+    state = Checkpoint({"network": "resnet20"}, plain.state_dict(), {}, None, 1, 0, 0, torch.zeros(0), random)
+    state.save(tmp_path / "checkpoint.pt")
+    assert "shares no templates" in pare("fold", str(tmp_path), code=2)
+    (tmp_path / "checkpoint.pt").write_bytes(b"nothing")
+    assert "not a readable checkpoint" in pare("fold", str(tmp_path), code=1)
+
+
+def parsed(svg: str) -> ElementTree.Element:
+    return ElementTree.fromstring(svg)
+
+
+def test_a_heat_map_has_a_square_for_each_pair() -> None:
+    svg = parsed(heat_map("m", "Similarity", ["a<b", "c"], [[1.0, 0.25], [0.25, 1.0]]))
+    squares = svg.findall("rect")
+    assert [square.get("fill-opacity") for square in squares] == ["1.00", "0.25", "0.25", "1.00"]
+    assert squares[1].findtext("title") == "a<b, c: 0.250"
+    assert svg.findtext("desc") == "2 layers; most alike are layers 1 and 2, 0.25."
+
+
+def test_a_hundred_layers_are_still_one_picture() -> None:
+    names = [f"layers.{i}" for i in range(100)]
+    svg = heat_map("m", "Similarity", names, torch.eye(100).tolist())
+    assert len(parsed(svg).findall("rect")) == 10_000
+    assert len(svg) < 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("runs", "tips"),
+    [
+        ([1, 2, 3, 4, 3, 4, 1, 2], ["step 1: from layer 4 to layer 3", "step 2: from layer 4 to layer 1"]),
+        ([1, 1, 2, 1, 3], ["step 1: from layer 1 to layer 1", "step 2: from layer 2 to layer 1", "step 3: from layer 1 to layer 3"]),
+        ([1, 2, 3], []),
+    ],
+)  # fmt: skip
+def test_the_diagram_has_every_jump_in_order(runs: list[int], tips: list[str]) -> None:
+    svg = parsed(folded_diagram("f", "Folded", runs, "in words"))
+    assert [title.text for path in svg.findall("path") for title in path.findall("title")] == tips
+    assert len(svg.findall("rect")) == max(runs)
+    assert svg.findtext("desc") == "in words."
+    width = float(svg.get("viewBox", "").split()[2])
+    for one in svg.findall("rect"):
+        assert 0 <= float(one.get("x", "")) <= width
