@@ -20,8 +20,10 @@ from tests.precision_activations.nets import METHODS, batch, build, run_to
 def test_finalize_is_exact_and_leaves_ordinary_modules(method: str) -> None:
     network, plan, _ = run_to(method, "hard")
     network.eval()
-    before, plain_keys = network(batch()), set(build().state_dict())
+    before, plain_keys, foretold = network(batch()), set(build().state_dict()), plan.plain_state_dict()
     small = plan.finalize()
+    assert foretold.keys() == small.state_dict().keys()
+    assert all(torch.equal(foretold[key], value) for key, value in small.state_dict().items())
     assert small is network
     assert torch.equal(small(batch()), before)
     assert isinstance(small.relu, QuantizedActivation)

@@ -10,6 +10,7 @@ import torch
 
 from paretorch import Plan
 from tests.precision_activations.nets import METHODS, attach, batch, build, equal, optimizer_of, run_to, snapshot, train
+from tests.precision_activations.rank import CASES
 
 
 @pytest.mark.parametrize("phase", ["start", "searching", "hard"])
@@ -118,16 +119,16 @@ def test_two_ranks_follow_one_that_accumulates_two_halves(tmp_path: Path) -> Non
     errors = [process.communicate(timeout=240)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
     by_rank = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
-    for method in ("position", "beside", "fixed"):
+    for kind, method in CASES:
         network = build()
         plan = attach(network, method)
         optimizer = optimizer_of(plan)
         train(network, plan, optimizer, batch(8), 5, parts=2)
         plan.harden(optimizer)
         train(network, plan, optimizer, batch(8), 2, parts=2)
-        one = snapshot(network)
+        one = plan.plain_state_dict()
         for key in one:
-            first, second = by_rank[0][method][key], by_rank[1][method][key]
-            assert torch.equal(first, second), f"{method}: ranks decide apart at {key}"
+            first, second = (found[f"{kind} {method}"][key] for found in by_rank)
+            assert torch.equal(first, second), f"{kind} {method}: ranks decide apart at {key}"
             apart = (first.float() - one[key].float()).abs() > 1e-3
-            assert apart.float().mean() <= 0.02, f"{method}: {key} differs from one rank"
+            assert apart.float().mean() <= 0.02, f"{kind} {method}: {key} differs from one rank"

@@ -20,7 +20,7 @@ from paretorch.core.method import Method, Term
 from paretorch.core.recalibrate import recalibrate_norms
 from paretorch.core.relaxation import PREFIX, Chain
 from paretorch.core.sites import Site, Template
-from paretorch.core.spots import Spot, detach_output, edit_of, plain_of
+from paretorch.core.spots import Spot, detach_output, edit_of, state_of
 from paretorch.core.state import PlanState
 from paretorch.core.tensors import is_sharded, local, on_one_gpu, whole, write
 from paretorch.core.update import (
@@ -278,8 +278,7 @@ class Plan:
         edits = [edit for edit in self.edits() if edit["kind"] == "keep_channels"]
         state = cut_state(self.dense_state_dict(), self.model, edits)
         for spot, chain in self._spots:
-            own = plain_of(spot, chain).state_dict()
-            state |= {f"{name}.{key}": value for *_, name in spot.owners for key, value in own.items()}
+            state |= state_of(spot, chain)
         return state
 
     def edits(self) -> list[Edit]:

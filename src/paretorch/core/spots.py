@@ -122,21 +122,24 @@ def detach_output(model: nn.Module, spot: Spot, chain: Chain) -> None:
     module = spot.module
     module.__dict__.pop(_HANDLE).remove()
     del module._modules[_CHILD]
-    place(model, [name for *_, name in spot.owners], plain_of(spot, chain))
+    place(model, [name for *_, name in spot.owners], _only(chain).plain(module))
 
 
-def plain_of(spot: Spot, chain: Chain) -> nn.Module:
-    """What takes the activation's place at the end."""
-    (relaxation,) = chain.relaxations()
-    assert isinstance(relaxation, OutputRelaxation)
-    return relaxation.plain(spot.module)
+def state_of(spot: Spot, chain: Chain) -> dict[str, Tensor]:
+    """What the plain module will add to the model's state."""
+    own = _only(chain).plain(nn.Identity()).state_dict()
+    return {f"{name}.{key}": value for *_, name in spot.owners for key, value in own.items()}
 
 
 def edit_of(spot: Spot, chain: Chain) -> dict[str, Any]:
     """The structural edit that does the same to a fresh model."""
+    return _only(chain).edit([name for *_, name in spot.owners])
+
+
+def _only(chain: Chain) -> OutputRelaxation:
     (relaxation,) = chain.relaxations()
     assert isinstance(relaxation, OutputRelaxation)
-    return relaxation.edit([name for *_, name in spot.owners])
+    return relaxation
 
 
 def place(model: nn.Module, names: list[str], module: nn.Module) -> None:
