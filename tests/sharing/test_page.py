@@ -1,0 +1,30 @@
+"""The code of docs/sharing.md runs as it stands."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+PAGE = Path(__file__).parents[2] / "docs" / "sharing.md"
+
+
+def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    batches = [(torch.randn(4, 3, 8, 8), torch.arange(4)) for _ in range(2)]
+    names = {"torch": torch, "steps": 2, "batches": batches, "criterion": nn.CrossEntropyLoss()}
+    exec(compile(code, str(PAGE), "exec"), names)
+    assert os.listdir(tmp_path) == ["folded.pare"]
+    assert "stages.0.1.conv1.weight" in capsys.readouterr().out
+    x = torch.randn(2, 3, 8, 8)
+    assert torch.equal(names["small"].eval()(x), names["again"](x))
+
+
+def test_every_option_that_the_page_names_exists() -> None:
+    from paretorch import SoftSharing
+
+    for call in re.findall(r"SoftSharing\(([a-z_]+)=", PAGE.read_text()):
+        assert call in SoftSharing.__dataclass_fields__
