@@ -27,17 +27,20 @@ from paretorch.core.sites import Site
 from paretorch.core.tensors import on_one_gpu, whole, write
 from paretorch.precision.rivals.rival import TINY, Quantized, Rival, Stack, outermost, through
 
+_WAY = 10.0  # that a score should be able to go: several times as far as the scores of neighbouring values are apart
+
 
 @dataclass(frozen=True, kw_only=True)
 class SLB(Rival):
     """Search the value of every weight.
 
-    final_temperature: τ at the end. anneal: share of the steps until then. lr: of the scores' Adam.
+    final_temperature: τ at the end. anneal: share of the steps until then. lr: of the scores' Adam; None: 1e-3, or more
+    where the steps would not suffice to change a weight's value.
     """
 
-    final_temperature: float = 0.01
+    final_temperature: float = 0.1
     anneal: float = 0.9
-    lr: float = 1e-3
+    lr: float | None = None
 
     scalars: ClassVar[tuple[str, ...]] = ("temperature",)
     widths: ClassVar[tuple[int, ...]] = (1, 2, 3, 4)
@@ -47,16 +50,16 @@ class SLB(Rival):
         hint = "give a temperature above 0, up to 1"
         require_number("final_temperature", self.final_temperature, 0.0, 1.0, hint, above=True)
         require_number("anneal", self.anneal, 0.0, 1.0, "give a share of the steps, above 0, up to 1", above=True)
-        require_number("lr", self.lr, 0.0, math.inf, "give a rate of 0 or more")
+        if self.lr is not None:
+            require_number("lr", self.lr, 0.0, math.inf, "give a rate of 0 or more, or None")
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Searched":
         return _Searched(self.bits, site.weight)
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
         fused = on_one_gpu(parameters)
-        return torch.optim.Adam(
-            parameters, lr=self.lr, fused=fused, foreach=not fused, capturable=parameters[0].is_cuda
-        )
+        lr = max(1e-3, _WAY / steps) if self.lr is None else self.lr
+        return torch.optim.Adam(parameters, lr=lr, fused=fused, foreach=not fused, capturable=parameters[0].is_cuda)
 
     def schedule(self, term: Term, step: Tensor) -> None:
         term.set_scalar("temperature", geometric(progress(step, self.anneal * term.steps), self.final_temperature))

@@ -1,0 +1,79 @@
+"""What cannot be meant by precisions: refused before training with the model untouched, or done as documented."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from paretorch import SMOL, compress
+from paretorch.errors import ConfigError
+from paretorch.precision.grid import quantize
+from tests.contract.cases import build
+from tests.contract.loop import equal, snapshot
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"target_bits": bits} for bits in (-1, -0.5, 0, 16.5, 17, math.nan, math.inf, "2", True)),
+        *({"init_bits": bits} for bits in (-1, 0, 1, 16.5, math.nan)),
+        *({"allowed_bits": bits} for bits in ((-1, 2), (0, 1), (4, 17), (1.5,), [1, 2])),
+    ],
+)
+def test_bits_below_0_or_above_16(options: dict[str, Any]) -> None:
+    network = build("linear")
+    before = snapshot(network)
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        compress(network, SMOL(**options), steps=4)
+    assert equal(snapshot(network), before)
+
+
+@pytest.mark.parametrize(("options", "lowest"), [({}, 1), ({"allowed_bits": (2, 4)}, 2)])
+def test_a_target_below_what_every_weight_gets(options: dict[str, Any], lowest: int) -> None:
+    with pytest.raises(ConfigError, match=f"below the {lowest} that every weight gets: use zero_precision=True"):
+        compress(build("linear"), SMOL(target_bits=lowest - 0.5, **options), steps=4)
+    compress(build("linear"), SMOL(target_bits=lowest - 0.5, zero_precision=True, **options), steps=4)
+
+
+def test_zero_precision_leaves_a_bit_to_large_weights() -> None:
+    """No target goes below that: a weight above half the scale is nearer to ±1 than to 0, and keeps its bit."""
+    torch.manual_seed(0)
+    network = nn.Linear(40, 60)
+    nn.init.normal_(network.weight, std=0.6).data.clamp_(-2, 2)
+    large = float((network.weight.detach().abs() > 0.5).float().mean())
+    plan = compress(network, SMOL(target_bits=0.01, zero_precision=True), steps=4)
+    plan.harden()
+    assert plan.metrics()["bits"] == pytest.approx(large, abs=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("which", ["weight", "bias"])
+def test_weights_that_are_not_finite(which: str, bad: float) -> None:
+    network = build("conv2d")
+    getattr(network[2], which).data.flatten()[0] = bad
+    with pytest.raises(ConfigError, match=rf"2\.{which} has values that are not finite: load or initialize"):
+        compress(network, SMOL(target_bits=2.0), steps=4)
+
+
+def test_a_range_beyond_the_grid_of_a_given_scale() -> None:
+    network = build("linear")
+    network[2].weight.data[0, 0] = -5.0
+    before = snapshot(network)
+    with pytest.raises(ConfigError, match=r'2\.weight has weights up to 5, outside the grid of ±2: use scale="auto"'):
+        compress(network, SMOL(target_bits=2.0, scale=0), steps=4)
+    assert equal(snapshot(network), before)
+
+
+@pytest.mark.parametrize(("scale", "exponents"), [("fit", [0, 2]), ("auto", [-2, 2])])
+def test_the_scale_is_found_where_none_is_given(scale: str, exponents: list[int]) -> None:
+    network = build("linear")
+    network[2].weight.data[0, 0] = -5.0
+    plan = compress(network, SMOL(target_bits=4.0, scale=scale), steps=4)
+    assert [chain.precision.exponent for chain in plan._chains] == exponents
+    plan.harden()
+    weight = plan._chains[1].precision
+    levels = weight.levels(weight.decision.detach())
+    expected = quantize(torch.tensor(-5.0 / 4), levels[0, 0]) * 4
+    assert network[2].weight[0, 0].item() == expected.item()
