@@ -1,7 +1,9 @@
 """SoftSharing: which layers share, how they begin, how coefficients are trained, what is refused."""
 
+import gc
 import math
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from paretorch import ContinuousSparsification, SoftSharing, compress, layer_sim
 from paretorch.errors import ConfigError
 from paretorch.sharing.banks import bank
 from paretorch.sharing.domains import orthogonal
+from paretorch.sharing.similarity import recurrence
 from tests.contract.loop import optimizer_of, train
 from tests.sharing.cases import attach, batch, build
 
@@ -136,6 +139,32 @@ def test_one_hot_gives_softmax_gradients() -> None:
     (found,) = torch.autograd.grad((value * weight).sum(), s)
     (expected,) = torch.autograd.grad((torch.softmax(s, 0) * weight).sum(), s)
     torch.testing.assert_close(found, expected)
+
+
+def test_the_weights_that_were_given_up_are_freed() -> None:
+    network = build("linear")
+    given_up = [weakref.ref(network[i].weight) for i in (1, 3, 5, 7)]
+    plan = attach(network, "fewer")
+    gc.collect()
+    assert [ref() for ref in given_up] == [None] * 4
+    assert not plan.is_hard
+
+
+def test_every_group_has_its_own_reward() -> None:
+    """The slopes reach the layers that they belong to, whatever stands between these in the model."""
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(5, 5), nn.Linear(4, 4), nn.Linear(5, 5), nn.Linear(5, 5))
+    plan = compress(network, SoftSharing(recurrence=0.1, lr=1.0, momentum=0.0, drops=()), steps=4)
+    mixes = [network[i].parametrizations.weight[0].sharing for i in range(5)]
+    before = [mix.s.detach().clone().requires_grad_() for mix in mixes]
+    with torch.no_grad():  # away from the start, where |·| has no slope
+        for mix, value in zip(mixes, before, strict=True):
+            value += torch.linspace(0.1, 0.4, len(value))
+            mix.s.copy_(value)
+    price = -0.1 * sum(recurrence(torch.stack([before[i] for i in group])) for group in ((0, 2), (1, 3, 4)))
+    slopes = torch.autograd.grad(price, before)
+    plan.step()
+    for mix, value, slope in zip(mixes, before, slopes, strict=True):
+        torch.testing.assert_close(mix.s.detach(), value.detach() - slope)
 
 
 def test_similarity_is_logged() -> None:

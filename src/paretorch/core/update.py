@@ -48,8 +48,10 @@ def add_price(term: Term, terms: list[Term], gradients: list[Tensor]) -> None:
         slope = _slope(relaxation, chain, prices)
         if slope is not None:
             gradient.add_(shard_like(slope.reshape(gradient.shape), gradient))
-    for slope, gradient in zip(term.method.reward_slopes(term) or (), gradients, strict=False):
-        gradient.add_(shard_like(slope, gradient))
+    slopes = term.method.reward_slopes(term)
+    if slopes is not None:
+        for slope, gradient in zip(slopes, gradients, strict=True):
+            gradient.add_(shard_like(slope, gradient))
 
 
 def gradients_of(term: Term) -> list[Tensor]:

@@ -158,11 +158,10 @@ class SoftSharing(Method):
     def reward_slopes(self, term: Term) -> list[Tensor] | None:
         if not self.recurrence:
             return None
-        slopes: dict[int, Tensor] = {}
-        for mixes in banks_of(term):
-            for mix, slope in zip(mixes, recurrence_slope(_rows(mixes)), strict=True):
-                slopes[id(mix)] = -self.recurrence * slope
-        return [slopes[id(relaxation)] for relaxation in term.relaxations]
+        # In the order of the relaxations, in which the layers of a group follow each other.
+        return [
+            -self.recurrence * slope for mixes in banks_of(term) for slope in recurrence_slope(_rows(mixes)).unbind()
+        ]
 
     def round(self, term: Term, factor: float) -> None:
         if self.threshold is None:
