@@ -343,4 +343,5 @@ class Plan:
     def __repr__(self) -> str:
         names = ", ".join(type(term.method).__name__ for term in self._terms)
         phase = "hardened" if self.is_hard else f"searching, {self.steps} steps"
-        return f"Plan({names}: {len(self._sites)} weights, {phase})"
+        outputs = f", {len(self._spots)} activations" if self._spots else ""
+        return f"Plan({names}: {len(self._sites)} weights{outputs}, {phase})"
