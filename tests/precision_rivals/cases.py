@@ -25,4 +25,4 @@ RIVALS: dict[str, Callable[[], tuple[Method, ...]]] = {
     "lsq+cs": lambda: (ContinuousSparsification(target=0.5), LSQ(bits=2)),
     "bsq+cs": lambda: (ContinuousSparsification(target=0.5), BSQ(bits=4, penalty=0.05, adjustments=3)),
 }
-NETWORKS = ["linear", "conv2d", "tied", "lstm"]
+NETWORKS = ["linear", "conv2d", "tied"]

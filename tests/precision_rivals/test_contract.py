@@ -20,7 +20,11 @@ from tests.precision_rivals.cases import NETWORKS, RIVALS
 from tests.sparsity_rivals.test_contract import _Watch
 
 COVER = [(rival, NETWORKS[i % 3]) for i, rival in enumerate(RIVALS)]
-CASES = [*combinations(list(RIVALS), NETWORKS[:3]), ("lsq", "lstm"), ("bsq", "lstm"), ("slb", "lstm")]
+OTHERS = ["transposed", "embedding", "lstm", "attention", "conv1d"]
+CASES = [
+    *combinations(list(RIVALS), NETWORKS),
+    *((rival, OTHERS[(i + k) % len(OTHERS)]) for i, rival in enumerate(RIVALS) for k in range(2)),
+]
 SAME_FORWARD = ("pact-channel", "lsq-channel", "lqnets-channel", "dsq-1", "slb-1", "uniform-fit", "lsq+cs")
 
 

@@ -275,6 +275,7 @@ def test_bsq_price_is_the_reweighed_group_lasso() -> None:
         for b in range(3):
             plane = torch.stack([s[b], s[4 + b]])
             price = price + 0.7 * s[0].numel() * 3 / total * plane.square().sum().sqrt()
+    assert 0.7 * plan.metrics()["lasso"] == pytest.approx(price.item(), rel=1e-5)
     price.backward()
     plan.step()
     for old, new in zip(before, decisions(plan), strict=True):

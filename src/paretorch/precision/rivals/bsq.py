@@ -68,6 +68,10 @@ class BSQ(Rival):
     def price(self, term: Term) -> Tensor | None:
         return self.penalty / term.weights * term.scalar("rate")
 
+    def measure(self, term: Term) -> dict[str, Tensor]:
+        sums = [r.lasso(whole(r.decision)) for r in term.relaxations if isinstance(r, _Planes)]
+        return {**super().measure(term), "lasso": torch.stack(sums).sum() / term.weights}
+
     def round(self, term: Term, factor: float) -> None:
         for r in term.relaxations:
             assert isinstance(r, _Planes)
@@ -127,10 +131,16 @@ class _Planes(Quantized):
     def bits(self, s: Tensor) -> Tensor:
         return self.active.sum().view((1,) * len(self.grouping.shape))
 
+    def lasso(self, s: Tensor) -> Tensor:
+        """n · bits · Σ_b ‖[P_b; N_b]‖₂."""
+        return self._norms(s).sum() * (math.prod(self.grouping.shape) * self.active.sum())
+
     def price_slope(self, s: Tensor) -> Tensor:
+        return s * self._both(math.prod(self.grouping.shape) * self.active.sum() / self._norms(s).clamp_min(TINY))
+
+    def _norms(self, s: Tensor) -> Tensor:
         squares = s.flatten(1).square().sum(1)
-        norms = (squares[: self.planes] + squares[self.planes :]).sqrt().view(self.powers.shape)
-        return s * self._both(math.prod(self.grouping.shape) * self.active.sum() / norms.clamp_min(TINY))
+        return (squares[: self.planes] + squares[self.planes :]).sqrt().view(self.powers.shape)
 
     def limit(self, s: Tensor) -> Tensor | None:
         return self.delta * (self.active * self.powers).sum() if self.hard else None
