@@ -46,9 +46,10 @@ def activation_ranges(
                 calls = seen.setdefault(name, [])
                 handles.append(module.register_forward_hook(_recorder(calls, percentile)))
         model.eval()
+        parameter = next(model.parameters(), None)
         with torch.no_grad():
             for inputs in inputs_of(batches):
-                model(inputs)
+                model(inputs if parameter is None else inputs.to(parameter.device))
     finally:
         for handle in handles:
             handle.remove()
