@@ -10,7 +10,7 @@ precisions that SMOL has found; and new weights with these precisions permuted w
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +70,10 @@ def precision_map(
 
 @dataclass(frozen=True, kw_only=True)
 class GivenPrecision(Rival):
-    """Train weights at precisions that are known: W = 2^k Q(w / 2^k, p) from the first step on, straight through."""
+    """Train weights at precisions that are known: W = 2^k Q(w / 2^k, p) from the first step on, straight through.
+
+    precisions: of every selected weight, in place of `bits`.
+    """
 
     group: Group = "weight"
     precisions: PrecisionMap | None = None
@@ -95,9 +98,6 @@ class GivenPrecision(Rival):
         relaxation = fixed_grid(site, grouping, 0, self.precisions.exponents.get(site.name, 0))
         relaxation.decision.data.copy_(p)
         return relaxation
-
-    def aim(self, share: float) -> Self:
-        return self
 
 
 def _read(x: Tensor) -> Tensor | None:
