@@ -97,6 +97,8 @@ def test_a_hundred_layers_are_still_one_picture() -> None:
     [
         ([1, 2, 3, 4, 3, 4, 1, 2], ["step 1: from layer 4 to layer 3", "step 2: from layer 4 to layer 1"]),
         ([1, 1, 2, 1, 3], ["step 1: from layer 1 to layer 1", "step 2: from layer 2 to layer 1", "step 3: from layer 1 to layer 3"]),
+        ([1, 2, 1, 2, 1, 2], ["step 1, 2: from layer 2 to layer 1"]),
+        ([1, 1, 1, 1, 1], ["step 1-4: from layer 1 to layer 1"]),
         ([1, 2, 3], []),
     ],
 )  # fmt: skip

@@ -48,7 +48,7 @@ def write_folding(
         )
         sections.append(
             f"<main><section><h2>Group {number}: {len(names)} layers are {max(folding.runs)}</h2>"
-            f'<p>{escape(folding.words)}</p><div class="grid">{inside}</div>{numbers}</section></main>'
+            f'<p>{escape(folding.words)}</p><div class="grid">{inside}</div><h2>Layers in numbers</h2>{numbers}</section></main>'
         )
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     page = (

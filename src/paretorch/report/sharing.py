@@ -41,9 +41,12 @@ def heat_map(ident: str, title: str, names: Sequence[str], rows: Sequence[Sequen
 
 def folded_diagram(ident: str, title: str, runs: Sequence[int], words: str) -> str:
     """The stored layers in a row. Steps to the next layer are straight; others are arcs, numbered as they are taken:
-    above those that go back, below those that leave layers out."""
+    above those that go back, below those that leave layers out. A way that is taken again has several numbers."""
     count = max(runs)
-    jumps = [(one, other) for one, other in pairwise(runs) if other != one + 1]
+    jumps: dict[tuple[int, int], list[int]] = {}
+    for edge in pairwise(runs):
+        if edge[1] != edge[0] + 1:
+            jumps.setdefault(edge, []).append(1 + sum(map(len, jumps.values())))
     back = [edge for edge in jumps if edge[1] <= edge[0]]
     skips = [edge for edge in jumps if edge[1] > edge[0]]
     gap = (WIDTH - 40.0) / max(count, 1)
@@ -62,27 +65,34 @@ def folded_diagram(ident: str, title: str, runs: Sequence[int], words: str) -> s
         times = sum(layer == i for layer in runs)
         body.append(rect(x(i) - wide / 2, top, wide, 30, "track", f"layer {i} runs {times} times", 5))
         body.append(text(x(i), middle + 4, str(i), "middle"))
-    for order, edge in enumerate(jumps, 1):
+    for i, (edge, order) in enumerate(jumps.items()):
         above = edge in back
         level = (back if above else skips).index(edge) + 1
-        body += _arc(x(edge[0]), x(edge[1]), top if above else top + 30, level if above else -level, order, edge)
+        body += _arc(x(edge[0]), x(edge[1]), top if above else top + 30, level if above else -level, i, order, edge)
     return figure(ident, title, f"{words}.", top + 62 + _ROW * len(skips), body)
 
 
-def _arc(start: float, end: float, y: float, level: int, order: int, edge: tuple[int, int]) -> list[str]:
+def _arc(
+    start: float, end: float, y: float, level: int, colour: int, order: list[int], edge: tuple[int, int]
+) -> list[str]:
     """A way from one layer to another: up (or down, for a negative level), along, and to an arrow at its end."""
     turn = y - _ROW * level
-    if start == end:
-        start, end = start + 7, end - 7
-    else:
-        start, end = start + 4, end - 4
+    room = 7 if start == end else 4
+    start, end = start + room, end - room
     towards = 6 if level > 0 else -6
-    kind = f"s{(order - 1) % 4}"
+    kind = f"s{colour % 4}"
     way = f"M{number(start)} {number(y)}V{number(turn)}H{number(end)}V{number(y)}"
     head = f"M{number(end - 4)} {number(y - towards)}L{number(end)} {number(y)}L{number(end + 4)} {number(y - towards)}"
-    tip = f"<title>step {order}: from layer {edge[0]} to layer {edge[1]}</title>"
+    steps = _numbers(order)
+    tip = f"<title>step {steps}: from layer {edge[0]} to layer {edge[1]}</title>"
     return [
         f'<path d="{way}" class="line {kind}">{tip}</path>',
         f'<path d="{head}" class="line {kind}"/>',
-        text((start + end) / 2, turn - 4 if level > 0 else turn + 13, str(order), "middle"),
+        text((start + end) / 2, turn - 4 if level > 0 else turn + 13, steps, "middle"),
     ]
+
+
+def _numbers(order: list[int]) -> str:
+    if len(order) > 2 and order[-1] - order[0] == len(order) - 1:
+        return f"{order[0]}-{order[-1]}"
+    return ", ".join(map(str, order))
