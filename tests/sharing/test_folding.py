@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from paretorch import Plan, compress
+from paretorch import Plan, compress, export_onnx
 from paretorch.deploy import load, report, save
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.sharing import Folding, SoftSharing, fold, layer_similarity
@@ -274,12 +274,13 @@ def test_bad_input_is_named() -> None:
         fold(plan.finalize(), threshold=0.9)
 
 
-def test_export_accepts_a_folded_network() -> None:
+def test_export_accepts_a_folded_network(tmp_path: Path) -> None:
     network = build("conv")
     attach(network, "one")
     small = fold(network, threshold=0.9).eval()
     x = batch("conv")
     torch.testing.assert_close(torch.export.export(small, (x,)).module()(x), small(x))
+    assert export_onnx(small, x, tmp_path / "folded.onnx", tolerance=1e-4).exists()  # compares the outputs itself
 
 
 @pytest.mark.parametrize(
