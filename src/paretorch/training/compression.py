@@ -115,9 +115,14 @@ def quantization_methods() -> dict[str, Any]:
 
 def _methods(recipe: Recipe, model: nn.Module) -> list[Any]:
     """What is asked for; a byte budget alone leaves the trade between zeros and bits to the plan."""
+    import paretorch
+
     leave_out: Mapping[str, Sequence[str]] = getattr(model, "leave_out", {})
     budget_alone = recipe.sparsity is None and recipe.bits is None and recipe.budget is not None
     methods: list[Any] = []
+    if recipe.shares:
+        own = getattr(model, "sharing", {"exclude": tuple(leave_out.get("sharing", ()))})
+        methods.append(_made(paretorch.SoftSharing, {**own, **(recipe.sharing_options or {})}, "sharing_options"))
     if recipe.sparsity is not None or recipe.pruning is not None or budget_alone:
         left = tuple(leave_out.get("sparsity", ()))
         options = {"target": recipe.sparsity, "exclude": left, **recipe.sparsity_options}

@@ -37,7 +37,7 @@ def finish(
     from paretorch import deploy
     from paretorch.report import write_html
 
-    model = plan.finalize() if plan is not None else model
+    model = _leave(plan) if plan is not None else model
     model.eval()
     metrics = task.evaluate(model)
     unseen = {} if test is None else {f"final_{name}": value for name, value in test.evaluate(model).items()}
@@ -65,6 +65,15 @@ def finish(
     }
     write_atomically(folder.path / "result.json", json.dumps(result, indent=2).encode())
     return result
+
+
+def _leave(plan: "Plan") -> nn.Module:
+    """The plain network; of one that shares, with its templates once: what `finalize` writes out is every layer's weight."""
+    from paretorch.sharing import fold
+
+    if any(method.room == "sharing" for method in plan.methods()):
+        return fold(plan.model, threshold=1.0)
+    return plan.finalize()
 
 
 def rounding(history: list[dict[str, Any]]) -> dict[str, float]:

@@ -63,6 +63,8 @@ class Recipe:
         sparsity or budget ask for one. Where it is given without a sparsity, the method's own options decide that.
     quantization: the method that gives bits, smol or one of its rivals (see `paretorch.training.compression`); None: smol
         where bits or budget ask for one. smol-printed and bsq have no target, their penalty decides: they begin with `bits`.
+    sharing_options: options of SoftSharing, such as templates, recurrence, solver; None: as the network says (swrn-28-10-2),
+        which for most is no sharing at all.
     dtype: "fp32", "bf16" (autocast), or "auto": bf16 on a GPU and fp32 elsewhere.
     """
 
@@ -100,6 +102,7 @@ class Recipe:
     quantization: str | None = None
     precision_options: Mapping[str, Any] = field(default_factory=dict)
     budget: int | None = None
+    sharing_options: Mapping[str, Any] | None = None  # None and no empty table: so older runs can be resumed
     dtype: str = "auto"
     seed: int = 0
 
@@ -132,7 +135,14 @@ class Recipe:
     def compresses(self) -> bool:
         """Whether any decision is trained beside the weights."""
         asked = (self.sparsity, self.pruning, self.bits, self.quantization, self.budget)
-        return any(each is not None for each in asked)
+        return self.shares or any(each is not None for each in asked)
+
+    @property
+    def shares(self) -> bool:
+        """Whether layers are mixed from templates."""
+        from paretorch.zoo.registry import shares
+
+        return self.sharing_options is not None or shares(self.network)
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as JSON would give them back."""

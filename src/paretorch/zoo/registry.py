@@ -82,6 +82,14 @@ def build(name: str, **options: Any) -> Network:
     return module
 
 
+def shares(name: str) -> bool:
+    """Whether this is a network whose layers are to share templates, such as "swrn-28-10-2"."""
+    try:
+        return _find(name).module == "swrn"
+    except ConfigError:
+        return False
+
+
 def _find(name: str) -> _Entry:
     if name in _ENTRIES:
         return _ENTRIES[name]

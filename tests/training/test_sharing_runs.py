@@ -1,0 +1,45 @@
+"""Runs whose layers share: trained, resumed, stored with their templates once, folded."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paretorch.cli.app import app
+from paretorch.studies.study import load_study, study_names
+from paretorch.training import Recipe
+from paretorch.zoo.registry import shares
+
+_SMALL = ["--network", "swrn-16-1-1", "--data", "digits", "--epochs", "1", "--set", 'network_options={"channels": 1}']
+
+
+def _pare(*words: str) -> str:
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_network_that_shares_is_trained_so(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    _pare("train", *_SMALL, "--device", "cpu", "--out", str(out))
+    row = json.loads((out / "metrics.jsonl").read_text().splitlines()[0])
+    assert row["similarity"] == pytest.approx(1.0)
+    result = json.loads((out / "result.json").read_text())
+    assert result["dense_bytes"] < 4 * 130_000  # 175 k parameters without sharing
+    told = _pare("fold", str(out))
+    assert "2 layers are 1; layer 1 runs twice; exact" in told
+
+
+def test_which_recipes_share() -> None:
+    assert Recipe(network="swrn-28-4-2").shares
+    assert Recipe(network="wrn-28-4", sharing_options={"templates": 2}).shares
+    assert not Recipe(network="wrn-28-4").shares
+    assert not shares("nothing")
+
+
+@pytest.mark.parametrize("name", [name for name in study_names() if name.startswith("sharing-")])
+def test_the_studies_say_what_shares(name: str) -> None:
+    for setting, recipe in load_study(name).settings.items():
+        assert recipe.shares == setting.startswith("swrn")
+        assert recipe.epochs == 200
