@@ -98,7 +98,7 @@ class Coupling:
         """The share of the weights ("weights") or multiply-adds ("macs") that is left; `kept` is (…, decisions), 0 or 1."""
         self.to(kept.device)
         rows, columns = (kept.float() @ each[:, :-1].T + each[:, -1] for each in (self._rows, self._columns))
-        return (rows * columns) @ self._units[unit]
+        return (rows * columns * self._units[unit]).sum(-1)  # no product of matrices: TF32 would round the shares
 
     def to(self, device: torch.device) -> None:
         """Count on this device from now on."""
