@@ -143,6 +143,12 @@ def attach(network: nn.Module, method: str, model: str) -> Plan:
     return compress(network, *{**METHODS, **COUPLED}[method](), steps=STEPS, example=example)
 
 
+def start(method: str, model: str) -> tuple[nn.Module, Plan, Tensor]:
+    """Network, plan and a batch of eight, for runs on two ranks."""
+    network = build(model)
+    return network, attach(network, method, model), MODELS[model].batch(8)
+
+
 def loss_of(output: Tensor) -> Tensor:
     """A loss that every output of these networks has: cross entropy against a fixed pattern of classes."""
     return nn.functional.cross_entropy(output.float(), torch.arange(len(output)) % output.shape[1])

@@ -1,5 +1,9 @@
-"""One rank of a two-rank run: `python -m tests.contract.rank ddp|fsdp FOLDER CASES RANK`."""
+"""One rank of a two-rank run: `python -m tests.contract.rank TABLE FOLDER CASES RANK`.
 
+TABLE is a module with `start(method, model)`; a case is [kind, method, model], kind "ddp" or "fsdp".
+"""
+
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -11,7 +15,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from paretorch import Plan
-from tests.contract.cases import MODELS, attach, build
 from tests.contract.loop import optimizer_of
 
 
@@ -27,26 +30,28 @@ def half_a_batch(
         optimizer.zero_grad()
 
 
-def main(kind: str, folder: str, cases: str, rank: str) -> None:
+def spread(network: nn.Module, kind: str) -> nn.Module:
+    """The network over both ranks."""
+    if kind == "ddp":
+        return DistributedDataParallel(network)
+    for child in network.children():
+        if any(True for _ in child.parameters()):
+            fully_shard(child)
+    return fully_shard(network)
+
+
+def main(table: str, folder: str, cases: str, rank: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=int(rank), world_size=2)
-    for method, model in json.loads(cases):
-        network = build(model)
-        plan = attach(network, method, model)
-        if kind == "ddp":
-            runner: nn.Module = DistributedDataParallel(network)
-        else:
-            for child in network.children():
-                if any(True for _ in child.parameters()):
-                    fully_shard(child)
-            runner = fully_shard(network)
+    for kind, method, model in json.loads(cases):
+        network, plan, x = importlib.import_module(table).start(method, model)
+        runner = spread(network, kind)
         optimizer = optimizer_of(plan)
-        x = MODELS[model].batch(8)
         half_a_batch(runner, plan, optimizer, x, int(rank), 5)
         soft = plan.dense_state_dict()
         plan.harden(optimizer)
         half_a_batch(runner, plan, optimizer, x, int(rank), 2)
-        torch.save({"soft": soft, "hard": plan.dense_state_dict()}, Path(folder) / f"{method}-{model}-{rank}.pt")
+        torch.save({"soft": soft, "hard": plan.dense_state_dict()}, Path(folder) / f"{kind}-{method}-{model}-{rank}.pt")
     dist.destroy_process_group()
 
 

@@ -1,8 +1,5 @@
 """Promise 2: compile, bf16, accumulation and ranks follow the plain eager run."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +9,7 @@ from torch import nn
 from paretorch import compress
 from tests.contract.cases import COUPLED, METHODS, MODELS, STEPS, WITH_CHANNELS, attach, build, combinations
 from tests.contract.loop import optimizer_of, snapshot, train
+from tests.contract.ranks import ranks_follow_one
 
 INDUCTOR = [("both", "linear"), ("precision", "conv2d"), ("sparsity", "tied"), ("both-mixed", "attention"), ("coupled", "conv2d")]  # fmt: skip
 WIDE = combinations(["both", "both-mixed", "sparsity-callable"], [m for m in MODELS if m != "lstm"]) + combinations(
@@ -129,50 +127,26 @@ RANKED = [
 ]
 
 
-def ranks_follow_one(cases: list[tuple[str, str]], kind: str, folder: Path) -> None:
-    """Two real gloo ranks, half the batch each, against one process with the whole batch."""
-    worker = [sys.executable, "-m", "tests.contract.rank", kind, str(folder), json.dumps(cases)]
-    processes = [subprocess.Popen([*worker, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
-    errors = [process.communicate(timeout=240)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
-    for method, model in cases:
-        network = build(model)
-        plan = attach(network, method, model)
-        optimizer = optimizer_of(plan)
-        x = MODELS[model].batch(8)
-        train(network, plan, optimizer, x, 5)
-        soft = plan.dense_state_dict()
-        plan.harden(optimizer)
-        train(network, plan, optimizer, x, 2)
-        hard = plan.dense_state_dict()
-        by_rank = [torch.load(folder / f"{method}-{model}-{rank}.pt", weights_only=True) for rank in range(2)]
-        for key in soft:
-            assert torch.equal(by_rank[0]["hard"][key], by_rank[1]["hard"][key]), (
-                f"{method} {model}: ranks decide apart at {key}"
-            )
-            torch.testing.assert_close(by_rank[0]["soft"][key], soft[key], rtol=1e-4, atol=1e-5)
-            apart = (by_rank[0]["hard"][key] - hard[key]).abs() > 1e-3
-            assert apart.float().mean() <= 0.02, f"{method} {model}: {key} differs from one rank"
+def on_ranks(cases: list[tuple[str, str]], kind: str, folder: Path) -> None:
+    ranks_follow_one("tests.contract.cases", [(kind, *case) for case in cases], folder)
 
 
 def test_ddp_on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
-    ranks_follow_one(RANKED, "ddp", tmp_path_factory.mktemp("ddp"))
+    on_ranks(RANKED, "ddp", tmp_path_factory.mktemp("ddp"))
 
 
 def test_fsdp2_on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
-    ranks_follow_one(
-        [case for case in RANKED if case[1] not in ("lstm", "tied")], "fsdp", tmp_path_factory.mktemp("fsdp")
-    )
+    on_ranks([case for case in RANKED if case[1] not in ("lstm", "tied")], "fsdp", tmp_path_factory.mktemp("fsdp"))
 
 
 @pytest.mark.contract
 @pytest.mark.parametrize("method", list(METHODS))
 def test_ddp_everywhere(method: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    ranks_follow_one(combinations([method], list(MODELS)), "ddp", tmp_path_factory.mktemp("ddp"))
+    on_ranks(combinations([method], list(MODELS)), "ddp", tmp_path_factory.mktemp("ddp"))
 
 
 @pytest.mark.contract
 @pytest.mark.parametrize("method", list(METHODS))
 def test_fsdp2_everywhere(method: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     models = [m for m in MODELS if m not in ("lstm", "tied")]
-    ranks_follow_one(combinations([method], models), "fsdp", tmp_path_factory.mktemp("fsdp"))
+    on_ranks(combinations([method], models), "fsdp", tmp_path_factory.mktemp("fsdp"))

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 
-from paretorch import ContinuousSparsification
+from torch import Tensor, nn
+
+from paretorch import ContinuousSparsification, Plan, compress
 from paretorch.core.method import Method
 from paretorch.precision.rivals import BSQ, DSQ, LSQ, PACT, SLB, DoReFa, LQNets, Uniform
+from tests.contract.cases import MODELS, STEPS, build
 
 RIVALS: dict[str, Callable[[], tuple[Method, ...]]] = {
     "uniform": lambda: (Uniform(bits=2),),
@@ -26,3 +29,9 @@ RIVALS: dict[str, Callable[[], tuple[Method, ...]]] = {
     "bsq+cs": lambda: (ContinuousSparsification(target=0.5), BSQ(bits=4, penalty=0.05, adjustments=3)),
 }
 NETWORKS = ["linear", "conv2d", "tied"]
+
+
+def start(rival: str, model: str) -> tuple[nn.Module, Plan, Tensor]:
+    """Network, plan and a batch of eight, for runs on two ranks."""
+    network = build(model)
+    return network, compress(network, *RIVALS[rival](), steps=STEPS), MODELS[model].batch(8)

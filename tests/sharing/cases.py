@@ -95,6 +95,12 @@ def attach(network: nn.Module, method: str) -> Plan:
     return compress(network, *METHODS[method](), steps=STEPS)
 
 
+def start(method: str, model: str) -> tuple[nn.Module, Plan, Tensor]:
+    """Network, plan and a batch of eight, for runs on two ranks."""
+    network = build(model)
+    return network, attach(network, method), batch(model, 8)
+
+
 def every() -> list[tuple[str, str]]:
     """Every method on a stack of matrices, all of them together on every kind of layer."""
     return [(method, "linear") for method in METHODS] + [("everything", model) for model in MODELS if model != "linear"]

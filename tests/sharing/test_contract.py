@@ -1,9 +1,6 @@
 """What every method promises, for layers that share: formula, resume, copies, compile, ranks, finalize, files."""
 
 import copy
-import json
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +15,7 @@ from torch.func import functional_call
 from paretorch import Plan
 from paretorch.deploy import load, save
 from tests.contract.loop import equal, optimizer_of, snapshot, train
+from tests.contract.ranks import ranks_follow_one
 from tests.contract.test_finalize import anatomy
 from tests.sharing.cases import METHODS, MODELS, STEPS, attach, batch, build, every
 
@@ -194,40 +192,16 @@ def test_accumulation_and_autocast_follow(method: str) -> None:
     torch.testing.assert_close(losses[1, False], losses[1, True], rtol=0.05, atol=0.05)
 
 
-def ranks_follow_one(cases: list[tuple[str, str]], kind: str, folder: Path) -> None:
-    worker = [sys.executable, "-m", "tests.sharing.rank", kind, str(folder), json.dumps(cases)]
-    processes = [subprocess.Popen([*worker, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
-    errors = [process.communicate(timeout=240)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
-    for method, model in cases:
-        network = build(model)
-        plan = attach(network, method)
-        optimizer, x = optimizer_of(plan), batch(model, 8)
-        train(network, plan, optimizer, x, 5)
-        soft = plan.dense_state_dict()
-        plan.harden(optimizer)
-        train(network, plan, optimizer, x, 2)
-        hard = plan.dense_state_dict()
-        by_rank = [torch.load(folder / f"{method}-{model}-{rank}.pt", weights_only=True) for rank in range(2)]
-        for key in soft:
-            assert torch.equal(by_rank[0]["hard"][key], by_rank[1]["hard"][key]), (
-                f"{method} {model}: ranks differ at {key}"
-            )
-            torch.testing.assert_close(by_rank[0]["soft"][key], soft[key], rtol=1e-4, atol=1e-5)
-            assert ((by_rank[0]["hard"][key] - hard[key]).abs() > 1e-3).float().mean() <= 0.02, (
-                f"{method} {model}: {key}"
-            )
-
-
 RANKED = [("all", "conv"), ("fewer", "linear"), ("one-hot", "linear"), ("everything", "conv"), ("hard", "attention")]
 
 
 def test_ddp_on_two_ranks(tmp_path: Path) -> None:
-    ranks_follow_one([*RANKED, ("fewer", "tied"), ("fewer", "lstm")], "ddp", tmp_path)
+    cases = [*RANKED, ("fewer", "tied"), ("fewer", "lstm")]
+    ranks_follow_one("tests.sharing.cases", [("ddp", *case) for case in cases], tmp_path)
 
 
 def test_fsdp2_on_two_ranks(tmp_path: Path) -> None:
-    ranks_follow_one(RANKED, "fsdp", tmp_path)
+    ranks_follow_one("tests.sharing.cases", [("fsdp", *case) for case in RANKED], tmp_path)
 
 
 @pytest.mark.parametrize(("method", "model"), every())

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
-from paretorch import SMOL
+from torch import Tensor, nn
+
+from paretorch import SMOL, Plan, compress
 from paretorch.core.method import Method
 from paretorch.sparsity.rivals import (
     AMC,
@@ -15,6 +17,7 @@ from paretorch.sparsity.rivals import (
     NetworkSlimming,
     StochasticSparsification,
 )
+from tests.contract.cases import MODELS, STEPS, build
 
 RIVALS: dict[str, Callable[[], tuple[Method, ...]]] = {
     "mp": lambda: (MagnitudePruning(target=0.6),),
@@ -42,3 +45,9 @@ RIVALS: dict[str, Callable[[], tuple[Method, ...]]] = {
     "ss+smol": lambda: (StochasticSparsification(target=0.5, lr=1.0), SMOL(target_bits=1.5)),
 }
 NETWORKS = ["linear", "conv2d", "tied"]
+
+
+def start(rival: str, model: str) -> tuple[nn.Module, Plan, Tensor]:
+    """Network, plan and a batch of eight, for runs on two ranks."""
+    network = build(model)
+    return network, compress(network, *RIVALS[rival](), steps=STEPS), MODELS[model].batch(8)

@@ -1,0 +1,49 @@
+"""Two real gloo ranks, half the batch each, against one process with the whole batch."""
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tests.contract.loop import optimizer_of, train
+
+Case = tuple[str, str, str]  # "ddp" or "fsdp", method, model
+
+
+def ranks_follow_one(table: str, cases: Sequence[Case], folder: Path, *, on_edges: bool = False) -> None:
+    """The ranks decide alike, bit for bit, and follow the one process; see `tests.contract.rank` for `table`.
+
+    on_edges: a sum in another order may move a weight over the edge between two values while searching, too; few do.
+    """
+    worker = [sys.executable, "-m", "tests.contract.rank", table, str(folder), json.dumps(cases)]
+    processes = [subprocess.Popen([*worker, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    errors = [process.communicate(timeout=240)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    for kind, method, model in cases:
+        network, plan, x = importlib.import_module(table).start(method, model)
+        optimizer = optimizer_of(plan)
+        train(network, plan, optimizer, x, 5)
+        soft = plan.dense_state_dict()
+        plan.harden(optimizer)
+        train(network, plan, optimizer, x, 2)
+        hard = plan.dense_state_dict()
+        ranks = [torch.load(folder / f"{kind}-{method}-{model}-{rank}.pt", weights_only=True) for rank in range(2)]
+        for key in soft:
+            case = f"{kind} {method} {model} {key}"
+            assert torch.equal(ranks[0]["hard"][key], ranks[1]["hard"][key]), f"{case}: ranks decide apart"
+            if on_edges:
+                assert _apart(ranks[0]["soft"][key], soft[key]) <= 0.02, case
+            else:
+                torch.testing.assert_close(
+                    ranks[0]["soft"][key], soft[key], rtol=1e-4, atol=1e-5, msg=lambda m, c=case: f"{c}: {m}"
+                )
+            assert _apart(ranks[0]["hard"][key], hard[key]) <= 0.02, case
+
+
+def _apart(one: Tensor, other: Tensor) -> Tensor:
+    return ((one - other).abs() > 1e-3).float().mean()
