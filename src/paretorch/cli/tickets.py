@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paretorch.cli.values import DATA, assignments, integers, numbers
+from paretorch.cli.values import DATA, Number, Text, Whole, assignments, integers, numbers
 from paretorch.errors import ConfigError, PareError
 from paretorch.training.recipe import Runtime, read_config, recipe_from
 
@@ -20,10 +20,6 @@ _SEARCH = "How to search"
 _WHERE = "Where and with what"
 _VALIDATION = {"digits": 200}
 _NAMES = "cs, imp, imp-c, iss, sequential, supermask, supermask-stochastic"
-
-Text = str | None
-Number = float | None
-Whole = int | None
 
 
 def tickets(

@@ -5,8 +5,17 @@ from typing import Annotated, Any
 
 import typer
 
-from paretorch.cli.values import DATA, assignments, numbers
-from paretorch.training.recipe import PRUNING, QUANTIZATION, Recipe, Runtime, parse_bytes, read_config, recipe_from
+from paretorch.cli.values import DATA, Number, Text, Whole, assignments, numbers
+from paretorch.training.recipe import (
+    OPTIMIZERS,
+    PRUNING,
+    QUANTIZATION,
+    Recipe,
+    Runtime,
+    parse_bytes,
+    read_config,
+    recipe_from,
+)
 
 _WHAT = "What to train"
 _HOW = "How to train"
@@ -21,10 +30,6 @@ _METRICS = {
     "test_bleu": "test BLEU {:.2f}",
     "test_frechet": "Fréchet distance {:.3f}",
 }
-
-Text = str | None
-Number = float | None
-Whole = int | None
 
 
 def train(
@@ -48,9 +53,7 @@ def train(
             help="Images, grids, columns of text or (multi30k) tokens a side, per step.", rich_help_panel=_HOW
         ),
     ] = None,
-    optimizer: Annotated[
-        Text, typer.Option(help="sgd, adam, adamw, avagrad, avagradw, delayed-adam.", rich_help_panel=_HOW)
-    ] = None,
+    optimizer: Annotated[Text, typer.Option(help=f"{', '.join(OPTIMIZERS)}.", rich_help_panel=_HOW)] = None,
     lr: Annotated[Number, typer.Option(help="Learning rate.", rich_help_panel=_HOW)] = None,
     weight_decay: Annotated[Number, typer.Option(help="Weight decay.", rich_help_panel=_HOW)] = None,
     schedule: Annotated[

@@ -11,7 +11,7 @@ import typer
 
 from paretorch.cli.bar import epochs_bar
 from paretorch.cli.train import make_recipe
-from paretorch.cli.values import DATA, assignments, numbers
+from paretorch.cli.values import DATA, Number, Text, Whole, assignments, numbers
 from paretorch.errors import DivergenceError, PareError
 from paretorch.training.recipe import Recipe, Runtime
 
@@ -36,10 +36,6 @@ _METRICS = {
 
 _START = {"sgd": (0.1, 0.0), "avagrad": (0.1, 0.1), "avagradw": (0.1, 0.1), "adabelief": (1e-3, 1e-16)}
 """Where a search begins: the optimizer's usual setting, for most Adam's."""
-
-Text = str | None
-Number = float | None
-Whole = int | None
 
 
 def tune(

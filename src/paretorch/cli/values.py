@@ -8,6 +8,11 @@ from paretorch.errors import ConfigError
 DATA = ("digits", "cifar10", "cifar100", "ptb", "ptb-char", "multi30k", "shortest-paths")
 """What --data takes."""
 
+# Options that may be left out.
+Text = str | None
+Number = float | None
+Whole = int | None
+
 
 def assignments(texts: list[str]) -> dict[str, Any]:
     """NAME=VALUE with the value as JSON, or as text where it is none."""
