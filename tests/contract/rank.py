@@ -1,4 +1,4 @@
-"""One rank of a two-rank run: `python -m tests.contract.rank TABLE FOLDER CASES RANK`.
+"""One rank of a two-rank run: `python -m tests.contract.rank FOLDER TABLE CASES RANK`.
 
 TABLE is a module with `start(method, model)`; a case is [kind, method, model], kind "ddp" or "fsdp".
 """
@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from paretorch import Plan
 from tests.contract.loop import optimizer_of
+from tests.meeting import meet
 
 
 def half_a_batch(
@@ -40,19 +40,23 @@ def spread(network: nn.Module, kind: str) -> nn.Module:
     return fully_shard(network)
 
 
-def main(table: str, folder: str, cases: str, rank: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=int(rank), world_size=2)
-    for kind, method, model in json.loads(cases):
-        network, plan, x = importlib.import_module(table).start(method, model)
-        runner = spread(network, kind)
-        optimizer = optimizer_of(plan)
-        half_a_batch(runner, plan, optimizer, x, int(rank), 5)
-        soft = plan.dense_state_dict()
-        plan.harden(optimizer)
-        half_a_batch(runner, plan, optimizer, x, int(rank), 2)
-        torch.save({"soft": soft, "hard": plan.dense_state_dict()}, Path(folder) / f"{kind}-{method}-{model}-{rank}.pt")
-    dist.destroy_process_group()
+def train_one(kind: str, method: str, model: str, table: str, folder: str, rank: int) -> None:
+    network, plan, x = importlib.import_module(table).start(method, model)
+    runner = spread(network, kind)
+    optimizer = optimizer_of(plan)
+    half_a_batch(runner, plan, optimizer, x, rank, 5)
+    soft = plan.dense_state_dict()
+    plan.harden(optimizer)
+    half_a_batch(runner, plan, optimizer, x, rank, 2)
+    torch.save({"soft": soft, "hard": plan.dense_state_dict()}, Path(folder) / f"{kind}-{method}-{model}-{rank}.pt")
+
+
+def main(folder: str, table: str, cases: str, rank: str) -> None:
+    def work() -> None:
+        for case in json.loads(cases):
+            train_one(*case, table, folder, int(rank))
+
+    meet(folder, int(rank), work)
 
 
 if __name__ == "__main__":

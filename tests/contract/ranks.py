@@ -2,8 +2,6 @@
 
 import importlib
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.contract.loop import optimizer_of, train
+from tests.meeting import both_ranks
 
 Case = tuple[str, str, str]  # "ddp" or "fsdp", method, model
 
@@ -20,10 +19,7 @@ def ranks_follow_one(table: str, cases: Sequence[Case], folder: Path, *, on_edge
 
     on_edges: a sum in another order may move a weight over the edge between two values while searching, too; few do.
     """
-    worker = [sys.executable, "-m", "tests.contract.rank", table, str(folder), json.dumps(cases)]
-    processes = [subprocess.Popen([*worker, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
-    errors = [process.communicate(timeout=240)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    both_ranks("tests.contract.rank", folder, table, json.dumps(cases))
     for kind, method, model in cases:
         network, plan, x = importlib.import_module(table).start(method, model)
         optimizer = optimizer_of(plan)

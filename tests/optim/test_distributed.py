@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from paretorch.optim import AnnealedAdam, AvaGrad, AvaGradW, DelayedAdam
+from tests.meeting import meet
 
 STEPS = 4
 KINDS = {"AvaGrad": AvaGrad, "AvaGradW": AvaGradW, "DelayedAdam": DelayedAdam, "AnnealedAdam": AnnealedAdam}
@@ -49,9 +50,7 @@ def alone(kind: str) -> list[Tensor]:
     return [p.detach() for p in model.parameters()]
 
 
-def work(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+def train_all(rank: int, folder: str) -> None:
     results = {}
     for kind in KINDS:
         for implementation in ({}, {"foreach": True}):
@@ -71,7 +70,10 @@ def work(rank: int, folder: str) -> None:
         train(parallel, build(kind, model), range(STEPS), rank, 2)
         results[f"ddp {kind}"] = [p.detach() for p in model.parameters()]
     torch.save(results, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+
+
+def work(rank: int, folder: str) -> None:
+    meet(folder, rank, lambda: train_all(rank, folder))
 
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")

@@ -59,5 +59,5 @@ def test_what_they_cannot_do_is_said(name, monkeypatch) -> None:
     with pytest.raises(ConfigError, match="--no-graph"):
         peer(name, groups, {"lr": 0.1, "capturable": True})
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
-    with pytest.raises(MissingExtraError, match="pip install 'paretorch\[rivals\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'paretorch\[rivals\]'"):
         peer(name, groups, {"lr": 0.1, "capturable": False})

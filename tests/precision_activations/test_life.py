@@ -1,14 +1,13 @@
 """State, copies, compilers and ranks: what every method promises, for decisions on activations."""
 
 import copy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from paretorch import Plan
+from tests.meeting import both_ranks
 from tests.precision_activations.nets import METHODS, attach, batch, build, equal, optimizer_of, run_to, snapshot, train
 from tests.precision_activations.rank import CASES
 
@@ -114,10 +113,7 @@ def test_a_preview_leaves_everything_as_it_was() -> None:
 
 def test_two_ranks_follow_one_that_accumulates_two_halves(tmp_path: Path) -> None:
     """Each rank draws the same noise for its first example, as each accumulated part of a batch does."""
-    worker = [sys.executable, "-m", "tests.precision_activations.rank", str(tmp_path)]
-    processes = [subprocess.Popen([*worker, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
-    errors = [process.communicate(timeout=240)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    both_ranks("tests.precision_activations.rank", tmp_path)
     by_rank = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for kind, method in CASES:
         network = build()
