@@ -11,6 +11,7 @@ from torch import nn
 from paretorch.errors import ArtefactError
 from paretorch.training.files import write_atomically
 from paretorch.training.folder import RunFolder
+from paretorch.training.norms import fold_norms
 from paretorch.training.progress import headline
 from paretorch.training.task import Task
 
@@ -25,8 +26,11 @@ def finish(
     folder: RunFolder,
     last: dict[str, Any],
     test: Task | None = None,
+    norms: str | None = None,
 ) -> dict[str, Any]:
     """Finalize, evaluate once more, write model.pare, report.html and result.json; returns the result.
+
+    norms: as the recipe has it; batch norms are folded before anything is measured.
 
     The metrics are those of the finalized network after the last epoch, never of the best one. In a run with a
     validation part they are over that part, as in every row of metrics.jsonl ("evaluated_on" says so), and `test` adds
@@ -38,6 +42,8 @@ def finish(
     from paretorch.report import write_html
 
     model = _leave(plan) if plan is not None else model
+    if norms is not None:
+        fold_norms(model, norms)
     model.eval()
     metrics = task.evaluate(model)
     unseen = {} if test is None else {f"final_{name}": value for name, value in test.evaluate(model).items()}

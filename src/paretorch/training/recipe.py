@@ -32,6 +32,7 @@ OPTIMIZERS = (
 
 PRUNING = ("cs", "mp", "gmp", "st3", "dnw", "str", "l0", "slimming", "stochastic", "amc")
 QUANTIZATION = ("smol", "smol-printed", "uniform", "dorefa", "pact", "lsq", "lqnets", "dsq", "slb", "bsq", "given")
+NORMS = ("fp32", "bf16")
 _ONE_SHOT = ("mp", "amc")  # these prune a trained network, and need not train it themselves
 
 
@@ -65,6 +66,8 @@ class Recipe:
         where bits or budget ask for one. smol-printed and bsq have no target, their penalty decides: they begin with `bits`.
     sharing_options: options of SoftSharing, such as templates, recurrence, solver; None: as the network says (swrn-28-10-2),
         which for most is no sharing at all.
+    norms: how the artefact has batch norms: "fp32" or "bf16" for the two vectors that eval mode needs (bf16 is rounded, and
+        what the run tells is measured after that); None: all four, as they were trained, so that training can go on.
     dtype: "fp32", "bf16" (autocast), or "auto": bf16 on a GPU and fp32 elsewhere.
     """
 
@@ -103,6 +106,7 @@ class Recipe:
     precision_options: Mapping[str, Any] = field(default_factory=dict)
     budget: int | None = None
     sharing_options: Mapping[str, Any] | None = None  # None and no empty table: so older runs can be resumed
+    norms: str | None = None
     dtype: str = "auto"
     seed: int = 0
 
@@ -113,6 +117,8 @@ class Recipe:
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("finetune_schedule", self.finetune_schedule, SCHEDULES)
         _one_of("dtype", self.dtype, ("auto", "bf16", "fp32"))
+        if self.norms is not None:
+            _one_of("norms", self.norms, NORMS)
         if self.pruning is not None:
             _one_of("pruning", self.pruning, PRUNING)
         if self.quantization is not None:

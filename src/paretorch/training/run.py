@@ -99,4 +99,4 @@ def train(recipe: Recipe, out: Path, runtime: Runtime | None = None, *, resume: 
     if isinstance(setup.task, Carrying):
         setup.task.release(setup.model)
     test = choose(replace(recipe, validation=0), runtime, setup.device)[0] if recipe.validation else None
-    return finish(setup.model, setup.task, setup.plan, folder, last, test)
+    return finish(setup.model, setup.task, setup.plan, folder, last, test, recipe.norms)

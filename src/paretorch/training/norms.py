@@ -1,0 +1,65 @@
+"""Batch norms as a run's artefact has them, while its bytes are planned and at its end.
+
+See `paretorch.deploy.norms`: y = a x + c in place of four vectors. A byte budget must count what will be stored, not what
+is trained, and a run must tell the accuracy of what is stored, not of what was trained.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paretorch.core.budget_bytes import Edit, Meter
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_VECTORS = ("weight", "bias", "running_mean", "running_var")
+
+
+def folded_state(model: nn.Module, state: Mapping[str, Tensor], norms: str) -> dict[str, Tensor]:
+    """A state of the model (after structural edits too) with its batch norms folded, and rounded if `norms` says so."""
+    from paretorch.deploy.norms import prepared_state
+
+    folded = dict(state)
+    for module, keys in _norms(model, state):
+        own = {name: state[key] for name, key in keys.items()}
+        layer = nn.BatchNorm1d(len(own["weight"]), eps=module.eps, device=own["weight"].device)
+        layer.load_state_dict(own, strict=False)
+        stored = prepared_state(layer, _DTYPES[norms], True)
+        folded |= {key: stored[name].to(own[name].dtype) for name, key in keys.items()}
+    return folded
+
+
+def fold_norms(model: nn.Module, norms: str) -> None:
+    """Fold the batch norms of a plain network, in place: the same outputs in eval mode, up to rounding."""
+    model.load_state_dict(folded_state(model, model.state_dict(), norms))
+
+
+def meter_of(model: nn.Module, norms: str | None) -> Meter:
+    """Counts the bytes of the file that a state of the model would leave."""
+    from paretorch.deploy import encoded_size
+
+    def meter(state: Mapping[str, Tensor], edits: Sequence[Edit]) -> int:
+        state = _as_if_trained(model, state)
+        return encoded_size(state if norms is None else folded_state(model, state, norms), model, edits)
+
+    return meter
+
+
+def _as_if_trained(model: nn.Module, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Fresh norms are ones and zeros, which cost nothing: targets set by these bytes would be too high for trained ones."""
+    generator = torch.Generator().manual_seed(0)
+    counted = dict(state)
+    for _, keys in _norms(model, state):
+        own = {key: state[key] for key in keys.values()}
+        if all(bool((value == value[:1]).all()) for value in own.values()):
+            counted |= {key: torch.rand(len(value), generator=generator).to(value) for key, value in own.items()}
+    return counted
+
+
+def _norms(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[tuple[_BatchNorm, dict[str, str]]]:
+    """Every batch norm with the keys of its four vectors."""
+    for prefix, module in model.named_modules():
+        keys = {name: f"{prefix}.{name}" if prefix else name for name in _VECTORS}
+        if isinstance(module, _BatchNorm) and set(keys.values()) <= set(state):
+            yield module, keys
