@@ -30,10 +30,10 @@ def test_a_network_is_exported_and_runs_at_any_batch(tmp_path: Path) -> None:
 def test_an_export_that_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = onnx_module._export
 
-    def wrong(model: nn.Module, rows: Tensor, path: str) -> None:
+    def wrong(model: nn.Module, rows: Tensor, path: str, weights: str) -> None:
         with torch.no_grad():
             model.weight.mul_(2.0)
-        real(model, rows, path)
+        real(model, rows, path, weights)
         with torch.no_grad():
             model.weight.div_(2.0)
 

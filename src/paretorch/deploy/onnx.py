@@ -1,15 +1,13 @@
-"""Export to ONNX: the effective weights as they are, the batch dimension free, the file verified by running it."""
+"""Export to ONNX: the effective weights in as few bits as they need, each once, and the file verified by running it."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import io
-import logging
 import math
 import os
 import tempfile
-import warnings
+from collections import Counter
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,10 +19,11 @@ from torch import Tensor, nn
 
 from paretorch.deploy.artefact import StrPath
 from paretorch.deploy.calibrate import check_percentile, quantize_int8
+from paretorch.deploy.onnx_graph import Model, merge_equal, optimize, prune, shared, trace
+from paretorch.deploy.onnx_pack import FORMS, STEPS, Packing, find_packing, finished, pack
 from paretorch.errors import ArtefactError, ConfigError, MissingExtraError
 from paretorch.precision.activations_quantized import QuantizedActivation
 
-_OPSET = 20
 _FLIPS = 0.05
 
 
@@ -33,12 +32,17 @@ def export_onnx(
     example: Tensor,
     path: StrPath,
     *,
+    weights: str = "packed",
     tolerance: float = 1e-4,
     calibrate: Iterable[Any] | None = None,
     percentile: float | None = None,
 ) -> Path:
     """Write the module, in eval mode, as one ONNX file and return its path.
 
+    weights: "packed": a weight whose values are whole multiples of a step (SMOL's precisions, LSQ and others; read off the
+    values, exact in fp32) is stored as INT2, INT4 or INT8 codes that onnxruntime multiplies out when it loads the file, and
+    runs as fast as fp32. "qdq": the same with DequantizeLinear, for compilers that keep the integers; onnxruntime on CPUs
+    unpacks these at every call. "fp32": all as plain numbers. A weight that several layers read is stored once.
     The file is run with onnxruntime on the example, and on its first row alone; if an output differs from the module's
     by more than `tolerance` times the largest output, nothing is written and an error says by how much. A network with
     quantized activations may differ by 0.05 times: a value between two levels may fall to either.
@@ -50,6 +54,8 @@ def export_onnx(
             raise MissingExtraError(f"export_onnx needs {package}: pip install 'paretorch[export]'")
     if not isinstance(example, Tensor) or example.dim() < 1 or len(example) < 1:
         raise ConfigError("example must be a tensor whose first dimension is the batch, with at least one row")
+    if weights not in (*FORMS, "fp32"):
+        raise ConfigError(f'weights={weights!r}: use "packed", "qdq" or "fp32"')
     if percentile is not None and calibrate is None:
         raise ConfigError("percentile= is about int8 export: give calibrate=, batches of inputs, too")
     check_percentile(percentile)
@@ -70,7 +76,7 @@ def export_onnx(
     handle, temporary = _beside(target)
     os.close(handle)
     try:
-        _export(plain, rows, temporary)
+        _export(plain, rows, temporary, "fp32" if calibrate is not None else weights)
         for part in (rows, rows[:1]):
             with torch.no_grad():
                 _verify(temporary, part, plain(part), tolerance)
@@ -92,32 +98,34 @@ def _beside(target: Path) -> tuple[int, str]:
         raise ArtefactError(f"cannot write in {target.parent}: {error.strerror}") from error
 
 
-def _export(model: nn.Module, rows: Tensor, path: str) -> None:
-    quiet = logging.getLogger("torch.onnx"), logging.getLogger("onnxscript")
-    levels = [logger.level for logger in quiet]
+def _export(model: nn.Module, rows: Tensor, path: str, weights: str) -> None:
+    values = {
+        name: parameter.detach().numpy()
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if parameter.dtype == torch.float32
+    }
+    packing = find_packing(values, weights) if weights in FORMS else Packing({}, {})
+    graph = trace(model, rows, packing.opset)
+    graph = optimize(graph, shared(graph) | packing.grids.keys())
+    merged = merge_equal(graph)
+    pack(graph, packing, weights)
+    prune(graph)
+    entry = graph.metadata_props.add()
+    entry.key, entry.value = "paretorch", _told(graph, merged)
     try:
-        for logger in quiet:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            torch.onnx.export(
-                model,
-                (rows,),
-                path,
-                dynamo=True,
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
-                opset_version=_OPSET,
-                external_data=False,
-                input_names=["input"],
-                output_names=["output"],
-                verbose=False,
-            )
-    except Exception as error:  # the exporter raises its own types, on many layers
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigError(f"{type(model).__name__} cannot be exported to ONNX: {reason[0]}") from error
-    finally:
-        for logger, level in zip(quiet, levels, strict=True):
-            logger.setLevel(level)
+        Path(path).write_bytes(finished(graph).SerializeToString())
+    except ValueError as error:
+        raise ConfigError(f"{type(model).__name__} is too large for one ONNX file, which holds 2 GB") from error
+
+
+def _told(graph: Model, merged: int) -> str:
+    """The weights by type, in words: kept in the file."""
+    from onnx import TensorProto
+
+    weights = [t for t in graph.graph.initializer if len(t.dims) > 1 and not t.name.endswith(STEPS)]
+    kinds = Counter(TensorProto.DataType.Name(t.data_type) for t in weights)
+    words = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    return f"weights: {words}" + (f"; {merged} bytes of equal ones merged" if merged else "")
 
 
 def _verify(path: str, rows: Tensor, expected: Tensor, tolerance: float) -> None:

@@ -1,0 +1,144 @@
+"""Which weights are whole multiples of a step, read off the values alone: w = fl(c · s), |c| small, exact in fp32.
+
+An odd p-bit code (chapter 5) is such a multiple with s = 2^(1−p) times the scale, and takes p + 1 bits as an integer in
+two's complement; zeros are c = 0. The steps of LSQ, DoReFa and others are any numbers, and c · s has been rounded once.
+So s is found in two moves: a ratio by which all values are near integers, then the fp32 numbers s that explain every
+rounding, which are the intersection of one small interval a value, and of which one is tried after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Codes = NDArray[np.int8]
+
+WIDTHS = (2, 4, 8)
+_MOST = 128  # magnitudes of an int8 code
+_SAMPLE = 4096
+_NEAR = (
+    4.0 * 2.0**-24
+)  # the least and another value are off by half a unit in the last place each, of ratio and product
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """w = codes · steps: one step, or one a slice along `axis`. exact: bit for bit in fp32, but for the sign of a zero."""
+
+    codes: Codes
+    steps: Floats
+    axis: int | None
+    exact: bool
+
+    @property
+    def bits(self) -> int:
+        """The narrowest of 2, 4 and 8 bits that hold every code in two's complement."""
+        low, high = int(self.codes.min(initial=0)), int(self.codes.max(initial=0))
+        return next(width for width in WIDTHS if low >= -(1 << (width - 1)) and high < 1 << (width - 1))
+
+    @property
+    def spread(self) -> Floats:
+        """The steps, in a shape that multiplies the codes."""
+        if self.axis is None:
+            return self.steps
+        return self.steps.reshape([-1 if i == self.axis else 1 for i in range(self.codes.ndim)])
+
+    @property
+    def cost(self) -> int:
+        """Bytes of codes and steps."""
+        return -(-self.codes.size * self.bits // 8) + self.steps.nbytes
+
+
+def read_grid(values: NDArray[Any], axes: tuple[int | None, ...] = (None, 0, 1), near: bool = False) -> Grid | None:
+    """The cheapest exact grid with one step (axis None) or one a slice along an axis; None where there is none.
+
+    near: take one that is off by a rounding too (a norm that was multiplied into weights rounds them again).
+    """
+    if values.dtype != np.float32 or not values.size or not np.isfinite(values).all():
+        return None
+    whole = _along(values, None) if None in axes else None
+    found = [whole]
+    for axis in axes:
+        if axis is not None and axis < values.ndim:
+            found.append(_along(values, axis) if whole is None or not whole.exact else _coarser(whole, axis))
+    grids = [grid for grid in found if grid is not None and (grid.exact or near)]
+    return min(grids, key=lambda grid: (not grid.exact, grid.cost), default=None)
+
+
+def _coarser(grid: Grid, axis: int) -> Grid:
+    """The same weights with a step a slice: factors of two that all codes of a slice have move into its step."""
+    others = tuple(i for i in range(grid.codes.ndim) if i != axis)
+    used = np.bitwise_or.reduce(grid.codes, axis=others, keepdims=True).astype(np.int16)
+    twos = np.where(used == 0, 1, used & -used)
+    steps = (twos.astype(np.float32) * grid.steps).reshape(-1)
+    return Grid((grid.codes // twos).astype(np.int8), steps, axis, grid.exact)
+
+
+def _along(values: Floats, axis: int | None) -> Grid | None:
+    rows = values.reshape(1, -1) if axis is None else np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1)
+    codes, steps = np.zeros(rows.shape, dtype=np.int16), np.ones(len(rows), dtype=np.float32)
+    exact = True
+    for i, row in enumerate(rows):
+        sizes = np.abs(row)
+        distinct = _distinct(sizes)
+        if distinct is not None and not distinct.size:
+            continue
+        fit = None if distinct is None else _fit(distinct)
+        if distinct is None or fit is None:
+            return None
+        numbers, steps[i], good = fit
+        exact &= good
+        places = np.searchsorted(distinct, sizes).clip(max=distinct.size - 1)
+        codes[i] = np.sign(row).astype(np.int16) * np.where(sizes > 0, numbers[places], 0)
+    if codes.max() >= _MOST:
+        return None
+    small = codes.astype(np.int8)
+    if axis is None:
+        return Grid(small.reshape(values.shape), steps[0], None, exact)
+    moved = np.moveaxis(values, axis, 0).shape
+    return Grid(np.ascontiguousarray(np.moveaxis(small.reshape(moved), 0, axis)), steps, axis, exact)
+
+
+def _distinct(sizes: Floats) -> Floats | None:
+    """The magnitudes above 0, rising; None if they are too many to be codes."""
+    table = np.unique(sizes[:: max(1, sizes.size // _SAMPLE)])
+    if table.size <= _MOST + 1:  # else a few values tell that there is no grid, and nothing need be sorted
+        places = np.searchsorted(table, sizes).clip(max=table.size - 1)
+        table = np.union1d(table, sizes[table[places] != sizes])
+    table = table[table > 0]
+    return table if table.size <= _MOST else None
+
+
+def _fit(sizes: Floats) -> tuple[NDArray[np.int16], np.float32, bool] | None:
+    """Codes of the distinct magnitudes, rising, and their step; True where every product is exact."""
+    wide = sizes.astype(np.float64)
+    first = np.arange(1, int(_MOST * wide[0] / wide[-1] * (1 + _NEAR)) + 1)  # what the least code may be
+    ratios = np.outer(first, wide / wide[0])
+    whole = np.rint(ratios)
+    near = whole[(np.abs(ratios - whole) <= _NEAR * whole).all(1)]
+    for numbers in near:
+        step = _step(sizes, numbers)
+        if step is not None:
+            return numbers.astype(np.int16), step, True
+    if not len(near):
+        return None
+    return near[0].astype(np.int16), np.float32(np.mean(wide / near[0])), False
+
+
+def _step(sizes: Floats, numbers: NDArray[np.float64]) -> np.float32 | None:
+    """The fp32 number s with fl(c · s) equal to the magnitude for every code c."""
+    half = np.spacing(sizes).astype(np.float64) / 2
+    low = float(np.max((sizes - half) / numbers))
+    high = float(np.min((sizes + half) / numbers))
+    step = np.nextafter(np.float32(low), np.float32(0))
+    codes = numbers.astype(np.float32)
+    with np.errstate(under="ignore"):
+        while step <= high:
+            if step > 0 and np.array_equal(codes * step, sizes):
+                return np.float32(step)
+            step = np.nextafter(step, np.float32(np.inf))
+    return None
