@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach import detach, original, originals
+from paretorch.core.attach import original
 from paretorch.core.budget_bytes import ByteBudget, Edit
-from paretorch.core.cut import channel_edits, cut_state, keep_channels
 from paretorch.core.fused import FusedStep
+from paretorch.core.leave import Attached
 from paretorch.core.method import Method, Term
 from paretorch.core.recalibrate import recalibrate_norms
-from paretorch.core.relaxation import PREFIX, Chain
-from paretorch.core.sites import Site, Template
-from paretorch.core.spots import Spot, detach_output, edit_of, state_of
+from paretorch.core.relaxation import Chain
+from paretorch.core.sites import Site
+from paretorch.core.spots import Spot
 from paretorch.core.state import PlanState
-from paretorch.core.tensors import is_sharded, local, on_one_gpu, whole, write
+from paretorch.core.tensors import local, on_one_gpu, whole, write
 from paretorch.core.update import (
     add_price,
     advance,
@@ -50,7 +50,7 @@ class Plan:
         spots: list[tuple[Spot, Chain]],
     ) -> None:
         self.model = model
-        self._spots = spots
+        self._attached = Attached(model, sites, chains, spots)
         self._sites, self._chains, self._terms, self._state = sites, chains, terms, state
         self._budget: ByteBudget | None = None
         self._fused = FusedStep()
@@ -243,86 +243,34 @@ class Plan:
 
     def effective(self, site: Site, chain: Chain) -> Tensor:
         """The weight that the network computes with: no noise, whole on every rank."""
-        modes = [
-            (r, r.training) for one in self._chains for r in one.relaxations()
-        ]  # templates have chains of their own
-        try:
-            for relaxation, _ in modes:
-                relaxation.eval()
-            with torch.no_grad():
-                value: Tensor = chain(whole(original(site))) + 0.0  # no negative zeros
-                return value
-        finally:
-            for relaxation, mode in modes:
-                relaxation.train(mode)
+        return self._attached.effective(site, chain)
 
     def dense_state_dict(self) -> dict[str, Tensor]:
         """A copy of the state of the plain network: its own keys, effective weights, whole on every rank."""
-        plain = {
-            id(one): value
-            for site, chain in zip(self._sites, self._chains, strict=True)
-            for value in [self.effective(site, chain)]
-            for one in originals(site)
-        }
-        found: dict[str, Tensor] = {}
-        for key, value in self.model.state_dict(keep_vars=True).items():
-            head, mark, tail = key.partition("parametrizations.")
-            if mark and tail.endswith(".original"):
-                found[head + tail.removesuffix(".original")] = plain[id(value)]
-            elif not mark and not any(part.startswith(PREFIX) for part in key.split(".")):
-                found[key] = whole(value).clone()
-        return {key: found[key] for key in self._state.order if key in found}
+        return self._attached.dense_state(self._state.order)
 
     def plain_state_dict(self) -> dict[str, Tensor]:
         """The state that `finalize` would leave: dropped channels are gone, quantized activations have their own."""
-        edits = [edit for edit in self.edits() if edit["kind"] == "keep_channels"]
-        state = cut_state(self.dense_state_dict(), self.model, edits)
-        for spot, chain in self._spots:
-            state |= state_of(spot, chain)
-        return state
+        return self._attached.plain_state(self.dense_state_dict(), self.edits())
 
     def edits(self) -> list[Edit]:
         """What the file must say beside the values: channels that are gone, quantized activations, scales of grids."""
-        found: list[Edit] = [edit for term in self._terms for edit in channel_edits(term.kept_channels())]
-        found += [edit_of(spot, chain) for spot, chain in self._spots]
-        for site, chain in zip(self._sites, self._chains, strict=True):
-            if isinstance(site, Template):  # what is mixed from a grid lies on none
-                continue
-            exponents = [e for r in chain.relaxations() if (e := r.scale_exponent()) is not None]
-            if sum(exponents) != 0:
-                found.append({"kind": "scale", "weight": site.name, "exponent": sum(exponents)})
-        return found
+        return self._attached.edits(self._terms)
 
     def finalize(self) -> nn.Module:
         """The model as an ordinary module again, with the same outputs and its original keys; hardens if need be."""
         self.harden()
-        if any(is_sharded(original(site)) for site in self._sites):
-            raise ConfigError("finalize needs a whole model: load plan.dense_state_dict() into a plain copy instead")
+        self._attached.check_whole()
         state, edits = self.dense_state_dict(), self.edits()
-        for site in self._sites:
-            if not isinstance(site, Template):
-                detach(site, state[site.name])
-        for spot, chain in self._spots:
-            detach_output(self.model, spot, chain)
+        self._attached.detach(state)
         self._state.remove()
         del self.model.__dict__[_ATTRIBUTE]
-        for edit in edits:
-            if edit["kind"] == "keep_channels":
-                keep_channels(self.model, edit)
+        self._attached.cut(edits)
         if self._budget is not None:
-            self._trim(self._budget, edits)
+            self._attached.trim(self._budget, edits)
         if edits:
             self.model.__dict__["paretorch_edits"] = edits
         return self.model
-
-    def _trim(self, budget: ByteBudget, edits: list[Edit]) -> None:
-        values: dict[int, Tensor] = {}  # by object: a tied weight stands under several names
-        state = {
-            key: values.setdefault(id(value), value.detach())
-            for key, value in self.model.state_dict(keep_vars=True).items()
-        }
-        budget.trim(state, [site.name for site in self._sites if site.weight.dim() > 1], edits)
-        self.model.load_state_dict(state)
 
     # Saving
 
@@ -343,5 +291,6 @@ class Plan:
     def __repr__(self) -> str:
         names = ", ".join(type(term.method).__name__ for term in self._terms)
         phase = "hardened" if self.is_hard else f"searching, {self.steps} steps"
-        outputs = f", {len(self._spots)} activations" if self._spots else ""
+        spots = self._attached.spots
+        outputs = f", {len(spots)} activations" if spots else ""
         return f"Plan({names}: {len(self._sites)} weights{outputs}, {phase})"

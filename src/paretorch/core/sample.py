@@ -1,6 +1,6 @@
 """A sample of the weights, to steer by: cheap enough for every step, in a handful of kernels for a whole network.
 
-Networks of up to `_WHOLE` weights are read whole: an error of 0.1 points in what is kept is 2 % of the weights that a
+Networks of up to `WHOLE` weights are read whole: an error of 0.1 points in what is kept is 2 % of the weights that a
 sparsity of 95 % leaves, and rounding would be felt. Of larger ones about `_SIZE` weights are taken, small layers whole and of
 others every k-th weight, k a prime above the usual factors of layer shapes, so that no kernel position or channel is
 preferred. The first of them moves with the steps, so that k steps see every weight once (where decisions are one a
@@ -15,7 +15,7 @@ from torch import Tensor
 from paretorch.core.relaxation import Chain, Relaxation
 from paretorch.core.tensors import whole
 
-_WHOLE = 2**20
+WHOLE = 2**20
 _SIZE = 2**17
 _LEAST = 2**11  # of a layer
 
@@ -26,7 +26,7 @@ class Sample:
     def __init__(self, chains: list[Chain], rooms: tuple[str, ...], device: torch.device) -> None:
         self._chains = chains
         total = sum(_size(chain) for chain in chains)
-        most = total if total <= _WHOLE else max(_LEAST, _SIZE // len(chains))
+        most = total if total <= WHOLE else max(_LEAST, _SIZE // len(chains))
         self._strides = [_stride(_size(chain), most) for chain in chains]
         counts = [math.ceil(_size(chain) / k) for chain, k in zip(chains, self._strides, strict=True)]
         shares = [torch.full((n,), _size(c) / n / total) for c, n in zip(chains, counts, strict=True)]

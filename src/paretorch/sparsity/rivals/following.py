@@ -3,9 +3,9 @@
     s = |w|/σ − τ,   m = 1{s ≥ 0},   τ the quantile of |w|/σ at the sparsity of this step
 
 σ is 1 (or a layer's scale). The decision s is not trained: it is written after each step, so that the plan reads
-masks, prices and targets off it as it does for learned masks. τ comes from a fixed sample of each layer (all of it
-up to 2¹⁴ weights), without waiting for the device; at `harden` the target is met exactly. A group's score is its
-average.
+masks, prices and targets off it as it does for learned masks. τ comes from all scores, of networks above a million
+from a fixed sample of each layer, without waiting for the device; at `harden` the target is met exactly. A group's
+score is its average.
 """
 
 import math
@@ -20,11 +20,12 @@ from paretorch.core.attach import original
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Relaxation
+from paretorch.core.sample import WHOLE
 from paretorch.core.tensors import whole, write
 from paretorch.errors import ConfigError
 from paretorch.sparsity.rivals.rival import Rival, boundary
 
-_CAP = 2**14
+_CAP = 2**14  # scores of a layer, where the network is not read whole
 _TINY = 1e-12  # the least |s| after rounding
 
 
@@ -58,7 +59,8 @@ class FollowingRival(Rival):
         members = [r for r in term.relaxations if isinstance(r, Following)]
         weights = [whole(original(site)).to(torch.float32) for site in term.sites]
         scores = [r.score(weight) for r, weight in zip(members, weights, strict=True)]
-        samples = [_sample(score, r.grouping) for score, r in zip(scores, members, strict=True)]
+        most = WHOLE if term.weights <= WHOLE else _CAP
+        samples = [_sample(score, r.grouping, most) for score, r in zip(scores, members, strict=True)]
         if self.scope == "layer":
             cuts = [_quantile(*sample, goal) for sample in samples]
         else:
@@ -118,9 +120,9 @@ class Following(Relaxation):
         return self.grouping.expand((s >= 0).to(s.dtype))
 
 
-def _sample(score: Tensor, grouping: Grouping) -> tuple[Tensor, Tensor]:
-    """Some groups' scores, and how many weights each stands for."""
-    every = max(1, math.ceil(score.numel() / _CAP))
+def _sample(score: Tensor, grouping: Grouping, most: int) -> tuple[Tensor, Tensor]:
+    """Some groups' scores, at most so many, and how many weights each stands for."""
+    every = max(1, math.ceil(score.numel() / most))
     while math.gcd(every, 210) > 1:  # prefer no channel and no kernel position
         every += 1
     values, size = score.flatten()[::every], grouping.sizes

@@ -1,0 +1,106 @@
+"""Leaving: the plain network behind the relaxations, as a state, as a list of edits, and as a module again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.attach import detach, original, originals
+from paretorch.core.budget_bytes import ByteBudget, Edit
+from paretorch.core.cut import channel_edits, cut_state, keep_channels
+from paretorch.core.method import Term
+from paretorch.core.relaxation import PREFIX, Chain
+from paretorch.core.sites import Site, Template
+from paretorch.core.spots import Spot, detach_output, edit_of, state_of
+from paretorch.core.tensors import is_sharded, whole
+from paretorch.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Attached:
+    """Where a plan's relaxations sit: a chain on each weight, and one on each activation."""
+
+    model: nn.Module
+    sites: list[Site]
+    chains: list[Chain]
+    spots: list[tuple[Spot, Chain]]
+
+    def effective(self, site: Site, chain: Chain) -> Tensor:
+        """The weight that the network computes with: no noise, whole on every rank."""
+        # All of them: templates, which this weight may be mixed from, have chains of their own.
+        modes = [(r, r.training) for one in self.chains for r in one.relaxations()]
+        try:
+            for relaxation, _ in modes:
+                relaxation.eval()
+            with torch.no_grad():
+                value: Tensor = chain(whole(original(site))) + 0.0  # no negative zeros
+                return value
+        finally:
+            for relaxation, mode in modes:
+                relaxation.train(mode)
+
+    def dense_state(self, order: Sequence[str]) -> dict[str, Tensor]:
+        """A copy of the plain network's state, by its own keys in their own order."""
+        plain = {
+            id(one): value
+            for site, chain in zip(self.sites, self.chains, strict=True)
+            for value in [self.effective(site, chain)]
+            for one in originals(site)
+        }
+        found: dict[str, Tensor] = {}
+        for key, value in self.model.state_dict(keep_vars=True).items():
+            head, mark, tail = key.partition("parametrizations.")
+            if mark and tail.endswith(".original"):
+                found[head + tail.removesuffix(".original")] = plain[id(value)]
+            elif not mark and not any(part.startswith(PREFIX) for part in key.split(".")):
+                found[key] = whole(value).clone()
+        return {key: found[key] for key in order if key in found}
+
+    def plain_state(self, dense: dict[str, Tensor], edits: Sequence[Edit]) -> dict[str, Tensor]:
+        """What is left of the dense state: dropped channels are gone, quantized activations have their own."""
+        state = cut_state(dense, self.model, [edit for edit in edits if edit["kind"] == "keep_channels"])
+        for spot, chain in self.spots:
+            state |= state_of(spot, chain)
+        return state
+
+    def edits(self, terms: Sequence[Term]) -> list[Edit]:
+        """What the file must say beside the values: channels that are gone, quantized activations, scales of grids."""
+        found: list[Edit] = [edit for term in terms for edit in channel_edits(term.kept_channels())]
+        found += [edit_of(spot, chain) for spot, chain in self.spots]
+        for site, chain in zip(self.sites, self.chains, strict=True):
+            if isinstance(site, Template):  # what is mixed from a grid lies on none
+                continue
+            exponents = [e for r in chain.relaxations() if (e := r.scale_exponent()) is not None]
+            if sum(exponents) != 0:
+                found.append({"kind": "scale", "weight": site.name, "exponent": sum(exponents)})
+        return found
+
+    def check_whole(self) -> None:
+        """Refuse a model of which this process holds but a part."""
+        if any(is_sharded(original(site)) for site in self.sites):
+            raise ConfigError("finalize needs a whole model: load plan.dense_state_dict() into a plain copy instead")
+
+    def detach(self, dense: dict[str, Tensor]) -> None:
+        """Put plain tensors and modules where the relaxations were."""
+        for site in self.sites:
+            if not isinstance(site, Template):
+                detach(site, dense[site.name])
+        for spot, chain in self.spots:
+            detach_output(self.model, spot, chain)
+
+    def cut(self, edits: Sequence[Edit]) -> None:
+        """Remove the channels that the edits name, once detached."""
+        for edit in edits:
+            if edit["kind"] == "keep_channels":
+                keep_channels(self.model, edit)
+
+    def trim(self, budget: ByteBudget, edits: list[Edit]) -> None:
+        """Bring the plain network's file below its budget."""
+        values: dict[int, Tensor] = {}  # by object: a tied weight stands under several names
+        state = {
+            key: values.setdefault(id(value), value.detach())
+            for key, value in self.model.state_dict(keep_vars=True).items()
+        }
+        budget.trim(state, [site.name for site in self.sites if site.weight.dim() > 1], edits)
+        self.model.load_state_dict(state)
