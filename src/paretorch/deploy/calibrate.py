@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from paretorch.core.options import require_number
 from paretorch.core.spots import BOUNDED
+from paretorch.deploy.onnx_int8 import overrides
 from paretorch.errors import ConfigError, MissingExtraError
 
 _ACTIVATIONS: tuple[type[nn.Module], ...] = (nn.ReLU, nn.GELU, nn.SiLU, nn.LeakyReLU, *BOUNDED)
@@ -97,9 +98,13 @@ def _joined(calls: list[tuple[float, float]], percentile: float | None) -> tuple
 
 
 def quantize_int8(source: str, target: str, batches: Iterable[Any], percentile: float | None) -> None:
-    """An ONNX file as int8: weights by channel, activations by the ranges that the batches give, as QDQ pairs."""
+    """An ONNX file as int8: weights by channel, activations by the ranges that the batches give, as QDQ pairs.
+
+    Weights that lie on a grid of 8 bits or fewer keep their values, but for the norms that are folded into them.
+    """
     check_percentile(percentile)
     try:
+        import onnx
         from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
         from onnxruntime.quantization.shape_inference import quant_pre_process
     except ImportError as error:
@@ -114,6 +119,7 @@ def quantize_int8(source: str, target: str, batches: Iterable[Any], percentile: 
         with _quiet():
             # Norms go into the convolutions before them, so that both are one integer operation.
             quant_pre_process(source, folded, skip_symbolic_shape=True)
+            options["TensorQuantOverrides"] = overrides(onnx.load(folded))
             quantize_static(
                 folded,
                 target,

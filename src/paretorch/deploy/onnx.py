@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from paretorch.deploy.artefact import StrPath
 from paretorch.deploy.calibrate import check_percentile, quantize_int8
 from paretorch.deploy.onnx_graph import Model, merge_equal, optimize, prune, shared, trace
+from paretorch.deploy.onnx_int8 import narrow
 from paretorch.deploy.onnx_pack import FORMS, STEPS, Packing, find_packing, finished, pack
 from paretorch.errors import ArtefactError, ConfigError, MissingExtraError
 from paretorch.precision.activations_quantized import QuantizedActivation
@@ -76,12 +77,13 @@ def export_onnx(
     handle, temporary = _beside(target)
     os.close(handle)
     try:
-        _export(plain, rows, temporary, "fp32" if calibrate is not None else weights)
+        _export(plain, rows, temporary, weights if calibrate is None else "fp32" if weights != "packed" else "int8")
         for part in (rows, rows[:1]):
             with torch.no_grad():
                 _verify(temporary, part, plain(part), tolerance)
         if calibrate is not None:
             quantize_int8(temporary, temporary, calibrate, percentile)
+            _finish_int8(temporary)
             with torch.no_grad():
                 _verify(temporary, rows, plain(rows), math.inf)
         os.replace(temporary, target)
@@ -104,18 +106,33 @@ def _export(model: nn.Module, rows: Tensor, path: str, weights: str) -> None:
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if parameter.dtype == torch.float32
     }
-    packing = find_packing(values, weights) if weights in FORMS else Packing({}, {})
+    packing = find_packing(values, weights) if weights != "fp32" else Packing({}, {})
     graph = trace(model, rows, packing.opset)
+    if weights == "int8":
+        packing = Packing({}, {})  # onnxruntime's quantizer wants plain weights; only the opset is for later
     graph = optimize(graph, shared(graph) | packing.grids.keys())
     merged = merge_equal(graph)
     pack(graph, packing, weights)
-    prune(graph)
-    entry = graph.metadata_props.add()
-    entry.key, entry.value = "paretorch", _told(graph, merged)
+    _write(graph, path, merged)
+
+
+def _finish_int8(path: str) -> None:
+    import onnx
+
+    graph = onnx.load(path)
+    narrow(graph)
+    _write(graph, path, merge_equal(graph))
+
+
+def _write(model: Model, path: str, merged: int) -> None:
+    prune(model)
+    del model.metadata_props[:]
+    entry = model.metadata_props.add()
+    entry.key, entry.value = "paretorch", _told(model, merged)
     try:
-        Path(path).write_bytes(finished(graph).SerializeToString())
+        Path(path).write_bytes(finished(model).SerializeToString())
     except ValueError as error:
-        raise ConfigError(f"{type(model).__name__} is too large for one ONNX file, which holds 2 GB") from error
+        raise ConfigError("the network is too large for one ONNX file, which holds 2 GB") from error
 
 
 def _told(graph: Model, merged: int) -> str:

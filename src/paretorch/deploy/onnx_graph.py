@@ -103,12 +103,16 @@ def merge_equal(model: Model) -> int:
 
 
 def prune(model: Model) -> None:
-    """Drop the weights that nothing reads any more."""
+    """Drop the weights that nothing reads any more, and the sets of operators that nothing is from."""
     graph = model.graph
     read = {name for part in _graphs(graph) for node in part.node for name in node.input}
     left = [t for t in graph.initializer if t.name in read or any(t.name == value.name for value in graph.output)]
     del graph.initializer[:]
     graph.initializer.extend(left)
+    used = {"", *(node.domain for part in _graphs(graph) for node in part.node)}
+    imports = [entry for entry in model.opset_import if entry.domain in used]
+    del model.opset_import[:]
+    model.opset_import.extend(imports)
 
 
 def _rename(graph: Graph, names: Mapping[str, str]) -> None:

@@ -36,9 +36,7 @@ class Grid:
 
     @property
     def bits(self) -> int:
-        """The narrowest of 2, 4 and 8 bits that hold every code in two's complement."""
-        low, high = int(self.codes.min(initial=0)), int(self.codes.max(initial=0))
-        return next(width for width in WIDTHS if low >= -(1 << (width - 1)) and high < 1 << (width - 1))
+        return width_of(self.codes)
 
     @property
     def spread(self) -> Floats:
@@ -51,6 +49,12 @@ class Grid:
     def cost(self) -> int:
         """Bytes of codes and steps."""
         return -(-self.codes.size * self.bits // 8) + self.steps.nbytes
+
+
+def width_of(codes: Codes) -> int:
+    """The narrowest of 2, 4 and 8 bits that hold every code in two's complement."""
+    low, high = int(codes.min(initial=0)), int(codes.max(initial=0))
+    return next(width for width in WIDTHS if low >= -(1 << (width - 1)) and high < 1 << (width - 1))
 
 
 def read_grid(values: NDArray[Any], axes: tuple[int | None, ...] = (None, 0, 1), near: bool = False) -> Grid | None:

@@ -17,7 +17,7 @@ def absorb_norm(graph: Graph, node: Any, grid: Grid) -> Grid | None:
     from onnx import numpy_helper
 
     norm = _norm_behind(graph, node)
-    axis = _output_axis(node)
+    axis = output_axis(node)
     constants = {tensor.name: tensor for tensor in graph.initializer}
     if norm is None or axis is None or grid.axis not in (None, axis):
         return None
@@ -55,7 +55,7 @@ def _norm_behind(graph: Graph, node: Any) -> Any:
     return norm if plain and norm.input[0] == output and len(norm.output) == 1 else None
 
 
-def _output_axis(node: Any) -> int | None:
+def output_axis(node: Any) -> int | None:
     """The dimension of the weight that is the channels of the output."""
     if node.op_type == "Conv":
         return 0

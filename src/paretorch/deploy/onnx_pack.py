@@ -4,13 +4,16 @@ packed   Cast, then Mul. onnxruntime computes both once, when it loads the file:
 qdq      DequantizeLinear, what compilers for other hardware look for. onnxruntime's CPU sessions do not fold it unless the
          session option session.disable_quant_qdq is "1"; without it every call unpacks every weight.
 
+int8     Cast to INT8, then DequantizeLinear: for networks with int8 activations (see `onnx_int8`), where onnxruntime merges
+         the second into integer operations.
+
 A batch norm behind such a weight goes into its steps, so that codes stay codes.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +26,7 @@ from paretorch.deploy.onnx_norms import absorb_norm
 
 FORMS = ("packed", "qdq")
 CODES, STEPS = ".codes", ".steps"  # behind the name of a weight
-_OPSETS = {2: 25, 4: 21, 8: OPSET}  # bits -> the first to have such integers
+OPSETS = {2: 25, 4: 21, 8: OPSET}  # bits -> the first to have such integers
 _OVERHEAD = 256  # bytes that nodes and names of a packed weight take, about
 
 
@@ -37,7 +40,7 @@ class Packing:
     @property
     def opset(self) -> int:
         """The lowest that has all the types."""
-        return max((_OPSETS[width] for width in self.bits.values()), default=OPSET)
+        return max((OPSETS[width] for width in self.bits.values()), default=OPSET)
 
 
 def find_packing(weights: Mapping[str, NDArray[Any]], form: str) -> Packing:
@@ -68,7 +71,7 @@ def pack(model: Model, packing: Packing, form: str) -> None:
         name = tensor.name
         grid = packing.grids[name]
         graph.initializer.remove(tensor)
-        graph.initializer.append(_integers(name + CODES, grid.codes, packing.bits[name]))
+        graph.initializer.append(integers(name + CODES, grid.codes, packing.bits[name]))
         own: dict[str, Grid] = {}
         for i, node in enumerate([node for node in graph.node if name in node.input]):
             scaled = absorb_norm(graph, node, grid) if list(node.input).index(name) == 1 else None
@@ -78,6 +81,11 @@ def pack(model: Model, packing: Packing, form: str) -> None:
                 own[f"{name}.{i}"] = scaled  # layers that share a weight have norms of their own
                 node.input[1] = f"{name}.{i}"
         made += _products(graph, name, own, form)
+    put_first(graph, made)
+
+
+def put_first(graph: Graph, made: Sequence[Any]) -> None:
+    """Add nodes that read constants alone before those that are there."""
     nodes = list(graph.node)
     del graph.node[:]
     graph.node.extend([*made, *nodes])
@@ -87,22 +95,23 @@ def _products(graph: Graph, name: str, grids: Mapping[str, Grid], form: str) -> 
     """The nodes that make the weights, all of the same codes."""
     from onnx import TensorProto, helper, numpy_helper
 
-    nodes = []
-    if form == "packed":
-        nodes.append(helper.make_node("Cast", [name + CODES], [f"{name}.whole"], to=TensorProto.FLOAT))
+    nodes, codes = [], name + CODES
+    if form != "qdq":
+        kind = TensorProto.FLOAT if form == "packed" else TensorProto.INT8
+        nodes.append(helper.make_node("Cast", [codes], [f"{name}.whole"], to=kind))
+        codes = f"{name}.whole"
     for output, grid in grids.items():
-        steps = output + STEPS
+        steps = grid.spread if form == "packed" else grid.steps
+        graph.initializer.append(numpy_helper.from_array(np.asarray(steps), output + STEPS))
         if form == "packed":
-            graph.initializer.append(numpy_helper.from_array(np.asarray(grid.spread), steps))
-            nodes.append(helper.make_node("Mul", [f"{name}.whole", steps], [output]))
+            nodes.append(helper.make_node("Mul", [codes, output + STEPS], [output]))
         else:
-            graph.initializer.append(numpy_helper.from_array(np.asarray(grid.steps), steps))
             axis = 1 if grid.axis is None else grid.axis  # 1 is the default, and means nothing for one step
-            nodes.append(helper.make_node("DequantizeLinear", [name + CODES, steps], [output], axis=axis))
+            nodes.append(helper.make_node("DequantizeLinear", [codes, output + STEPS], [output], axis=axis))
     return nodes
 
 
-def _integers(name: str, codes: Codes, width: int) -> Any:
+def integers(name: str, codes: Codes, width: int) -> Any:
     """A tensor of INT2, INT4 or INT8: several to a byte, the first in its lowest bits."""
     from onnx import TensorProto
 
@@ -129,13 +138,10 @@ def runs(width: int, form: str) -> bool:
         "probe",
         [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["rows", 2])],
         [helper.make_tensor_value_info("output", TensorProto.FLOAT, ["rows", 3])],
-        [_integers("weight" + CODES, codes, width)],
+        [integers("weight" + CODES, codes, width)],
     )
-    made = _products(graph, "weight", {"weight": grid}, form)
-    nodes = list(graph.node)
-    del graph.node[:]
-    graph.node.extend([*made, *nodes])
-    model = finished(helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSETS[width])]))
+    put_first(graph, _products(graph, "weight", {"weight": grid}, form))
+    model = finished(helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSETS[width])]))
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
         (output,) = session.run(None, {"input": np.eye(2, dtype=np.float32)})
