@@ -2,6 +2,7 @@
 
 import typer
 
+from paretorch.cli.bench import bench
 from paretorch.cli.data import data
 from paretorch.cli.demo import demo
 from paretorch.cli.fold import fold
@@ -20,5 +21,5 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",
 )
-for command in (demo, train, tickets, fold, tune, report, study, data):
+for command in (demo, train, tickets, fold, tune, report, bench, study, data):
     app.command()(guarded(command))

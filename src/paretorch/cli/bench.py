@@ -1,0 +1,81 @@
+"""`pare bench`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paretorch.cli.values import Text, numbers
+from paretorch.errors import ConfigError
+
+
+def bench(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, folders of runs, or artefacts.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Where bench.svg, bench.json, bench.txt and the files go.")] = Path("bench"),
+    data: Annotated[Text, typer.Option(help="What artefacts without a run are measured on.")] = None,
+    prune: Annotated[
+        Text, typer.Option(help="Prune the dense runs by magnitude too: shares such as 0.5,0.8,0.9.")
+    ] = None,
+    finetune: Annotated[int, typer.Option(min=1, help="Epochs of training after --prune.")] = 40,
+    channels_by: Annotated[str, typer.Option(help="magnitude or torch-pruning chooses the channels.")] = "magnitude",
+    title: Annotated[Text, typer.Option(help="Of the picture.", show_default="the network and its data")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    root: Annotated[Text, typer.Option(help="Folder of the data sets.")] = None,
+) -> None:
+    """Draw accuracy against bytes on disk, with the files that others would write beside ours.
+
+    Of a dense run these are fp32, fp16 and onnxruntime's int8; of a run that was pruned by another's method, its weights
+    in fp16 under zstd; with --prune, the dense network pruned by weights and by channels. All files are written, and
+    measured as they are read back. What was measured is not measured again.
+
+    Examples:
+
+        pare bench runs/deploy-resnet20 --root data --out results/deploy-resnet20
+
+        pare bench runs/dense runs/small --prune 0.5,0.8,0.9 --finetune 40
+
+        pare bench model.pare --data cifar10 --root data
+    """
+    from paretorch.cli.bench_points import Bench
+    from paretorch.cli.bench_rivals import pruned
+    from paretorch.cli.bench_sources import find_sources
+    from paretorch.report.pareto import as_text, draw
+    from paretorch.training.files import write_atomically
+    from paretorch.training.recipe import Runtime
+    from paretorch.training.run import choose_device
+
+    shares = numbers(prune, "--prune") if prune else []
+    if not all(0 < share < 1 for share in shares):
+        raise ConfigError(f"--prune takes shares above 0 and below 1, such as 0.5,0.8, not {prune}.")
+    sources, unfinished = find_sources(runs, data, out)
+    dense = [source for source in sources if source.is_dense]
+    if shares and not dense:
+        raise ConfigError("--prune needs a dense run to prune: give its folder too.")
+    for folder in unfinished:
+        typer.echo(f"{folder}: not finished, left out", err=True)
+
+    def tell(line: str) -> None:
+        typer.echo(line, err=True)
+
+    found = Bench(sources[0].data, out, root=root, device=choose_device(device), tell=tell)
+    for source in sources:
+        found.add(source)
+    runtime = Runtime(root=root, device=device, progress="quiet")
+    for source in dense:
+        for one in pruned(source, shares, finetune, out / "pruned", runtime, channels_by):
+            found.add(one)
+    for family, reason in found.missing.items():
+        tell(f"{family}: left out, {reason}")
+    points = found.points()
+    if not points:
+        raise ConfigError("No file could be written, so there is nothing to draw.")
+    networks = ", ".join(dict.fromkeys(one.recipe.network for one in sources if one.recipe is not None))
+    told = as_text(points)
+    picture = draw(title or f"{networks or 'networks'} on {sources[0].data}: accuracy against bytes on disk", points)
+    write_atomically(out / "bench.svg", picture.encode())
+    write_atomically(out / "bench.txt", (told + "\n").encode())
+    written = found.write()
+    typer.echo(json.dumps(found.record(), indent=1) if as_json else told)
+    tell(f"{out / 'bench.svg'}, {out / 'bench.txt'}, {written}")

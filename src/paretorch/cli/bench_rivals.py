@@ -1,0 +1,58 @@
+"""What others would do with a dense network before they save it: prune it, by weights and by channels, and fine-tune.
+
+Each is a run of its own in the bench's folder, which is resumed like any other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from paretorch.cli.bench_sources import Source
+from paretorch.errors import ConfigError
+from paretorch.training.recipe import Recipe, Runtime
+
+
+def pruned(
+    dense: Source, shares: Sequence[float], epochs: int, out: Path, runtime: Runtime, chooser: str = "magnitude"
+) -> list[Source]:
+    """The dense network without these shares of its weights: the smallest ones, or whole channels; fine-tuned."""
+    from paretorch.training import train
+
+    assert dense.recipe is not None
+    if dense.recipe.norms is not None:
+        raise ConfigError(f"{dense.name} has folded norms and cannot be trained on: train it without norms.")
+    found = []
+    for share in shares:
+        for name, recipe in _recipes(dense, share, epochs, out, chooser):
+            train(recipe, out / name, runtime, resume=True)
+            found.append(Source(name, out / name / "model.pare", dense.data, recipe))
+    return found
+
+
+def _recipes(dense: Source, share: float, epochs: int, out: Path, chooser: str) -> list[tuple[str, Recipe]]:
+    assert dense.recipe is not None
+    start = str(dense.artefact)
+    weights = replace(dense.recipe, start=start, epochs=0, finetune=epochs, pruning="mp", sparsity=share)
+    name = f"{dense.name}-channels-{share:g}"
+    cut = out / name / "start.pare"
+    if not cut.exists():
+        _cut(dense, share, cut, chooser)
+    # A tenth of the rate, as after any pruning; the schedule of the dense run may name epochs that are not there.
+    channels = replace(
+        dense.recipe, start=str(cut), epochs=epochs, lr=dense.recipe.lr / 10, schedule="cosine", milestones=(), warmup=0
+    )
+    return [(f"{dense.name}-mp-{share:g}", weights), (name, channels)]
+
+
+def _cut(dense: Source, share: float, path: Path, chooser: str) -> None:
+    import torch
+
+    from paretorch import deploy
+    from paretorch.deploy.rivals import prune_channels
+
+    network = deploy.load(dense.artefact)
+    first = next(weight for weight in network.parameters() if weight.dim() == 4)
+    side = 8 if dense.data == "digits" else 32
+    example = torch.zeros(1, first.shape[1], side, side)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    deploy.save(prune_channels(network, example, share, exclude=("head",), by=chooser), path)

@@ -1,0 +1,135 @@
+"""Accuracy against bytes on disk: which files are on the Pareto front, as a picture, as text and as plain values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paretorch.deploy.text import human, table
+from paretorch.report.marks import mark
+from paretorch.report.style import CSS
+from paretorch.report.svg import WIDTH, figure, line, path, text, ticks
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, WIDTH - 14.0, 28.0, 310.0
+_SPAN = 0.15  # of accuracy, below the best point: what is worse stands at the lower edge
+_ROW = 19.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """A file: its name, the kind of file it is, its bytes, and the accuracy (a fraction) of what it holds."""
+
+    name: str
+    family: str
+    bytes: int
+    accuracy: float
+
+
+def on_front(points: Sequence[Point]) -> list[bool]:
+    """Whether no other file is at least as small and as accurate, and better in one of the two."""
+    return [not any(_beats(other, point) for other in points) for point in points]
+
+
+def _beats(one: Point, other: Point) -> bool:
+    within = one.bytes <= other.bytes and one.accuracy >= other.accuracy
+    return within and (one.bytes, one.accuracy) != (other.bytes, other.accuracy)
+
+
+def as_rows(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """Plain values, smallest file first."""
+    rows = [{**asdict(point), "front": front} for point, front in zip(points, on_front(points), strict=True)]
+    return sorted(rows, key=lambda row: (row["bytes"], -row["accuracy"], row["name"]))
+
+
+def as_text(points: Sequence[Point]) -> str:
+    """A table, smallest file first; a star marks the front."""
+    rows = [["file", "kind", "bytes", "accuracy", "front"]]
+    for row in as_rows(points):
+        rows.append(
+            [row["name"], row["family"], f"{row['bytes']:,}", f"{row['accuracy']:.2%}", "*" if row["front"] else ""]
+        )
+    return "\n".join(table(rows))
+
+
+def draw(title: str, points: Sequence[Point], *, ident: str = "pareto", alone: bool = True) -> str:
+    """The picture as SVG, the bytes on a logarithmic axis; `alone`: with its own style, to be opened as a file."""
+    families = list(dict.fromkeys(point.family for point in points))
+    best = max(point.accuracy for point in points)
+    low, high = _accuracies(points, best)
+    start, end = _decades(points)
+
+    def at(size: float, accuracy: float) -> tuple[float, float]:
+        x = _LEFT + (math.log10(size) - start) / (end - start) * (_RIGHT - _LEFT)
+        return x, _BOTTOM - (max(accuracy, low) - low) / (high - low) * (_BOTTOM - _TOP)
+
+    body = _axes(start, end, low, high, at)
+    front = sorted(
+        (point for point, best in zip(points, on_front(points), strict=True) if best), key=lambda point: point.bytes
+    )
+    body.append(path([at(point.bytes, point.accuracy) for point in front], "line s0", "Pareto front"))
+    for point in points:
+        kind = families.index(point.family)
+        tip = f"{point.name}, {point.family}: {point.bytes:,} bytes, {point.accuracy:.2%}"
+        below = " (below the picture)" if point.accuracy < low else ""
+        body.append(mark(kind, *at(point.bytes, point.accuracy), tip + below, ringed=point in front))
+    foot = _BOTTOM + 52
+    for i, family in enumerate(families):
+        x, y = (_LEFT if i % 2 == 0 else WIDTH / 2 + 16), foot + _ROW * (i // 2)
+        body += [mark(i, x, y - 4, family), text(x + 12, y, family)]
+    last = foot + _ROW * ((len(families) + 1) // 2)
+    body.append(text(_LEFT, last, "line and rings: the Pareto front"))
+    told = "; ".join(f"{point.name}, {point.bytes:,} bytes, {point.accuracy:.2%}" for point in front)
+    said = f"{len(points)} files, accuracy against bytes on disk. On the Pareto front: {told}."
+    svg = figure(ident, title, said, last + 12, body)
+    return _standing_alone(svg) if alone else svg
+
+
+def _accuracies(points: Sequence[Point], best: float) -> tuple[float, float]:
+    """The range that the picture shows."""
+    shown = [point.accuracy for point in points if point.accuracy >= best - _SPAN]
+    found = ticks(min(shown), best, 5)
+    return found[0], found[-1]
+
+
+def _decades(points: Sequence[Point]) -> tuple[float, float]:
+    """The range of log10(bytes), with some room on either side."""
+    sizes = [math.log10(point.bytes) for point in points]
+    room = max(0.08, 0.05 * (max(sizes) - min(sizes)))
+    return min(sizes) - room, max(sizes) + room
+
+
+def _axes(
+    start: float, end: float, low: float, high: float, at: Callable[[float, float], tuple[float, float]]
+) -> list[str]:
+    body = []
+    for tick in ticks(low, high, 5):
+        y = at(10**start, tick)[1]
+        body += [line(_LEFT, y, _RIGHT, y, "grid"), text(_LEFT - 6, y + 4, f"{100 * tick:.4g}%", "end")]
+    for size in _sizes(start, end):
+        x = at(size, low)[0]
+        body += [line(x, _TOP, x, _BOTTOM, "grid"), text(x, _BOTTOM + 16, human(size).replace(".0 ", " "), "middle")]
+    body += [
+        line(_LEFT, _BOTTOM, _RIGHT, _BOTTOM, "axis"),
+        text((_LEFT + _RIGHT) / 2, _BOTTOM + 33, "bytes on disk (logarithmic)", "middle"),
+        text(_LEFT - 42, _TOP - 14, "test accuracy"),
+    ]
+    return body
+
+
+def _sizes(start: float, end: float) -> list[float]:
+    """Round sizes within the range: 1, 2, 5 times a power of ten, or the powers alone where these are many."""
+    powers = range(math.floor(start), math.ceil(end) + 1)
+    steps = (1, 2, 5) if end - start < 2.2 else (1,)
+    return [step * 10.0**power for power in powers for step in steps if start <= math.log10(step * 10.0**power) <= end]
+
+
+def _standing_alone(svg: str) -> str:
+    """As a file: with a name space, the report's colours (dark ones too) and a ground to stand on."""
+    css = "\n".join(line for line in CSS.splitlines() if not line.startswith(("body", "main", "table", "th", "td")))
+    head, _, rest = svg.partition(">")
+    ground = '<rect x="-4" y="-4" width="102%" height="102%" fill="var(--bg)"/>'
+    # The title must stay the first thing inside: that is what is read aloud.
+    title, mark_, others = rest.partition("</desc>")
+    return f'{head} xmlns="http://www.w3.org/2000/svg">{title}{mark_}<style>{css}</style>{ground}{others}\n'
