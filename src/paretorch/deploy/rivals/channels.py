@@ -105,7 +105,7 @@ def _kept_by_torch_pruning(network: nn.Module, example: Tensor, coupling: Coupli
     keep = torch.ones(coupling.count, dtype=torch.bool)
     for name, outputs, indices in pruner.pruning_history():
         if outputs and name in own:
-            decisions = own[name].index[torch.tensor(indices)]
+            decisions = own[name].index[torch.tensor(indices, dtype=torch.long)]
             keep[decisions[decisions >= 0]] = False
     for one in coupling.sets:  # torch-pruning leaves a channel too, but not one of every set of ours
         if not bool(keep[one].any()):
