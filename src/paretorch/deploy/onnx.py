@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from paretorch.deploy.artefact import StrPath
 from paretorch.deploy.calibrate import check_percentile, quantize_int8
 from paretorch.deploy.onnx_graph import Model, merge_equal, optimize, prune, shared, trace
-from paretorch.deploy.onnx_int8 import narrow
-from paretorch.deploy.onnx_pack import FORMS, STEPS, Packing, find_packing, finished, pack
+from paretorch.deploy.onnx_int8 import narrow, share_codes
+from paretorch.deploy.onnx_pack import FORMS, SIGNS, STEPS, Packing, find_packing, finished, pack
 from paretorch.errors import ArtefactError, ConfigError, MissingExtraError
 from paretorch.precision.activations_quantized import QuantizedActivation
 
@@ -120,8 +120,9 @@ def _finish_int8(path: str) -> None:
     import onnx
 
     graph = onnx.load(path)
+    merged = share_codes(graph)
     narrow(graph)
-    _write(graph, path, merge_equal(graph))
+    _write(graph, path, merged + merge_equal(graph))
 
 
 def _write(model: Model, path: str, merged: int) -> None:
@@ -139,7 +140,7 @@ def _told(graph: Model, merged: int) -> str:
     """The weights by type, in words: kept in the file."""
     from onnx import TensorProto
 
-    weights = [t for t in graph.graph.initializer if len(t.dims) > 1 and not t.name.endswith(STEPS)]
+    weights = [t for t in graph.graph.initializer if len(t.dims) > 1 and not t.name.endswith((STEPS, SIGNS))]
     kinds = Counter(TensorProto.DataType.Name(t.data_type) for t in weights)
     words = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     return f"weights: {words}" + (f"; {merged} bytes of equal ones merged" if merged else "")

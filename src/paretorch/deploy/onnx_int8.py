@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paretorch.deploy.onnx_graph import Model
-from paretorch.deploy.onnx_grid import WIDTHS, Floats, read_grid, width_of
+from paretorch.deploy.onnx_grid import WIDTHS, Codes, Floats, read_grid, width_of
 from paretorch.deploy.onnx_norms import output_axis
-from paretorch.deploy.onnx_pack import CODES, OPSETS, integers, put_first, runs
+from paretorch.deploy.onnx_pack import CODES, OPSETS, SIGNS, integers, put_first, runs
 
 _LARGEST = 127
+_TIES = 1e-4
 
 
 def weight_steps(values: NDArray[Any], axis: int) -> Floats:
@@ -45,6 +46,41 @@ def overrides(model: Model) -> dict[str, list[dict[str, Any]]]:
             steps = weight_steps(values, axis)
             found[name] = [{"axis": axis, "scale": step, "zero_point": 0} for step in steps]
     return found
+
+
+def share_codes(model: Model) -> int:
+    """Keep one of the int8 weights that are equal up to the signs of their channels; returns the bytes saved.
+
+    Layers folded into one differ by a factor and by their norms. Both are in the steps, but for their signs. A value half-way
+    between two codes may have fallen to either: for a handful of those the weights are still one.
+    """
+    from onnx import TensorProto, helper, numpy_helper
+
+    graph = model.graph
+    first: dict[tuple[int, ...], list[tuple[str, Codes]]] = {}
+    made: list[Any] = []
+    saved = 0
+    for tensor in [t for t in graph.initializer if t.data_type == TensorProto.INT8 and len(t.dims) > 1]:
+        codes = numpy_helper.to_array(tensor)
+        rows = codes.reshape(len(codes), -1)
+        for name, known in first.setdefault(codes.shape, []):
+            signs = np.where((rows.astype(np.int32) * known).sum(1) < 0, -1, 1)
+            apart = np.abs(signs[:, None] * known - rows)
+            if apart.max(initial=0) <= 1 and np.count_nonzero(apart) <= _TIES * codes.size:
+                graph.initializer.remove(tensor)
+                spread = signs.astype(np.float32).reshape(-1, *(1,) * (codes.ndim - 1))
+                graph.initializer.append(numpy_helper.from_array(spread, tensor.name + SIGNS))
+                made += [
+                    helper.make_node("Cast", [name], [f"{tensor.name}.whole"], to=TensorProto.FLOAT),
+                    helper.make_node("Mul", [f"{tensor.name}.whole", tensor.name + SIGNS], [f"{tensor.name}.signed"]),
+                    helper.make_node("Cast", [f"{tensor.name}.signed"], [tensor.name], to=TensorProto.INT8),
+                ]
+                saved += codes.size
+                break
+        else:
+            first[codes.shape].append((tensor.name, rows))
+    put_first(graph, made)
+    return saved
 
 
 def narrow(model: Model) -> None:

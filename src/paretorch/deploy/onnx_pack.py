@@ -25,7 +25,7 @@ from paretorch.deploy.onnx_grid import WIDTHS, Codes, Grid, read_grid
 from paretorch.deploy.onnx_norms import absorb_norm
 
 FORMS = ("packed", "qdq")
-CODES, STEPS = ".codes", ".steps"  # behind the name of a weight
+CODES, STEPS, SIGNS = ".codes", ".steps", ".signs"  # behind the name of a weight
 OPSETS = {2: 25, 4: 21, 8: OPSET}  # bits -> the first to have such integers
 _OVERHEAD = 256  # bytes that nodes and names of a packed weight take, about
 
