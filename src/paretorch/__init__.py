@@ -1,7 +1,7 @@
 """paretorch: smaller networks, cheaper to train."""
 
 from paretorch.core.plan import Plan
-from paretorch.deploy import export_onnx, load, report, save
+from paretorch.deploy import export_onnx, load, optimize, report, save
 from paretorch.errors import PareError
 from paretorch.optim import AvaGrad, AvaGradW, DelayedAdam
 from paretorch.precision.activations import SMOLActivations
@@ -27,6 +27,7 @@ __all__ = [
     "fold",
     "layer_similarity",
     "load",
+    "optimize",
     "report",
     "save",
 ]

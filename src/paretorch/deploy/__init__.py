@@ -1,6 +1,7 @@
 """A finalized network as a file: small on disk, measured honestly, exported to other runtimes."""
 
 from paretorch.deploy.artefact import encoded_size, load, save, sizes
+from paretorch.deploy.fast import Optimized, optimize
 from paretorch.deploy.latency import Latency, measure_latency
 from paretorch.deploy.onnx import export_onnx
 from paretorch.deploy.sizes import Sizes, TensorSize
@@ -8,6 +9,7 @@ from paretorch.deploy.summary import Report, report
 
 __all__ = [
     "Latency",
+    "Optimized",
     "Report",
     "Sizes",
     "TensorSize",
@@ -15,6 +17,7 @@ __all__ = [
     "export_onnx",
     "load",
     "measure_latency",
+    "optimize",
     "report",
     "save",
     "sizes",

@@ -1,0 +1,101 @@
+"""Starts the kernel of `_kernel`: where it can run, and with how many programs, warps and stages."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from paretorch.deploy.fast.codes import WIDTHS, WORD, instructions
+from paretorch.deploy.fast.packing import Packed
+
+LARGEST_BATCH = 16
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """programs: about how many per multiprocessor; stages: tiles on their way at a time; splits: fixed, if not 0."""
+
+    programs: int = 4
+    warps: int = 4
+    stages: int = 4
+    splits: int = 0
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether the kernel runs there: an NVIDIA GPU with bf16 tensor cores, and triton."""
+    return device.type == "cuda" and _capable(device)
+
+
+@cache
+def _capable(device: torch.device) -> bool:
+    nvidia = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+    return nvidia and find_spec("triton") is not None
+
+
+def packed_product(
+    x: Tensor, packed: Packed, regular: bool, bias: Tensor | None, tickets: Tensor, tuning: Tuning
+) -> Tensor:
+    """x (at most 16 rows, contiguous bf16) times the transposed weight, by one launch.
+
+    tickets: as many int32 zeros as row tiles; they are zeros again afterwards, and not to be shared by launches that may
+    run at the same time.
+    """
+    from paretorch.deploy.fast._kernel import packed_linear
+
+    (outputs, inputs), (height, columns) = packed.shape, packed.tile
+    batch, tiles = len(x), len(packed.spans)
+    splits = tuning.splits or _splits(tiles, -(-inputs // columns), tuning.programs * _processors(x.device))
+    out = torch.empty(batch, outputs, dtype=x.dtype, device=x.device)
+    partial = torch.empty(tiles * splits * batch * height if splits > 1 else 1, device=x.device)
+    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+        packed_linear[(splits, tiles)](
+            x,
+            out,
+            out if bias is None else bias,
+            packed.rows,
+            packed.exponents,
+            *packed.words,
+            *packed.places,
+            packed.spans,
+            partial,
+            tickets,
+            batch,
+            outputs,
+            inputs,
+            x.stride(0),
+            tiles,
+            **{f"HAS{width}": len(words) > 0 for width, words in zip(WIDTHS, packed.words, strict=True)},
+            ODD=packed.odd,
+            REGULAR=regular,
+            WHOLE=inputs % columns == 0,
+            BIAS=bias is not None,
+            ROWS=height,
+            COLUMNS=columns,
+            BATCH=8 if batch <= 8 else LARGEST_BATCH,
+            SPLITS=splits,
+            **{f"ASM{width}": _assembly(width, packed.odd) if x.is_cuda else None for width in WIDTHS},
+            STAGES=tuning.stages,
+            num_warps=tuning.warps,
+        )
+    return out
+
+
+def _splits(tiles: int, blocks: int, programs: int) -> int:
+    """Programs that share a row tile: enough to fill the GPU, each with about as many blocks as the others."""
+    wanted = min(max(1, -(-programs // tiles)), blocks)
+    return -(-blocks // -(-blocks // wanted))
+
+
+@cache
+def _assembly(width: int, odd: bool) -> str:
+    return "\n".join(instructions(width, index, odd) for index in range(WORD // width))
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

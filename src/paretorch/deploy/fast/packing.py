@@ -1,0 +1,179 @@
+"""The packed form of a weight: tiles of ROWS × COLUMNS codes, each with its own width, and an exact way back.
+
+Rows are put in order of their widths, widest first, and cut into row tiles; each is cut into blocks of columns. A tile has
+the narrowest of 2, 4 and 8 bits that holds all of its values; tiles of zeros are left out. So bits that differ between
+channels, or between blocks of at least this size, cost what they say; finer ones cost what the largest in the tile does.
+Within a tile, word j of a row holds the weights of columns j, j + LENGTH, j + 2·LENGTH …: code number i of all words
+belongs to a contiguous piece of the input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paretorch.deploy.fast.codes import WIDTHS, WORD, decode, encode
+from paretorch.deploy.fast.lattice import Extent, assign, measure
+from paretorch.errors import ConfigError
+from paretorch.precision.grid import power_of_two
+
+ROWS, COLUMNS = 64, 256
+_AT_ONCE = 1 << 22  # weights that are packed or unpacked at a time
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A weight of shape (outputs, inputs). Index 0, 1, 2 of `words`, `places`, `spans`, `exponents`: widths 8, 4 and 2."""
+
+    shape: tuple[int, int]
+    odd: bool
+    words: tuple[Tensor, Tensor, Tensor]
+    """int16 (tile, row, LENGTH), LENGTH = columns · width / 16; tiles in order of row tile, then block."""
+    places: tuple[Tensor, Tensor, Tensor]
+    """int32 (tile): its block of columns."""
+    spans: Tensor
+    """int32 (row tile, width, 2): its tiles are spans[…, 0] ≤ tile < spans[…, 1]."""
+    exponents: Tensor
+    """int32 (width, packed row): a code's integer is multiplied by 2 to this power; −127 stands for 0."""
+    rows: Tensor
+    """int32 (packed row): which output it is; `outputs` where it only fills up a row tile."""
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """(ROWS, COLUMNS)."""
+        return len(self.rows) // len(self.spans), self.words[0].shape[2] * WORD // WIDTHS[0]
+
+    @property
+    def regular(self) -> bool:
+        """Whether the tiles of a row tile and width cover the blocks 0, 1, 2 …, so that `places` need not be read."""
+        return all(
+            torch.equal(places, torch.arange(len(places), device=places.device) - _first(self.spans[:, i]))
+            for i, places in enumerate(self.places)
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Of the codes."""
+        return sum(words.numel() * words.element_size() for words in self.words)
+
+
+def pack(weight: Tensor, rows: int = ROWS, columns: int = COLUMNS) -> Packed:
+    """Pack a two-dimensional weight exactly; an error says why it cannot be."""
+    if weight.dim() != 2 or not weight.is_floating_point() or 0 in weight.shape:
+        raise ConfigError(
+            f"a packed weight is two-dimensional and floating, not {tuple(weight.shape)} of {weight.dtype}"
+        )
+    plain = weight.detach().cpu()
+    full = plain.float()
+    if not torch.isfinite(full).all() or not torch.equal(full.to(plain.dtype), plain):
+        raise ConfigError("a packed weight must be finite and exact in float32")
+    extents = [measure(part, columns) for part in full.split(max(1, _AT_ONCE // full.shape[1]))]
+    extent = Extent(*(torch.cat([getattr(e, name) for e in extents]) for name in ("low", "high", "top", "gaps")))
+    found = [
+        packed
+        for odd in (True, False)
+        for together in (True, False)
+        if (packed := _pack(full, extent, rows, columns, odd, together)) is not None
+    ]
+    if not found:
+        raise ConfigError(
+            "the weight is not on a grid of 2, 4 or 8 bits: every row of a tile must be odd, or at most 7-bit, "
+            "multiples of one power of two (train with SMOL(allowed_bits=(2, 4, 8), group='channel'))"
+        )
+    return min(found, key=lambda packed: packed.bytes)
+
+
+def _pack(weight: Tensor, extent: Extent, height: int, columns: int, odd: bool, together: bool) -> Packed | None:
+    outputs, inputs = weight.shape
+    widths = extent.width(odd)
+    if (widths == 16).any():
+        return None
+    order = torch.arange(outputs)
+    if together:  # rows with the same widths everywhere: channels that differ then share no tile, but blocks might
+        order = torch.unique(-widths, dim=0, return_inverse=True)[1].argsort(stable=True)
+    padded = -(-outputs // height) * height
+    assigned = assign(extent.take(order, padded), height, odd)
+    if assigned is None:
+        return None
+    tile_widths, exponents = assigned
+    filled = torch.nn.functional.pad(order, (0, padded - outputs), value=outputs).to(torch.int32)
+    words, places, spans = [], [], []
+    for place, width in enumerate(WIDTHS):
+        here = tile_widths == width
+        row_tile, block = here.nonzero(as_tuple=True)
+        ends = here.sum(1).cumsum(0)
+        spans.append(torch.stack([ends - here.sum(1), ends], dim=1))
+        places.append(block.to(torch.int32))
+        words.append(
+            _words(weight, filled, power_of_two(exponents[place]), row_tile, block, width, odd, height, columns)
+        )
+    return Packed(
+        (outputs, inputs),
+        odd,
+        (words[0], words[1], words[2]),
+        (places[0], places[1], places[2]),
+        torch.stack(spans, dim=1).to(torch.int32),
+        exponents,
+        filled,
+    )
+
+
+def _words(
+    weight: Tensor,
+    rows: Tensor,
+    units: Tensor,
+    row_tile: Tensor,
+    block: Tensor,
+    width: int,
+    odd: bool,
+    height: int,
+    columns: int,
+) -> Tensor:
+    length = columns * width // WORD
+    result = torch.empty(len(block), height, length, dtype=torch.int16)
+    row_of = rows.view(-1, height).long().clamp_max(weight.shape[0] - 1)
+    within = torch.arange(columns)
+    shifts = (torch.arange(WORD // width, dtype=torch.int32) * width)[:, None]
+    some = max(1, _AT_ONCE // (height * columns))
+    for part in torch.arange(len(block)).split(some):
+        at = (block[part, None] * columns + within).clamp_max(weight.shape[1] - 1)
+        values = weight[row_of[row_tile[part]][:, :, None], at[:, None, :]]
+        unit = units.view(-1, height)[row_tile[part]][:, :, None]
+        # A row without a unit is multiplied by 0: any code will do.
+        integers = torch.where(unit > 0, values / unit, 1.0).to(torch.int32)
+        codes = encode(integers, width, odd).view(len(part), height, WORD // width, length)
+        result[part] = (codes << shifts).sum(2).to(torch.int16)
+    return result
+
+
+def unpack(packed: Packed) -> Tensor:
+    """The weight, float32, on the device of the packed one."""
+    outputs, inputs = packed.shape
+    height, columns = packed.tile
+    device = packed.rows.device
+    blocks = -(-inputs // columns)
+    dense = torch.zeros(len(packed.spans), blocks, height, columns, device=device)
+    for place, width in enumerate(WIDTHS):
+        words, shifts = packed.words[place], torch.arange(WORD // width, device=device, dtype=torch.int32) * width
+        row_tile = _owners(packed.spans[:, place])
+        for part in torch.arange(len(words), device=device).split(max(1, _AT_ONCE // (height * columns))):
+            codes = (words[part].to(torch.int32)[:, :, None, :] >> shifts[:, None]) & ((1 << width) - 1)
+            integers = decode(codes, width, packed.odd).view(len(part), height, columns)
+            unit = power_of_two(packed.exponents[place]).view(-1, height)[row_tile[part]][:, :, None]
+            dense[row_tile[part], packed.places[place][part].long()] = integers * unit
+    flat = dense.permute(0, 2, 1, 3).reshape(len(packed.rows), -1)[:, :inputs]
+    result = torch.empty(outputs + 1, inputs, device=device)
+    result[packed.rows.long()] = flat
+    return result[:outputs]
+
+
+def _owners(spans: Tensor) -> Tensor:
+    """The row tile of every tile."""
+    return torch.arange(len(spans), device=spans.device).repeat_interleave(spans[:, 1] - spans[:, 0])
+
+
+def _first(spans: Tensor) -> Tensor:
+    """The first tile of the row tile of every tile."""
+    return spans[:, 0].long()[_owners(spans)]
