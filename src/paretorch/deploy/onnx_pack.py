@@ -47,11 +47,11 @@ def find_packing(weights: Mapping[str, NDArray[Any]], form: str) -> Packing:
     """The weights that have a grid and take fewer bytes by it, in the narrowest type that onnxruntime runs here."""
     grids: dict[str, Grid] = {}
     bits: dict[str, int] = {}
-    known: dict[int, Grid | None] = {}
+    known: dict[Any, Grid | None] = {}
     for name, values in weights.items():
         if values.ndim < 2:
             continue
-        place = values.ctypes.data  # tied weights are looked at once
+        place = values.ctypes.data, values.shape, values.strides  # tied weights are looked at once
         if place not in known:
             known[place] = read_grid(values)
         grid = known[place]

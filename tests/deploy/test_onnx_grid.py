@@ -1,0 +1,106 @@
+"""Steps and codes read off values: found wherever they are, exact to the last bit, and nowhere else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paretorch.deploy.onnx_grid import Grid, read_grid
+from paretorch.precision.grid import quantize
+
+_STEPS = st.floats(2.0**-20, 2.0**20, width=32)
+
+
+def _values(grid: Grid) -> np.ndarray:
+    return grid.codes.astype(np.float32) * grid.spread
+
+
+@settings(max_examples=60, deadline=None)
+@given(bits=st.integers(2, 8), step=_STEPS, seed=st.integers(0, 2**31))
+def test_multiples_of_any_step_are_found(bits: int, step: float, seed: int) -> None:
+    codes = np.random.default_rng(seed).integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (6, 5))
+    values = codes.astype(np.float32) * np.float32(step)
+    grid = read_grid(values)
+    assert grid is not None
+    assert grid.exact
+    assert grid.bits <= next(width for width in (2, 4, 8) if width >= bits)
+    np.testing.assert_array_equal(_values(grid), values)
+
+
+@settings(max_examples=30, deadline=None)
+@given(steps=st.lists(_STEPS, min_size=2, max_size=6), axis=st.integers(0, 1), seed=st.integers(0, 2**31))
+def test_each_channel_may_have_its_own_step(steps: list[float], axis: int, seed: int) -> None:
+    codes = np.random.default_rng(seed).integers(-8, 8, (len(steps), 20)).astype(np.float32)
+    values = codes * np.array(steps, dtype=np.float32)[:, None]
+    values = values if axis == 0 else np.ascontiguousarray(values.T)
+    grid = read_grid(values)
+    assert grid is not None
+    assert grid.bits <= 4
+    np.testing.assert_array_equal(_values(grid), values)
+
+
+@pytest.mark.parametrize(("precision", "bits"), [(1, 2), (2, 4), (3, 4), (4, 8), (7, 8)])
+def test_an_odd_code_of_p_bits_takes_one_bit_more(precision: int, bits: int) -> None:
+    torch.manual_seed(0)
+    p = torch.randint(0, 2, (8, 3, 3, 3), dtype=torch.int32) * precision  # zeros always fit
+    values = (quantize(torch.randn(p.shape), p) * 2.0**-5).numpy()
+    grid = read_grid(values)
+    assert grid is not None
+    assert grid.bits == bits
+    assert grid.axis is None
+    assert float(grid.steps) == 2.0 ** (1 - precision - 5)
+    np.testing.assert_array_equal(_values(grid), values)
+
+
+def test_eight_precise_bits_do_not_fit() -> None:
+    torch.manual_seed(0)
+    values = quantize(torch.randn(16, 64), torch.full((16, 64), 8, dtype=torch.int32)).numpy()
+    assert read_grid(values) is None
+
+
+def test_channels_of_their_own_scale_take_fewer_bits_than_one_scale_for_all() -> None:
+    signs = np.where(np.random.default_rng(0).random((4, 300)) < 0.5, -1.0, 1.0).astype(np.float32)
+    values = signs * np.array([[1.0], [0.5], [0.25], [0.125]], dtype=np.float32)
+    grid = read_grid(values)
+    assert grid is not None
+    assert (grid.bits, grid.axis) == (2, 0)
+    whole = read_grid(values, (None,))
+    assert whole is not None
+    assert whole.bits == 8
+    np.testing.assert_array_equal(_values(grid), values)
+
+
+def test_trained_floats_have_no_grid() -> None:
+    random = np.random.default_rng(0)
+    for shape in ((16, 1, 3, 3), (8, 2), (40, 40)):
+        assert read_grid(random.normal(size=shape).astype(np.float32)) is None
+
+
+def test_one_value_off_by_one_unit_spoils_a_grid() -> None:
+    values = np.random.default_rng(0).integers(-7, 8, (4, 50)).astype(np.float32) * np.float32(0.3)
+    values[2, 7] = np.nextafter(np.float32(3) * np.float32(0.3), np.float32(1))
+    values[2, 8] = np.float32(3) * np.float32(0.3)
+    assert read_grid(values) is None
+    near = read_grid(values, near=True)
+    assert near is not None
+    assert not near.exact
+    np.testing.assert_allclose(_values(near), values, rtol=1e-6)
+
+
+@pytest.mark.parametrize("values", [[[np.nan, 1.0]], [[np.inf, 1.0]], np.zeros((0, 3)), np.ones((2, 2))])
+def test_what_is_no_grid_of_fp32(values: object) -> None:
+    dtype = np.float64 if isinstance(values, np.ndarray) and values.size else np.float32
+    assert read_grid(np.asarray(values, dtype=dtype)) is None
+
+
+def test_zeros_and_negative_zeros_are_code_zero() -> None:
+    values = np.array([[0.0, -0.0], [0.5, -0.0]], dtype=np.float32)
+    grid = read_grid(values)
+    assert grid is not None
+    assert grid.codes.tolist() == [[0, 0], [1, 0]]
+    empty = read_grid(np.zeros((3, 3), dtype=np.float32))
+    assert empty is not None
+    assert empty.bits == 2
