@@ -6,7 +6,6 @@ Run as a script for a long run: python tests/deploy/hostile.py 100000
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import resource
 import sys
 import tempfile
@@ -20,14 +19,15 @@ from torch import nn
 
 from paretorch.deploy import load, save
 from paretorch.deploy.artefact import open_artefact
-from paretorch.deploy.container import pack, read_file
+from paretorch.deploy.blob import checksum
+from paretorch.deploy.container import VERSION, pack, read_file
 from paretorch.errors import ArtefactError
 
 
 class Mixed(nn.Module):
-    """A little of every way to store a tensor."""
+    """A little of every way to store a tensor that the version knows."""
 
-    def __init__(self) -> None:
+    def __init__(self, version: int = VERSION) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
         self.norm = nn.BatchNorm1d(9)
@@ -44,6 +44,9 @@ class Mixed(nn.Module):
         self.wide = nn.Parameter((2 * torch.floor(wide) + 1) / 64)
         self.register_buffer("counts", torch.tensor([3, 70_000, -1]))
         self.register_buffer("flags", torch.rand(50, generator=generator) > 0.5)
+        if version > 1:
+            codes = torch.randint(-1, 3, (12, 40), generator=generator)
+            self.steps = nn.Parameter(codes * (torch.rand(12, 1, generator=generator) + 0.1))
 
 
 def valid_blob() -> bytes:
@@ -51,12 +54,12 @@ def valid_blob() -> bytes:
         model = Mixed()
         model.paretorch_edits = [{"kind": "scale", "weight": "rows", "exponent": 0}]  # type: ignore[assignment]
         save(model, Path(folder) / "x.pare", summary={"accuracy": 0.9})
-        return bytes(read_file(Path(folder) / "x.pare"))
+        return bytes(read_file(Path(folder) / "x.pare")[0])
 
 
 def reseal(body: bytes) -> bytes:
     """A blob with a checksum that is right."""
-    return hashlib.sha256(body).digest()[:16] + body
+    return checksum(body, VERSION) + body
 
 
 def split(blob: bytes) -> tuple[bytes, bytes]:

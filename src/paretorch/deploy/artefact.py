@@ -69,10 +69,10 @@ def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
 
     The file must name the tensors of the module, no more and no fewer, with their shapes and dtypes; tied tensors are
     tied again. A network built here is in eval mode, and may be 1024 times as large as the file, or 64 MiB in any case.
-    Nothing in the file is executed, and no more memory is taken than the module has. Damage is found before the module
-    is touched.
+    Nothing in the file is executed, and no more memory is taken than the module has. Damage, and a tensor of another
+    shape or dtype, are found before the module is touched.
     """
-    reader = BlobReader(read_file(Path(path)))
+    reader = BlobReader(*read_file(Path(path)))
     edits = check_edits(reader.head.get("edits", []))
     if added_bytes(edits) > reader.limit:
         raise ArtefactError("the artefact has maps of activations too large for a file of this size")
@@ -87,7 +87,7 @@ def open_artefact(path: StrPath) -> tuple[nn.Module | dict[str, Tensor], dict[st
 
     What is built without a module to compare with may take 1024 bytes per byte of file, and 64 MiB in any case.
     """
-    reader = BlobReader(read_file(Path(path)))
+    reader = BlobReader(*read_file(Path(path)))
     if "zoo" in reader.head:
         return load(path), reader.head
     state: dict[str, Tensor] = {}

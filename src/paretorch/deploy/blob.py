@@ -1,9 +1,10 @@
 """A state dict and what belongs to it as one string of bytes, and back.
 
-checksum (16 bytes of SHA-256 over the rest) | index, deflated | entropy-coded words | plain bytes
+checksum (16 bytes of SHA-256 over version and rest) | index, deflated | entropy-coded words | plain bytes
 
-The index holds a JSON head (tensor names, zoo network, edits, summary), then for every tensor its dtype, shape, way of
-coding and model. Everything read is checked before it is believed; nothing read is ever executed.
+The index holds a JSON head (tensor names, zoo network, edits, summary), then dtype and shape of every tensor, then way
+of coding and model of every tensor; in version 1 all of one tensor stood together, and the checksum left the version
+out. Everything read is checked before it is believed; nothing read is ever executed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paretorch.deploy.container import VERSION
 from paretorch.deploy.entropy import Decoder
 from paretorch.deploy.parts import Sink, Source
 from paretorch.deploy.sizes import TensorSize
@@ -34,12 +36,14 @@ _MOST_NUMBERS = 1 << 40  # in one tensor
 _MOST_DIMS = 16
 _ALIAS = 0  # in the place of a dtype: the tensor is an earlier one again
 
+Declared = tuple[torch.dtype, tuple[int, ...]] | str  # or the earlier name that it is tied to
+
 
 def write_blob(state: Mapping[str, Tensor], head: Mapping[str, Any]) -> tuple[bytes, dict[str, TensorSize]]:
     """Bytes and the size of each tensor; a tied tensor is stored and counted once."""
     sink = Sink()
     seen: dict[Any, int] = {}
-    sizes: dict[str, TensorSize] = {}
+    stored: list[str] = []
     text = json.dumps({**head, "names": list(state)}, separators=(",", ":"), sort_keys=True, allow_nan=False)
     sink.index.block(text.encode())
     for position, (name, tensor) in enumerate(state.items()):
@@ -60,7 +64,8 @@ def write_blob(state: Mapping[str, Tensor], head: Mapping[str, Any]) -> tuple[by
         sink.index.number(tensor.dim())
         for length in tensor.shape:
             sink.index.number(length)
-        sizes[name] = encode_tensor(tensor, sink)
+        stored.append(name)
+    sizes = {name: encode_tensor(state[name], sink) for name in stored}
     deflater = zlib.compressobj(9, zlib.DEFLATED, -15, 9)
     deflated = deflater.compress(bytes(sink.index.data)) + deflater.flush()
     gain = len(deflated) / len(sink.index.data)
@@ -68,8 +73,15 @@ def write_blob(state: Mapping[str, Tensor], head: Mapping[str, Any]) -> tuple[by
     out.block(deflated)
     out.block(sink.coded.finish())
     out.data += sink.plain
-    checksum = hashlib.sha256(out.data).digest()[:_CHECKSUM]
-    return checksum + bytes(out.data), {name: replace(size, rest=size.rest * gain) for name, size in sizes.items()}
+    body = bytes(out.data)
+    return checksum(body, VERSION) + body, {name: replace(size, rest=size.rest * gain) for name, size in sizes.items()}
+
+
+def checksum(body: bytes | memoryview, version: int) -> bytes:
+    """What the first bytes of a blob must be."""
+    digest = hashlib.sha256() if version == 1 else hashlib.sha256(f"pare {version}".encode())
+    digest.update(body)
+    return digest.digest()[:_CHECKSUM]
 
 
 def storage_key(tensor: Tensor) -> tuple[Any, ...] | None:
@@ -85,9 +97,9 @@ def storage_key(tensor: Tensor) -> tuple[Any, ...] | None:
 class BlobReader:
     """Checks the bytes and reads the head at once; `tensors` then gives one tensor after another."""
 
-    def __init__(self, blob: bytes | memoryview) -> None:
+    def __init__(self, blob: bytes | memoryview, version: int) -> None:
         blob = memoryview(blob)
-        if len(blob) < _CHECKSUM or hashlib.sha256(blob[_CHECKSUM:]).digest()[:_CHECKSUM] != bytes(blob[:_CHECKSUM]):
+        if checksum(blob[_CHECKSUM:], version) != bytes(blob[:_CHECKSUM]):
             raise ArtefactError("the artefact is damaged: its checksum does not match; get a fresh copy")
         body = ByteReader(blob[_CHECKSUM:])
         index, words = ByteReader(_inflate(bytes(body.block()))), body.block()
@@ -98,31 +110,54 @@ class BlobReader:
         self.names: list[str] = self.head.pop("names")
         self.limit = (1 << 26) + 1024 * len(blob)  # bytes that may be produced where no module says how many
 
+        self._ahead = None if version == 1 else [self._declaration(i) for i in range(len(self.names))]
+
     def tensors(self, expect: Mapping[str, Tensor] | None, most: int) -> Iterator[tuple[str, Tensor | str]]:
         """Name and tensor, or name and the earlier name that it is tied to.
 
-        `expect`: tensors whose dtypes and shapes must be met; `most`: how many bytes may be produced in all.
+        `expect`: tensors whose dtypes and shapes must be met; `most`: how many bytes may be produced in all. Both are
+        looked at before the first tensor is given (of version 1: before the tensor itself is).
         """
-        source = self._source
+        if self._ahead is not None:
+            for name, declared in zip(self.names, self._ahead, strict=True):
+                most = _admit(name, declared, expect, most)
         for position, name in enumerate(self.names):
-            number = source.index.number(len(DTYPES))
-            if number == _ALIAS:
-                if position == 0:
-                    raise ArtefactError("the artefact's first tensor refers to an earlier one")
-                yield name, self.names[source.index.number(position - 1)]
-                continue
-            dtype = DTYPES[number - 1]
-            shape = tuple(source.index.number() for _ in range(source.index.number(_MOST_DIMS)))
-            if expect is not None and (shape != tuple(expect[name].shape) or dtype != expect[name].dtype):
-                wanted = f"{expect[name].dtype} {tuple(expect[name].shape)}"
-                raise ArtefactError(f"{name} is {dtype} {shape} in the file and {wanted} in the module")
-            most -= math.prod(shape) * dtype.itemsize
-            if most < 0 or math.prod(max(length, 1) for length in shape) > _MOST_NUMBERS:
-                raise ArtefactError(f"a tensor of shape {shape} is larger than a file of this size may declare")
-            yield name, decode_tensor(source, shape, dtype)
-        source.index.finish("the index")
-        source.coded.finish()
-        source.plain.finish("the plain part")
+            if self._ahead is not None:
+                declared = self._ahead[position]
+            else:
+                declared = self._declaration(position)
+                most = _admit(name, declared, expect, most)
+            if isinstance(declared, str):
+                yield name, declared
+            else:
+                dtype, shape = declared
+                yield name, decode_tensor(self._source, shape, dtype)
+        self._source.index.finish("the index")
+        self._source.coded.finish()
+        self._source.plain.finish("the plain part")
+
+    def _declaration(self, position: int) -> Declared:
+        index = self._source.index
+        number = index.number(len(DTYPES))
+        if number == _ALIAS:
+            if position == 0:
+                raise ArtefactError("the artefact's first tensor refers to an earlier one")
+            return self.names[index.number(position - 1)]
+        return DTYPES[number - 1], tuple(index.number() for _ in range(index.number(_MOST_DIMS)))
+
+
+def _admit(name: str, declared: Declared, expect: Mapping[str, Tensor] | None, most: int) -> int:
+    """Refuse a tensor that is not the expected one, or too large; returns how many bytes are left."""
+    if isinstance(declared, str):
+        return most
+    dtype, shape = declared
+    if expect is not None and (shape != tuple(expect[name].shape) or dtype != expect[name].dtype):
+        wanted = f"{expect[name].dtype} {tuple(expect[name].shape)}"
+        raise ArtefactError(f"{name} is {dtype} {shape} in the file and {wanted} in the module")
+    most -= math.prod(shape) * dtype.itemsize
+    if most < 0 or math.prod(max(length, 1) for length in shape) > _MOST_NUMBERS:
+        raise ArtefactError(f"a tensor of shape {shape} is larger than a file of this size may declare")
+    return most
 
 
 def _inflate(data: bytes) -> bytes:

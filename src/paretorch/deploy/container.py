@@ -11,7 +11,7 @@ import numpy as np
 
 from paretorch.errors import ArtefactError
 
-VERSION = 1
+VERSION = 2
 _KEY = "pare"
 
 
@@ -44,8 +44,8 @@ def write_file(path: Path, data: bytes) -> None:
             os.unlink(temporary)
 
 
-def read_file(path: Path) -> memoryview:
-    """The blob, from a file of this version or an older one."""
+def read_file(path: Path) -> tuple[memoryview, int]:
+    """The blob and its format version, this one or an older one."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -57,7 +57,7 @@ def read_file(path: Path) -> memoryview:
                 raise ArtefactError(f"{path} has format version {version[:20]!r}; this paretorch reads up to {VERSION}")
             if file.get_slice(_KEY).get_dtype() != "U8":
                 raise ArtefactError(f"{path} does not hold bytes")
-            return memoryview(file.get_tensor(_KEY))
+            return memoryview(file.get_tensor(_KEY)), int(version)
     except FileNotFoundError as error:
         raise ArtefactError(f"there is no file {path}") from error
     except (SafetensorError, OSError) as error:

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from paretorch.deploy import values
 from paretorch.deploy.entropy import Array
+from paretorch.deploy.onnx_grid import read_grid
 from paretorch.deploy.parts import Sink, Source
 from paretorch.deploy.sizes import TensorSize
-from paretorch.deploy.ways import SMALL, WAYS, Book, Constant, Dense, Grid, Small, Sparse, Way
+from paretorch.deploy.ways import SMALL, WAYS, Book, Constant, Dense, Grid, Small, Sparse, Steps, Way
 
 _SURE = 1 << 12  # from this many weights on, a grid with a small alphabet needs no comparison: its table is negligible
 _SAMPLE = 1 << 10
@@ -65,6 +66,10 @@ def _smallest(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple
         letters, places = np.unique(words, return_inverse=True)
         if letters.size <= words.size // 4:
             ways.append(Book(letters, places.astype(np.int32), dtype, shape))
+    if not grid and dtype == torch.float32 and len(shape) > 1:
+        stepped = read_grid(values.to_floats(words, dtype).reshape(shape), axes=(0, 1))
+        if stepped:
+            ways.append(Steps(stepped))
     ways.append(Dense(words, dtype))
     if not words.all():
         ways.append(Sparse(words, dtype, shape))

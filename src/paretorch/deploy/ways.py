@@ -4,6 +4,7 @@ constant   one value, repeated
 small      a few integers, as numbers in the index (`num_batches_tracked`)
 grid       v * 2**e with small integers v: one symbol per weight carries mask, precision and code jointly
 book       few distinct values of any kind: their list, and one symbol per weight
+steps      whole multiples of a step that differs by row or column, any number: the steps, and one symbol per weight
 planes     anything else: exponents and bytes of the mantissa, coded where that pays
 sparse     which weights are zero, then the planes of the others
 """
@@ -16,6 +17,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from paretorch.deploy import onnx_grid as steps
 from paretorch.deploy import values
 from paretorch.deploy.entropy import Array
 from paretorch.deploy.parts import Sink, Source, Spent
@@ -129,6 +131,36 @@ class Book:
         return read_planes(source, tables.alphabet.size, dtype)[places]
 
 
+class Steps:
+    name = "steps"
+
+    def __init__(self, grid: steps.Grid) -> None:
+        assert grid.axis is not None
+        self._axis, shape = grid.axis, grid.codes.shape
+        self._steps = Planes(grid.steps.view(np.uint32), torch.float32)
+        self._symbols = Symbols(grid.codes.astype(np.int32).ravel(), shape)
+        self.cost = self._steps.cost + self._symbols.cost
+
+    def write(self, sink: Sink) -> Spent:
+        sink.index.number(self._axis)
+        self._symbols.write(sink.index, sink.coded)
+        found = _explain(self._symbols)
+        return found._replace(codes=found.codes + self._steps.write(sink))
+
+    @staticmethod
+    def read(source: Source, shape: Shape, dtype: torch.dtype) -> Array:
+        if dtype != torch.float32 or not shape:
+            raise ArtefactError("the artefact has steps for a tensor that cannot have any")
+        axis = source.index.number(len(shape) - 1)
+        tables = read_symbols(source.index, source.coded, math.prod(shape), shape)
+        codes = take_symbols(source.coded, tables, math.prod(shape), tables.alphabet.astype(np.float32), shape)
+        own = read_planes(source, shape[axis], dtype).view(np.float32)
+        with np.errstate(all="ignore"):  # forged steps may be anything
+            weights = codes.reshape(shape) * own.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+        words: Array = weights.ravel().view(np.uint32)
+        return words
+
+
 class Dense:
     name = "planes"
 
@@ -168,7 +200,7 @@ class Sparse:
 
 
 # The position is the way's number in the file: append only.
-WAYS: tuple[type[Way], ...] = (Constant, Small, Grid, Book, Dense, Sparse)
+WAYS: tuple[type[Way], ...] = (Constant, Small, Grid, Book, Dense, Sparse, Steps)
 
 
 def count_precisions(alphabet: Array, exponent: int, counts: Array) -> tuple[dict[int, int], int]:
