@@ -1,0 +1,270 @@
+"""`optimize` decides by the timer alone, here one that gives the times; and it never touches the model."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+import paretorch as pt
+from paretorch.deploy.fast import SparseLinear, SparsePointwise
+from paretorch.deploy.fast.measure import is_faster, speedup
+
+
+class Given:
+    """Times by the name of the call: a number, or one for each of the four rounds."""
+
+    def __init__(self, **times: float | Sequence[float]) -> None:
+        self.times = times
+        self.asked: list[tuple[str, ...]] = []
+
+    def __call__(self, calls: Mapping[str, object]) -> dict[str, list[float]]:
+        self.asked.append(tuple(calls))
+        for call in calls.values():
+            call()
+        given = {name: self.times[name] for name in calls}
+        return {name: [t] * 4 if isinstance(t, float) else list(t) for name, t in given.items()}
+
+
+def faster(**changes: float | Sequence[float]) -> Given:
+    return Given(**{"dense": 2.0, "csr": 1.0, "before": 4.0, "after": 3.0, **changes})
+
+
+def network(zeros: float = 0.95) -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 30), nn.BatchNorm1d(30), nn.Linear(30, 10))
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            layer.weight.mul_(torch.rand_like(layer.weight) >= zeros)
+    return model
+
+
+def test_sparse_layers_are_replaced_and_the_rest_is_kept() -> None:
+    model, x = network(), torch.randn(5, 40)
+    state = copy.deepcopy(model.state_dict())
+    timer = faster()
+    fast, account = pt.optimize(model, x, timer=timer)
+    assert [type(layer) for layer in fast] == [SparseLinear, nn.ReLU, SparseLinear, nn.BatchNorm1d, nn.Linear]
+    assert timer.asked == [("dense", "csr")] * 2 + [("before", "after")]
+    assert account.changed
+    assert (account.before_ms, account.after_ms) == (4.0, 3.0)
+    assert account.difference is not None
+    assert account.difference < 1e-6
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model.eval()(x))
+    assert all(torch.equal(a, state[key]) for key, a in model.state_dict().items())
+    assert [type(layer) for layer in model] == [nn.Linear, nn.ReLU, nn.Linear, nn.BatchNorm1d, nn.Linear]
+
+
+def test_the_copy_shares_no_memory_and_is_in_eval_mode() -> None:
+    model = network().train()
+    fast, _ = pt.optimize(model, torch.randn(5, 40), timer=faster())
+    assert not fast.training
+    assert model.training
+    theirs = {t.data_ptr() for t in model.state_dict().values()}
+    assert all(t.data_ptr() not in theirs for t in fast.state_dict().values() if t.numel())
+
+
+def test_the_model_comes_back_where_the_whole_is_not_faster() -> None:
+    model = network()
+    fast, account = pt.optimize(model, torch.randn(5, 40), timer=faster(after=3.95))
+    assert fast is model
+    assert not account.changed
+    assert "not faster as a whole" in account.reason
+
+
+def test_a_layer_that_is_not_faster_stays() -> None:
+    model = network()
+    fast, account = pt.optimize(model, torch.randn(5, 40), timer=faster(csr=2.1))
+    assert fast is model
+    assert {choice.chosen for choice in account.choices} == {"dense"}
+    assert account.choices[0].milliseconds == {"dense": 2.0, "csr": 2.1}
+    assert "not faster" in account.choices[0].reason
+    assert account.reason == "no layer was measured to be faster"
+
+
+def test_one_lucky_round_is_no_proof() -> None:
+    assert not is_faster([2.0] * 4, [0.1, 1.99, 1.99, 1.99])
+    assert not is_faster([2.0] * 4, [1.0, 1.0, 2.5, 2.5])
+    assert is_faster([2.0] * 4, [1.0, 1.0, 1.0, 2.5])
+    assert speedup([2.0, 4.0, 6.0], [1.0, 1.0, 1.0]) == 4.0
+
+
+def test_layers_are_measured_on_the_inputs_they_get() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = network()[0]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) + self.layer(x[..., :1, :])
+
+    seen: list[list[tuple[int, ...]]] = []
+
+    def timer(calls: Mapping[str, object]) -> dict[str, list[float]]:
+        if "csr" in calls:
+            seen.append([tuple(out.shape) for out in calls["csr"]()])
+        return {name: [4.0 - i] * 4 for i, name in enumerate(calls)}
+
+    model = Twice()
+    x = torch.randn(3, 6, 40)
+    fast, _ = pt.optimize(model, (x,), timer=timer)
+    assert seen == [[(3, 6, 60), (3, 1, 60)]]
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+
+
+def test_a_layer_used_at_two_places_is_replaced_at_both() -> None:
+    layer = nn.Linear(20, 20)
+    with torch.no_grad():
+        layer.weight.mul_(torch.rand(20, 20) < 0.1)
+    fast, account = pt.optimize(nn.Sequential(layer, nn.ReLU(), layer), torch.randn(2, 20), timer=faster())
+    assert fast[0] is fast[2]
+    assert isinstance(fast[0], SparseLinear)
+    assert len(account.choices) == 1
+
+
+def test_pointwise_convolutions_and_outputs_in_a_mapping() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.point, self.wide = nn.Conv2d(8, 16, 1), nn.Conv2d(16, 4, 3)
+            with torch.no_grad():
+                self.point.weight.mul_(torch.rand_like(self.point.weight) < 0.1)
+
+        def forward(self, x: Tensor) -> dict[str, object]:
+            y = self.point(x)
+            return {"first": y, "rest": [self.wide(y), None]}
+
+    fast, account = pt.optimize(Net(), torch.randn(2, 8, 5, 5), timer=faster())
+    assert isinstance(fast.point, SparsePointwise)
+    assert [choice.layer for choice in account.choices] == ["point"]
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.5])
+def test_too_few_zeros_are_not_even_measured(zeros) -> None:
+    timer = faster()
+    fast, account = pt.optimize(network(zeros), torch.randn(5, 40), timer=timer)
+    assert timer.asked == []
+    assert "too few" in account.choices[0].reason
+    assert fast is not None
+
+
+def test_what_the_example_does_not_reach_is_left() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = network()[0], network()[2]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    _, account = pt.optimize(Idle(), torch.randn(2, 40), timer=faster())
+    assert {c.layer: c.chosen for c in account.choices} == {"used": "csr", "idle": "dense"}
+    assert "does not reach" in account.choices[1].reason
+
+
+def test_half_precision_stays_dense_on_a_cpu() -> None:
+    _, account = pt.optimize(network().bfloat16(), torch.randn(5, 40).bfloat16(), timer=faster())
+    assert "float32" in account.choices[0].reason
+
+
+def test_parametrised_layers_and_subclasses_are_not_touched() -> None:
+    class Double(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            return 2 * weight
+
+    model = network()
+    parametrize.register_parametrization(model[0], "weight", Double(), unsafe=True)
+    _, account = pt.optimize(model, torch.randn(5, 40), timer=faster())
+    assert "0" not in [choice.layer for choice in account.choices]
+
+
+def test_a_layer_whose_outputs_differ_is_not_taken(monkeypatch) -> None:
+    right = SparseLinear.forward
+    monkeypatch.setattr(SparseLinear, "forward", lambda self, x: right(self, x) * 1.001)
+    timer = faster()
+    fast, account = pt.optimize(network(), torch.randn(5, 40), timer=timer)
+    assert not account.changed
+    assert "csr differs by 1.0e-03, more than 1e-04" in account.choices[0].reason
+    assert timer.asked == []
+    assert pt.optimize(network(), torch.randn(5, 40), timer=timer, tolerance=0.01).account.changed
+    assert isinstance(fast[0], nn.Linear)
+
+
+def test_a_whole_whose_outputs_differ_is_not_taken(monkeypatch) -> None:
+    right, timer = SparseLinear.forward, faster()
+    monkeypatch.setattr(SparseLinear, "forward", lambda self, x: right(self, x) + (len(timer.asked) == 2))
+    model = network()
+    fast, account = pt.optimize(model, torch.randn(5, 40), timer=timer)
+    assert fast is model
+    assert "outputs differ by" in account.reason
+    assert [choice.chosen for choice in account.choices] == ["csr", "csr", "dense"]
+
+
+def test_a_model_that_reads_the_weight_itself_comes_back() -> None:
+    class Nosy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = network()[0]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) + self.layer.weight.T.contiguous().sum() * self.layer.in_features
+
+    model = Nosy()
+    fast, account = pt.optimize(model, torch.randn(5, 40), timer=faster())
+    assert fast is model
+    assert "does not run" in account.reason
+
+
+def test_the_account_reads_as_a_table() -> None:
+    text = str(pt.optimize(network(), torch.randn(5, 40), timer=faster()).account)
+    lines = text.splitlines()
+    assert len(lines) == 4
+    assert lines[0] == "0      csr    2.000 ms dense, 1.000 ms csr: 2.0 × faster"
+    assert lines[-1].startswith("model  faster: 4.000 ms before, 3.000 ms after: 1.3 × faster, outputs")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [({"rounds": 0}, "rounds"), ({"seconds": 0.0}, "seconds"), ({"tolerance": 0.0}, "tolerance")],
+)
+def test_wrong_options(options, why) -> None:
+    with pytest.raises(pt.PareError, match=why):
+        pt.optimize(network(), torch.randn(5, 40), **options)
+
+
+def test_an_example_that_does_not_run_is_named() -> None:
+    with pytest.raises(pt.PareError, match=r"\(5, 41\) does not run"):
+        pt.optimize(network(), torch.randn(5, 41), timer=faster())
+
+
+def test_the_real_clock() -> None:
+    """Whatever it says, outputs agree and the account is whole."""
+    model, x = network(), torch.randn(5, 40)
+    fast, account = pt.optimize(model, x, rounds=2, seconds=0.001)
+    assert len(account.choices) == 3
+    assert (fast is model) == (not account.changed)
+    with torch.no_grad():
+        torch.testing.assert_close(fast.eval()(x), model.eval()(x))
+
+
+def test_a_saved_state_loads_into_a_model_made_alike() -> None:
+    fast, _ = pt.optimize(network(), torch.randn(5, 40), timer=faster())
+    other, _ = pt.optimize(network(0.9), torch.randn(5, 40), timer=faster())
+    other.load_state_dict(fast.state_dict())
+    x = torch.randn(3, 40)
+    with torch.no_grad():
+        assert torch.equal(other(x), fast(x))
+
+
+def test_importing_brings_no_triton() -> None:
+    code = "import sys, paretorch; print([name for name in ('triton', 'onnxruntime') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

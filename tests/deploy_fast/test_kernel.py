@@ -1,0 +1,111 @@
+"""The kernel against the dequantized weight: on a GPU where there is one, else through Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
+pytest.importorskip("triton")
+if DEVICE == "cpu" and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
+    pytest.skip("Triton's interpreter needs numpy below 2.4", allow_module_level=True)
+
+from paretorch.deploy.fast import PackedLinear, _launch, optimize  # noqa: E402
+from paretorch.deploy.fast.packing import pack  # noqa: E402
+from tests.deploy_fast.grids import by_block, by_channel, on_the_grid  # noqa: E402
+
+TILE = (32, 128) if DEVICE == "cpu" else (64, 256)
+ROUNDING = 2.0**-7  # of bf16, cut off by the interpreter where a GPU rounds
+
+
+@pytest.fixture(autouse=True)
+def _kernel_everywhere(monkeypatch):
+    if DEVICE == "cpu":
+        monkeypatch.setattr(_launch, "runs_on", lambda device: True)
+
+
+def check(bits: torch.Tensor, batch: int, splits: int, bias: bool = True) -> PackedLinear:
+    weight = on_the_grid(bits).to(DEVICE)
+    offset = torch.linspace(-1, 1, len(bits)).bfloat16() if bias else None
+    layer = PackedLinear(pack(weight, *TILE), offset).to(DEVICE)
+    layer.tuning = _launch.Tuning(splits=splits)
+    x = torch.randn(batch, bits.shape[1], generator=torch.Generator().manual_seed(1)).bfloat16().to(DEVICE)
+    wanted = x.float() @ weight.T + (offset.to(DEVICE).float() if offset is not None else 0.0)
+    for _ in range(2):  # the second launch finds the tickets as the first left them
+        got = layer(x)
+        assert got.dtype == torch.bfloat16
+        torch.testing.assert_close(got.float(), wanted, rtol=ROUNDING, atol=1e-4 * float(wanted.abs().max()))
+    return layer
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize(("batch", "splits"), [(1, 1), (1, 3), (5, 2), (16, 2)])
+def test_one_width(bits, batch, splits) -> None:
+    check(torch.full((70, 300), bits), batch, splits)
+
+
+@pytest.mark.parametrize("batch", [1, 9])
+def test_channels_of_several_widths(batch) -> None:
+    layer = check(by_channel(150, 260, (0, 2, 4, 8)), batch, 2)
+    assert layer.regular
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_blocks_of_several_widths(splits) -> None:
+    layer = check(by_block(130, 520, TILE, (0, 2, 4, 8), seed=3), 3, splits)
+    assert not layer.regular
+
+
+def test_the_plain_grid_and_no_bias() -> None:
+    bits = by_channel(64, 256, (1, 3, 7)) * torch.randint(2, (64, 256), generator=torch.Generator().manual_seed(0))
+    layer = check(bits, 2, 1, bias=False)
+    assert not layer.odd
+
+
+def test_inputs_that_fill_no_tile_and_leading_dimensions() -> None:
+    weight = on_the_grid(torch.full((3, 5), 4)).to(DEVICE)
+    layer = PackedLinear(pack(weight, *TILE)).to(DEVICE)
+    x = torch.randn(2, 3, 5).bfloat16().to(DEVICE)
+    torch.testing.assert_close(layer(x).float(), x.float() @ weight.T, rtol=ROUNDING, atol=1e-3)
+
+
+def test_runs_repeat_bit_for_bit() -> None:
+    layer = check(torch.full((64, 512), 4), 2, 4)
+    x = torch.randn(2, 512).bfloat16().to(DEVICE)
+    assert torch.equal(layer(x), layer(x))
+
+
+def test_optimize_takes_it_where_the_timer_says_so(monkeypatch) -> None:
+    """On a CPU the choice of the kind is made as on a GPU; the times are given."""
+    from paretorch.deploy.fast import candidates
+
+    monkeypatch.setattr(candidates, "_without_zeros", candidates._with_fewer_bits)
+    model = nn.Sequential(nn.Linear(130, 70), nn.ReLU()).to(DEVICE, torch.bfloat16)
+    with torch.no_grad():
+        model[0].weight.copy_(on_the_grid(torch.full((70, 130), 4)))
+    x = torch.randn(2, 130).bfloat16().to(DEVICE)
+    fast, account = optimize(model, x, timer=lambda calls: {n: [2.0 - i] * 4 for i, n in enumerate(calls)})
+    assert isinstance(fast[0], PackedLinear)
+    assert account.choices[0].chosen == "packed"
+    many = torch.randn(17, 130).bfloat16().to(DEVICE)
+    assert "17 rows" in optimize(model, many, timer=lambda calls: {}).account.choices[0].reason
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_replayed_from_a_graph() -> None:
+    layer = check(torch.full((4096, 1024), 4), 1, 8)
+    x = torch.randn(1, 1024, device=DEVICE).bfloat16()
+    layer(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = layer(x)
+    for _ in range(3):
+        x.copy_(torch.randn(1, 1024, device=DEVICE))
+        graph.replay()
+        assert torch.equal(out, layer(x))
