@@ -1,0 +1,114 @@
+"""int8 networks: values on a grid are kept, channels of zeros do no harm, accuracy is that of the module."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paretorch import SMOL, ContinuousSparsification, compress, export_onnx
+from paretorch.deploy.onnx_int8 import weight_steps
+from paretorch.zoo.data import digits
+from tests.deploy.onnx_nets import constants, loaded, on_grid, opset, run, settle, types
+
+
+def _accuracy(outputs: np.ndarray | Tensor, labels: Tensor) -> float:
+    return float((torch.as_tensor(outputs).argmax(1) == labels).float().mean())
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[nn.Module, Tensor, Tensor, Tensor]:
+    """A digits network with half its channels removed and low-bit weights."""
+    torch.manual_seed(0)
+    data = digits.load()
+    (train_x, train_y), (test_x, test_y) = data.train, data.test
+    train_x, test_x = (x.float() / 255 for x in (train_x, test_x))
+    model = nn.Sequential(
+        nn.Conv2d(1, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(24, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU(), nn.Flatten(),
+        nn.Linear(24 * 16, 10),
+    )  # fmt: skip
+    epochs, batches = 5, list(zip(train_x.split(64), train_y.split(64), strict=True))
+    methods = ContinuousSparsification(target=0.3, group="channel"), SMOL(target_bits=3.0)
+    plan = compress(model, *methods, steps=4 * len(batches), example=train_x[:2])
+    optimizer = torch.optim.Adam(plan.param_groups(), lr=5e-3)
+    for epoch in range(epochs):
+        if epoch == 4:
+            plan.harden(optimizer)
+        for x, y in batches:
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            plan.step()
+            optimizer.zero_grad()
+    return plan.finalize().eval(), train_x, test_x, test_y
+
+
+def test_files_of_a_compressed_network_have_its_accuracy(
+    trained: tuple[nn.Module, Tensor, Tensor, Tensor], tmp_path: Path
+) -> None:
+    model, train_x, test_x, test_y = trained
+    assert model[0].out_channels < 24
+    with torch.no_grad():
+        wanted = _accuracy(model(test_x), test_y)
+    assert wanted > 0.8
+    packed = export_onnx(model, test_x[:4], tmp_path / "packed.onnx")
+    small = export_onnx(model, test_x[:4], tmp_path / "int8.onnx", calibrate=train_x[:512].split(128))
+    assert _accuracy(run(packed, test_x), test_y) == pytest.approx(wanted, abs=0.001)
+    assert _accuracy(run(small, test_x), test_y) == pytest.approx(wanted, abs=0.01)
+    assert "FLOAT" not in types(small).values()
+    assert loaded(small)["QLinearConv"] == 2
+
+
+@pytest.fixture(scope="module")
+def few_bits(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10)
+    )
+    on_grid(model[0].weight, 3)
+    on_grid(model[4].weight, 1)
+    with torch.no_grad():
+        model[0].weight[3] = 0.0
+    settle(model)
+    path = tmp_path_factory.mktemp("int8") / "net.onnx"
+    return model, export_onnx(model, torch.randn(2, 3, 6, 6), path, calibrate=[torch.randn(200, 3, 6, 6)])
+
+
+def test_weights_on_a_grid_keep_their_values(few_bits: tuple[nn.Module, Path]) -> None:
+    model, path = few_bits
+    found = constants(path)
+    head = found["4.weight_quantized.codes"].astype(np.float32) * found["4.weight_scale"][:, None]
+    np.testing.assert_array_equal(head, model[4].weight.detach().numpy())
+    factor = model[1].weight / (model[1].running_var + 1e-5).sqrt()
+    wanted = (model[0].weight * factor[:, None, None, None]).detach().numpy()
+    (codes,) = (name for name, values in found.items() if values.shape == (16, 3, 3, 3))
+    scale = found[codes.removesuffix("_quantized.codes") + "_scale"]
+    got = found[codes].astype(np.float32) * scale[:, None, None, None]
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+def test_few_codes_are_stored_in_few_bits_and_run_as_integers(few_bits: tuple[nn.Module, Path]) -> None:
+    _, path = few_bits
+    assert sorted(types(path).values()) == ["INT2", "INT4"]
+    assert opset(path) == 25
+    assert {"QLinearConv", "QGemm"} <= set(loaded(path))
+    assert "Conv" not in loaded(path)
+
+
+def test_outputs_are_near_those_of_the_module(few_bits: tuple[nn.Module, Path]) -> None:
+    model, path = few_bits
+    x = torch.randn(50, 3, 6, 6)
+    wanted = model(x).detach().numpy()
+    assert np.abs(run(path, x) - wanted).max() < 0.05 * np.abs(wanted).max()
+
+
+def test_steps_of_other_weights_are_by_the_largest_and_zeros_have_one_too() -> None:
+    values = np.random.default_rng(0).normal(size=(4, 400)).astype(np.float32)
+    values[2] = 0.0
+    steps = weight_steps(values, 0)
+    np.testing.assert_allclose(steps[[0, 1, 3]], np.abs(values[[0, 1, 3]]).max(1) / 127, rtol=1e-6)
+    assert steps[2] == np.median(steps[[0, 1, 3]])
+    assert weight_steps(np.zeros((2, 3), dtype=np.float32), 1).tolist() == [1.0, 1.0, 1.0]

@@ -1,0 +1,136 @@
+"""Weights in few bits, exact, folded when the file is loaded; what cannot be exact stays fp32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paretorch.deploy import export_onnx, onnx_pack
+from paretorch.errors import ConfigError
+from tests.deploy.onnx_nets import Mixed, constants, loaded, on_grid, operators, opset, run, types
+
+_X = torch.randn(3, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One network in every form."""
+    folder = tmp_path_factory.mktemp("onnx")
+    return {form: export_onnx(Mixed(), _X, folder / f"{form}.onnx", weights=form) for form in ("packed", "qdq", "fp32")}
+
+
+@pytest.mark.parametrize("form", ["packed", "qdq"])
+def test_each_weight_has_the_narrowest_integers_that_hold_it(files: dict[str, Path], form: str) -> None:
+    found = types(files[form])
+    wanted = {"one": "INT2", "two": "INT4", "up": "INT4", "step": "INT2", "head": "INT8"}
+    assert {name: found[f"{name}.weight.codes"] for name in wanted} == wanted
+    assert found["dense.weight"] == "FLOAT"
+    assert opset(files[form]) == 25
+
+
+def test_codes_times_steps_are_the_weights_to_the_last_bit(files: dict[str, Path]) -> None:
+    found, model = constants(files["packed"]), Mixed()
+    head = found["head.weight.codes"].astype(np.float32) * found["head.weight.steps"]
+    np.testing.assert_array_equal(head, model.head.weight.detach().numpy())
+    # The steps are powers of two: what the norm does to step or weight is the same number.
+    factor = (model.norms[0].weight / (model.norms[0].running_var + 1e-5).sqrt()).detach().numpy()
+    one = found["one.weight.codes"].astype(np.float32) * found["one.weight.0.steps"]
+    np.testing.assert_allclose(one, model.one.weight.detach().numpy() * factor[:, None, None, None], rtol=1e-6)
+    np.testing.assert_array_equal(found["dense.weight"], model.dense.weight.detach().numpy())
+
+
+def test_norms_go_into_the_steps(files: dict[str, Path]) -> None:
+    for path in files.values():
+        assert "BatchNormalization" not in operators(path)
+    assert not any("running" in name for name in constants(files["packed"]))
+
+
+def test_outputs_are_those_of_the_module_at_any_batch(files: dict[str, Path]) -> None:
+    x = torch.randn(7, 3, 4, 4)
+    expected = Mixed()(x).detach().numpy()
+    for path in files.values():
+        np.testing.assert_allclose(run(path, x), expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+
+
+def test_packed_files_are_loaded_into_the_network_of_the_fp32_file(files: dict[str, Path]) -> None:
+    assert operators(files["packed"])["Cast"] == 5
+    assert operators(files["qdq"])["DequantizeLinear"] == 5
+    assert loaded(files["packed"]) == loaded(files["fp32"])
+
+
+def test_files_are_valid_and_small_and_tell_what_they_hold(files: dict[str, Path]) -> None:
+    for path in files.values():
+        onnx.checker.check_model(onnx.load(path), full_check=True)
+        assert b".py" not in path.read_bytes()  # nor where in the source an operation came from
+    sizes = {form: path.stat().st_size for form, path in files.items()}
+    assert sizes["packed"] < 0.6 * sizes["fp32"]
+    told = {entry.key: entry.value for entry in onnx.load(files["packed"]).metadata_props}
+    assert told == {"paretorch": "weights: 1 FLOAT, 2 INT2, 2 INT4, 1 INT8"}
+
+
+def _wide(precision: int, scale: float = 0.125) -> nn.Linear:
+    torch.manual_seed(1)
+    layer = nn.Linear(20, 40)
+    on_grid(layer.weight, precision, scale)
+    return layer
+
+
+def test_no_later_opset_than_the_types_need(tmp_path: Path) -> None:
+    eight = export_onnx(_wide(6), torch.randn(2, 20), tmp_path / "eight.onnx")
+    assert (opset(eight), types(eight)) == (20, {"weight.codes": "INT8"})
+    four = export_onnx(_wide(3), torch.randn(2, 20), tmp_path / "four.onnx")
+    assert (opset(four), types(four)) == (21, {"weight.codes": "INT4"})
+
+
+def test_a_runtime_without_narrow_integers_gets_wider_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_pack, "runs", lambda width, form: width == 8)
+    path = export_onnx(_wide(1), torch.randn(2, 20), tmp_path / "net.onnx")
+    assert (opset(path), types(path)) == (20, {"weight.codes": "INT8"})
+
+
+def test_values_decide_and_not_what_was_once_noted(tmp_path: Path) -> None:
+    layer = nn.Sequential(_wide(1), _wide(1))
+    layer.__dict__["paretorch_edits"] = [{"kind": "scale", "weight": "0.weight", "exponent": 3}]
+    with torch.no_grad():
+        layer[0].weight[0, 0] = 0.1234567
+    layer[1] = nn.Linear(40, 3)
+    path = export_onnx(layer, torch.randn(2, 20), tmp_path / "net.onnx")
+    assert set(types(path).values()) == {"FLOAT"}
+    assert opset(path) == 20
+
+
+class Words(nn.Module):
+    """A tied embedding, an LSTM, a layer for every word: weights that are gathered, cut, transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(50, 16)
+        self.lstm = nn.LSTM(16, 16, batch_first=True)
+        self.each = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 50)
+        self.head.weight = self.words.weight
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1:
+                on_grid(parameter, 1 if "lstm" in name else 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.each(self.lstm(self.words(x))[0]))
+
+
+def test_gathered_cut_and_transposed_weights_are_packed_once(tmp_path: Path) -> None:
+    path = export_onnx(Words().eval(), torch.randint(0, 50, (2, 5)), tmp_path / "words.onnx")
+    found = {name: kind for name, kind in types(path).items() if name.endswith(".codes")}
+    assert sorted(found.values()) == ["INT2", "INT2", "INT4", "INT4"]
+    assert not any(name.startswith(("words.", "head.", "each.")) for name in types(path).keys() - found.keys())
+    assert "Cast" not in loaded(path)
+
+
+def test_an_unknown_form_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match='"packed", "qdq" or "fp32"'):
+        export_onnx(nn.Linear(3, 2), torch.zeros(2, 3), tmp_path / "net.onnx", weights="int3")
