@@ -5,6 +5,7 @@ import typer
 from paretorch.cli.bench import bench
 from paretorch.cli.data import data
 from paretorch.cli.demo import demo
+from paretorch.cli.export import export
 from paretorch.cli.fold import fold
 from paretorch.cli.guard import guarded
 from paretorch.cli.report import report
@@ -21,5 +22,5 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",
 )
-for command in (demo, train, tickets, fold, tune, report, bench, study, data):
+for command in (demo, train, tickets, fold, tune, report, export, bench, study, data):
     app.command()(guarded(command))

@@ -1,0 +1,100 @@
+"""`pare export`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paretorch.cli.report import _SHAPES, _data_of
+from paretorch.cli.values import Number, Text
+from paretorch.errors import ConfigError
+
+_BATCH = 500
+
+
+def export(
+    path: Annotated[Path, typer.Argument(help="A run folder, or an artefact such as model.pare.")],
+    out: Annotated[Path | None, typer.Argument(help="The ONNX file.", show_default="beside the artefact")] = None,
+    weights: Annotated[
+        str, typer.Option(help="packed (few bits where they suffice), qdq (for other compilers) or fp32.")
+    ] = "packed",
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Integer weights and activations, ranges from training images.")
+    ] = False,
+    images: Annotated[int, typer.Option(min=1, help="Training images that --int8 looks at.")] = 512,
+    percentile: Annotated[
+        Number, typer.Option(help="Cut the ranges of --int8 here, such as 99.99.", show_default="no cut")
+    ] = None,
+    data: Annotated[
+        Text,
+        typer.Option(
+            help="Measure the accuracy on digits, cifar10 or cifar100.", show_default="with --int8, the run's"
+        ),
+    ] = None,
+    shape: Annotated[
+        Text, typer.Option(help="Shape of one input, such as 3,32,32.", show_default="that of the data")
+    ] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
+) -> None:
+    """Write a network as an ONNX file, run it once, and tell its bytes and its accuracy.
+
+    Examples:
+
+        pare export runs/mine
+
+        pare export model.pare model.onnx --shape 3,32,32
+
+        pare export runs/mine small.onnx --int8 --root data
+    """
+    import torch
+
+    from paretorch import deploy, zoo
+    from paretorch.cli.values import integers
+    from paretorch.zoo.data import normalise
+
+    folder = path if path.is_dir() else path.parent
+    artefact = path / "model.pare" if path.is_dir() else path
+    if not artefact.exists():
+        raise ConfigError(f"There is no artefact {artefact}.")
+    known = _data_of(folder)
+    if int8 and not (data or known):
+        raise ConfigError("--int8 needs images to look at: --data cifar10.")
+    if percentile is not None and not int8:
+        raise ConfigError("--percentile is about --int8: give that too.")
+    name = data or (known if int8 else None)
+    found = zoo.data.load(name, root) if name else None
+    size = tuple(integers(shape, "--shape")) if shape else _SHAPES.get(known)
+    if found is not None:
+        size = tuple(found.train[0].shape[1:])
+    if size is None:
+        raise ConfigError("The shape of an input is not known: --shape 3,32,32.")
+    model = deploy.load(artefact)
+    target = out or artefact.with_suffix(".onnx")
+    options: dict[str, Any] = {"weights": weights}
+    example = torch.zeros(2, *size)
+    if found is not None:
+        example = normalise(found.test[0][:2], found.mean, found.std, torch.float32)
+        if int8:
+            seen = normalise(found.train[0][:images], found.mean, found.std, torch.float32)
+            options |= {"calibrate": seen.split(_BATCH), "percentile": percentile}
+    deploy.export_onnx(model, example, target, **options)
+    typer.echo(f"{target}: {target.stat().st_size:,} bytes ({artefact.name}: {artefact.stat().st_size:,})")
+    if found is not None:
+        inputs = normalise(found.test[0], found.mean, found.std, torch.float32)
+        ours, theirs = _accuracies(model, target, inputs, found.test[1])
+        typer.echo(f"accuracy on {len(inputs):,} test images: {theirs:.2%} in onnxruntime, {ours:.2%} in torch")
+
+
+def _accuracies(model: Any, path: Path, inputs: Any, labels: Any) -> tuple[float, float]:
+    """Of the module, and of the file."""
+    import onnxruntime
+    import torch
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    right = torch.zeros(2)
+    with torch.no_grad():
+        for x, y in zip(inputs.split(_BATCH), labels.split(_BATCH), strict=True):
+            outputs = model(x), torch.from_numpy(session.run(None, {"input": x.numpy()})[0])
+            right += torch.stack([(output.argmax(1) == y).sum() for output in outputs])
+    ours, theirs = (right / len(labels)).tolist()
+    return ours, theirs

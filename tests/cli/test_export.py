@@ -1,0 +1,67 @@
+"""`pare export` as a user meets it: the file, what is printed, and the exit code."""
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from paretorch import save, zoo
+from paretorch.cli.app import app
+
+
+def _pare(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(words), env={"COLUMNS": "200", "TERM": "dumb"})
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder like that of a run, with a network of two bits."""
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    folder.mkdir()
+    torch.manual_seed(0)
+    model = zoo.build("digits-cnn", width=4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(torch.randint(-2, 2, parameter.shape) * 0.125)
+    save(model, folder / "model.pare")
+    (folder / "config.json").write_text(json.dumps({"recipe": {"data": "digits"}}))
+    return folder
+
+
+def test_a_run_is_exported_beside_its_artefact(run: Path) -> None:
+    told = _pare("export", str(run))
+    file = run / "model.onnx"
+    assert f"{file}: {file.stat().st_size:,} bytes (model.pare: {(run / 'model.pare').stat().st_size:,})" in told
+    assert "INT2" in onnx.load(file).metadata_props[0].value
+    assert "accuracy" not in told
+
+
+def test_int8_is_measured_on_the_data_of_the_run(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "small.onnx"
+    told = _pare("export", str(run), str(file), "--int8", "--images", "64", "--percentile", "99.9")
+    assert "in onnxruntime" in told
+    assert any(node.op_type == "QuantizeLinear" for node in onnx.load(file).graph.node)
+
+
+def test_a_lone_artefact_needs_a_shape(run: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "alone.pare"
+    alone.write_bytes((run / "model.pare").read_bytes())
+    assert "--shape" in _pare("export", str(alone), code=2)
+    assert "--data" in _pare("export", str(alone), "--int8", code=2)
+    assert "--int8" in _pare("export", str(alone), "--percentile", "99", code=2)
+    assert "three" in _pare("export", str(alone), "--shape", "three", code=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone.pare"]
+    _pare("export", str(alone), "--shape", "1,8,8", "--weights", "fp32")
+    assert "INT" not in onnx.load(tmp_path / "alone.onnx").metadata_props[0].value
+
+
+def test_what_is_missing_or_unknown_is_named(run: Path, tmp_path: Path) -> None:
+    assert "nothing.pare" in _pare("export", str(tmp_path / "nothing.pare"), code=2)
+    assert "int3" in _pare("export", str(run), str(tmp_path / "net.onnx"), "--weights", "int3", code=2)
