@@ -63,18 +63,20 @@ def reseal(body: bytes) -> bytes:
 
 
 def split(blob: bytes) -> tuple[bytes, bytes]:
-    """The inflated index, and what follows it."""
-    length, at, shift = 0, 16, 0
+    """The inflated index, and all the rest: coded words and plain bytes, with the length of the words before them."""
+    end = 20 + 4 * int.from_bytes(blob[16:20], "little")
+    length, at, shift = 0, end, 0
     while True:
         byte = blob[at]
         length |= (byte & 127) << shift
         at, shift = at + 1, shift + 7
         if byte < 128:
             break
-    return zlib.decompress(blob[at : at + length], -15), blob[at + length :]
+    return zlib.decompress(blob[at : at + length], -15), blob[16:end] + blob[at + length :]
 
 
 def join(index: bytes, rest: bytes) -> bytes:
+    """A blob of them, with a checksum that is right; a length that is wrong stays wrong."""
     deflater = zlib.compressobj(9, zlib.DEFLATED, -15)
     deflated = deflater.compress(index) + deflater.flush()
     length, prefix = len(deflated), bytearray()
@@ -82,7 +84,8 @@ def join(index: bytes, rest: bytes) -> bytes:
         prefix.append(length & 127 | 128)
         length >>= 7
     prefix.append(length)
-    return reseal(bytes(prefix) + deflated + rest)
+    end = 4 + 4 * int.from_bytes(rest[:4], "little")
+    return reseal(rest[:end] + bytes(prefix) + deflated + rest[end:])
 
 
 def _mutate(data: bytes, rng: np.random.Generator) -> bytes:

@@ -72,7 +72,7 @@ def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
     Nothing in the file is executed, and no more memory is taken than the module has. Damage, and a tensor of another
     shape or dtype, are found before the module is touched.
     """
-    reader = BlobReader(*read_file(Path(path)))
+    reader = _reader(path)
     edits = check_edits(reader.head.get("edits", []))
     if added_bytes(edits) > reader.limit:
         raise ArtefactError("the artefact has maps of activations too large for a file of this size")
@@ -87,13 +87,18 @@ def open_artefact(path: StrPath) -> tuple[nn.Module | dict[str, Tensor], dict[st
 
     What is built without a module to compare with may take 1024 bytes per byte of file, and 64 MiB in any case.
     """
-    reader = BlobReader(*read_file(Path(path)))
+    reader = _reader(path)
     if "zoo" in reader.head:
         return load(path), reader.head
     state: dict[str, Tensor] = {}
     for name, tensor in reader.tensors(None, reader.limit):
         state[name] = state[tensor] if isinstance(tensor, str) else tensor
     return state, reader.head
+
+
+def _reader(path: StrPath) -> BlobReader:
+    blob, version = read_file(Path(path))  # let go when this returns: the reader keeps what it needs
+    return BlobReader(blob, version)
 
 
 def _name_of(model: nn.Module) -> dict[str, Any]:

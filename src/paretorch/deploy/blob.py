@@ -1,10 +1,11 @@
 """A state dict and what belongs to it as one string of bytes, and back.
 
-checksum (16 bytes of SHA-256 over version and rest) | index, deflated | entropy-coded words | plain bytes
+checksum (16 bytes of SHA-256 over version and rest) | entropy-coded words | index, deflated | plain bytes
 
-The index holds a JSON head (tensor names, zoo network, edits, summary), then dtype and shape of every tensor, then way
-of coding and model of every tensor; in version 1 all of one tensor stood together, and the checksum left the version
-out. Everything read is checked before it is believed; nothing read is ever executed.
+The words come first, at a place where the coder can read them without a copy. The index holds a JSON head (tensor
+names, zoo network, edits, summary), then dtype and shape of every tensor, then way of coding and model of every tensor.
+In version 1 the index came first, all of one tensor stood together, and the checksum left the version out. Everything
+read is checked before it is believed; nothing read is ever executed.
 """
 
 from __future__ import annotations
@@ -69,9 +70,10 @@ def write_blob(state: Mapping[str, Tensor], head: Mapping[str, Any]) -> tuple[by
     deflater = zlib.compressobj(9, zlib.DEFLATED, -15, 9)
     deflated = deflater.compress(bytes(sink.index.data)) + deflater.flush()
     gain = len(deflated) / len(sink.index.data)
+    words = sink.coded.finish()
     out = ByteWriter()
+    out.data += (len(words) // 4).to_bytes(4, "little") + words
     out.block(deflated)
-    out.block(sink.coded.finish())
     out.data += sink.plain
     body = bytes(out.data)
     return checksum(body, VERSION) + body, {name: replace(size, rest=size.rest * gain) for name, size in sizes.items()}
@@ -102,10 +104,17 @@ class BlobReader:
         if checksum(blob[_CHECKSUM:], version) != bytes(blob[:_CHECKSUM]):
             raise ArtefactError("the artefact is damaged: its checksum does not match; get a fresh copy")
         body = ByteReader(blob[_CHECKSUM:])
-        index, words = ByteReader(_inflate(bytes(body.block()))), body.block()
+        if version == 1:
+            index, words = ByteReader(_inflate(bytes(body.block()))), body.block()
+        else:
+            words = body.take(4 * int.from_bytes(body.take(4), "little"))
+            index = ByteReader(_inflate(bytes(body.block())))
         if len(words) % 4:
             raise ArtefactError("the artefact's coded part is not made of whole words")
-        self._source = Source(index, Decoder(words), ByteReader(body.take(body.left)))
+        plain = body.take(body.left)
+        if len(plain) < len(words):
+            plain = memoryview(bytes(plain))  # so that the file need not stay in memory for it
+        self._source = Source(index, Decoder(words), ByteReader(plain))
         self.head = _read_head(index)
         self.names: list[str] = self.head.pop("names")
         self.limit = (1 << 26) + 1024 * len(blob)  # bytes that may be produced where no module says how many

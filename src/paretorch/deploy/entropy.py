@@ -96,7 +96,8 @@ class Decoder:
 
     def __init__(self, words: bytes | memoryview) -> None:
         try:
-            self._coder = _coder(np.frombuffer(words, dtype="<u4").astype(np.uint32))
+            aligned = np.frombuffer(words, dtype="<u4")
+            self._coder = _coder(np.require(aligned, np.uint32, ["A"]))
         except ValueError as error:
             raise ArtefactError("the artefact's coded part does not end as a coder would end it") from error
 
