@@ -24,9 +24,7 @@ def thinned(layer: nn.Module, keep: float = 0.1) -> nn.Module:
 def test_linear(dtype, bias, shape) -> None:
     layer = thinned(nn.Linear(30, 50, bias=bias)).to(dtype)
     x = torch.randn(shape, dtype=dtype)
-    got = SparseLinear.of(layer)(x)
-    torch.testing.assert_close(got, layer(x))
-    assert got.is_contiguous()
+    torch.testing.assert_close(SparseLinear.of(layer)(x), layer(x))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -38,6 +36,13 @@ def test_pointwise_convolution(bias, stride, shape) -> None:
     got = SparsePointwise.of(layer)(x)
     torch.testing.assert_close(got, layer(x))
     assert got.is_contiguous()
+
+
+def test_one_after_the_other_nothing_is_transposed() -> None:
+    first, second = thinned(nn.Linear(30, 20)), thinned(nn.Linear(20, 10))
+    middle = SparseLinear.of(first)(torch.randn(7, 30)).relu()
+    assert middle.T.is_contiguous()
+    torch.testing.assert_close(SparseLinear.of(second)(middle), second(middle))
 
 
 def test_inputs_in_any_memory_format() -> None:

@@ -56,7 +56,11 @@ class _Sparse(Adopting):
 
 
 class SparseLinear(_Sparse):
-    """y = x Wᵀ + b, with any number of leading dimensions; made by `SparseLinear.of(linear)`."""
+    """y = x Wᵀ + b, with any number of leading dimensions; made by `SparseLinear.of(linear)`.
+
+    The rows of a batch lie side by side in memory, as the product leaves them: to transpose them can take longer than the
+    product, and another SparseLinear, or what works element by element, needs no transposing.
+    """
 
     @classmethod
     def of(cls, linear: nn.Linear) -> Self:
@@ -68,7 +72,7 @@ class SparseLinear(_Sparse):
         if len(flat) == 1:  # as matrix times vector, several times faster than as a matrix of one column
             out = torch.mv(self.weight, flat[0])[None]
         elif len(flat):
-            out = (self.weight @ flat.T).T.contiguous()
+            out = (self.weight @ flat.T).T
         else:
             out = flat.new_zeros(0, self.outputs)
         out = out if self.bias is None else out + self.bias
