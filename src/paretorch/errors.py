@@ -27,3 +27,7 @@ class MissingExtraError(PareError, ImportError):
 
 class UndecidedWarning(UserWarning):
     """Decisions were rounded before they were settled."""
+
+
+class MissedTargetWarning(UserWarning):
+    """Rounding could not go as low as the target."""

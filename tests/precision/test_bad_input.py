@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from paretorch import SMOL, compress
-from paretorch.errors import ConfigError
+from paretorch import SMOL, ContinuousSparsification, compress
+from paretorch.errors import ConfigError, MissedTargetWarning
 from paretorch.precision.grid import quantize
 from tests.contract.cases import build
 from tests.contract.loop import equal, snapshot
@@ -44,8 +44,17 @@ def test_zero_precision_leaves_a_bit_to_large_weights() -> None:
     nn.init.normal_(network.weight, std=0.6).data.clamp_(-2, 2)
     large = float((network.weight.detach().abs() > 0.5).float().mean())
     plan = compress(network, SMOL(target_bits=0.01, zero_precision=True), steps=4)
-    plan.harden()
+    with pytest.warns(MissedTargetWarning, match=f"target_bits=0.01: {large:.3g} is the least here"):
+        plan.harden()
     assert plan.metrics()["bits"] == pytest.approx(large, abs=1e-6)
+
+
+def test_a_kept_weight_has_a_bit() -> None:
+    network = build("linear")
+    plan = compress(network, ContinuousSparsification(target=0.5), SMOL(target_bits=0.3), steps=4)
+    with pytest.warns(MissedTargetWarning, match="is the least here, since every kept weight"):
+        plan.harden()
+    assert plan.metrics()["bits"] == pytest.approx(0.5, abs=0.02)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from paretorch.precision.smol import Precision
 
 
-def allocate(term: Term, members: Sequence["Precision"], budget: float | None) -> None:
-    """Write whole bits into the decisions: as they stand (no budget), or raised or lowered together to `budget` bits."""
+def allocate(term: Term, members: Sequence["Precision"], budget: float | None) -> float:
+    """Write whole bits into the decisions: as they stand (no budget), or raised or lowered together to `budget` bits.
+
+    Returns the bits that they take.
+    """
     index = {id(r): i for i, r in enumerate(members)}
     kept = [_kept(term, i, r) for i, r in enumerate(members)]
     decisions = [(decision, [index[id(r)] for r in group]) for decision, group, _ in term.groups()]
@@ -50,6 +53,7 @@ def allocate(term: Term, members: Sequence["Precision"], budget: float | None) -
             if members[i].zero_precision:
                 members[i].find_zeros(whole(original(term.sites[i])), members[i].grid(p))
         write(decision, s_of_bits(p.double() + 0.25))  # read back as p by either rounding
+    return cost(chosen)
 
 
 def _kept(term: Term, index: int, r: "Precision") -> Tensor:

@@ -13,6 +13,7 @@ What differs from the printed algorithm:
 """
 
 import math
+import warnings
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -27,10 +28,11 @@ from paretorch.core.relaxation import Relaxation
 from paretorch.core.schedule import cubic, progress
 from paretorch.core.sites import Site
 from paretorch.core.tensors import on_one_gpu, whole
-from paretorch.errors import ConfigError
+from paretorch.errors import ConfigError, MissedTargetWarning
 from paretorch.precision.allocate import allocate
 from paretorch.precision.grid import LOG2, MAX_BITS, power_of_two, quantize, real_bits, s_of_bits, whole_bits
 
+_FELT = 0.05  # bits above the target that are worth a word
 _PROPORTIONAL, _INTEGRAL = 40.0, 800.0  # of ln λ against the relative error of the bits
 
 
@@ -162,7 +164,14 @@ class SMOL(Method):
         if self.target_bits is not None or factor != 1.0:
             target = self.target_bits if self.target_bits is not None else float(_average(term))
             budget = target * factor * term.weights
-        allocate(term, [r for r in term.relaxations if isinstance(r, Precision)], budget)
+        bits = allocate(term, [r for r in term.relaxations if isinstance(r, Precision)], budget)
+        if self.target_bits is not None and factor == 1.0 and bits > (self.target_bits + _FELT) * term.weights:
+            zeros = "weights above half of their layer's scale keep a bit: use a sparsity method beside it"
+            others = (
+                "every kept weight has at least the lowest precision: drop more of them, or use zero_precision=True"
+            )
+            least = f"{bits / term.weights:.3g} is the least here, since {zeros if self.zero_precision else others}"
+            warnings.warn(f"target_bits={self.target_bits!r}: {least}", MissedTargetWarning, stacklevel=4)
 
     def aim(self, share: float) -> Self:
         return self if self.target_bits is not None else replace(self, target_bits=min(share, self.init_bits))
