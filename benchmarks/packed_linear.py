@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from paretorch.deploy.fast import PackedLinear, SparseLinear
 from paretorch.deploy.fast._launch import Tuning
 from paretorch.deploy.fast.codes import WIDTHS, WORD
-from paretorch.deploy.fast.packing import Packed
+from paretorch.deploy.fast.packing import COLUMNS, ROWS, Packed
 from paretorch.deploy.latency import timed_rounds
 from paretorch.training.folder import environment
 
@@ -311,10 +311,10 @@ def main() -> None:
     args.shapes = args.shapes or (SHAPES[::2] if best else SHAPES)
     args.batch = args.batch or ([1, 64] if cpu else [1] if best else [1, 4, 16])
     args.kinds = args.kinds or (["4", "2"] if best else ["4", "2", "8", "mixed", "blocks"])
-    args.tiles = args.tiles or (["64x256", "64x512", "128x256", "128x512"] if best else ["64x256"])
-    args.warps = args.warps or ([4] if best else [plain.warps])
-    args.stages = args.stages or ([3, 5] if best else [plain.stages])
-    args.programs = args.programs or ([2, 4, 6] if best else [plain.programs])
+    args.tiles = args.tiles or (["64x128", "64x256", "32x256", "32x512"] if best else [f"{ROWS}x{COLUMNS}"])
+    args.warps = args.warps or ([2, 4, 8] if best else [plain.warps])
+    args.stages = args.stages or ([2, 3, 4] if best else [plain.stages])
+    args.programs = args.programs or ([2, 4] if best else [plain.programs])
     facts = environment(torch.device("cpu" if cpu else "cuda"))
     print(f"torch {facts['torch']}, {facts['hardware']}")
     if cpu:

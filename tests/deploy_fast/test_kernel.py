@@ -17,10 +17,10 @@ if DEVICE == "cpu" and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
     pytest.skip("Triton's interpreter needs numpy below 2.4", allow_module_level=True)
 
 from paretorch.deploy.fast import PackedLinear, _launch, optimize  # noqa: E402
-from paretorch.deploy.fast.packing import pack  # noqa: E402
+from paretorch.deploy.fast.packing import Order, pack  # noqa: E402
 from tests.deploy_fast.grids import by_block, by_channel, on_the_grid  # noqa: E402
 
-TILE = (32, 128) if DEVICE == "cpu" else (64, 256)
+TILE = (32, 128)
 ROUNDING = 2.0**-7  # of bf16, cut off by the interpreter where a GPU rounds
 
 
@@ -34,7 +34,7 @@ def check(bits: torch.Tensor, batch: int, splits: int, bias: bool = True) -> Pac
     weight = on_the_grid(bits).to(DEVICE)
     offset = torch.linspace(-1, 1, len(bits)).bfloat16() if bias else None
     layer = PackedLinear(pack(weight, *TILE), offset).to(DEVICE)
-    layer.tuning = _launch.Tuning(splits=splits)
+    layer.tuning = _launch.Tuning(warps=2, splits=splits)
     x = torch.randn(batch, bits.shape[1], generator=torch.Generator().manual_seed(1)).bfloat16().to(DEVICE)
     wanted = x.float() @ weight.T + (offset.to(DEVICE).float() if offset is not None else 0.0)
     for _ in range(2):  # the second launch finds the tickets as the first left them
@@ -53,13 +53,13 @@ def test_one_width(bits, batch, splits) -> None:
 @pytest.mark.parametrize("batch", [1, 9])
 def test_channels_of_several_widths(batch) -> None:
     layer = check(by_channel(150, 260, (0, 2, 4, 8)), batch, 2)
-    assert layer.regular
+    assert layer.order is Order.REGULAR
 
 
 @pytest.mark.parametrize("splits", [1, 2])
 def test_blocks_of_several_widths(splits) -> None:
     layer = check(by_block(130, 520, TILE, (0, 2, 4, 8), seed=3), 3, splits)
-    assert not layer.regular
+    assert layer.order is Order.FREE
 
 
 def test_the_plain_grid_and_no_bias() -> None:

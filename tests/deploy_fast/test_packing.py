@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paretorch.deploy.fast.packing import pack, unpack
+from paretorch.deploy.fast.packing import Order, pack, unpack
 from paretorch.errors import ConfigError
 from tests.deploy_fast.grids import by_block, by_channel, on_the_grid
 
@@ -61,7 +61,7 @@ def test_channels_are_sorted_so_that_each_costs_its_own_bits() -> None:
     packed = pack(on_the_grid(bits), *TILE)
     assert [len(words) for words in packed.words] == [1, 1, 2]
     assert packed.bytes == int(bits.sum()) // 8
-    assert packed.regular
+    assert packed.order is Order.REGULAR
 
 
 def test_tiles_of_zeros_are_left_out() -> None:
@@ -77,7 +77,8 @@ def test_tiles_of_zeros_are_left_out() -> None:
 def test_blocks_that_leave_gaps_are_not_regular() -> None:
     bits = torch.full((32, 384), 4)
     bits[:, :128] = 0
-    assert not pack(on_the_grid(bits), *TILE).regular
+    assert pack(on_the_grid(bits), *TILE).order is Order.FREE
+    assert pack(on_the_grid(bits)[:, 128:], *TILE).order is Order.FULL
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,21 @@ import torch
 from torch import Tensor
 
 from paretorch.deploy.fast.codes import WIDTHS, WORD, instructions
-from paretorch.deploy.fast.packing import Packed
+from paretorch.deploy.fast.packing import Order, Packed
 
 LARGEST_BATCH = 16
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """programs: about how many per multiprocessor; stages: tiles on their way at a time; splits: fixed, if not 0."""
+    """programs: about how many per multiprocessor, each of so many warps, with stages − 1 tiles for each on their way.
+
+    splits: how many programs share a row tile; 0: as many as it takes.
+    """
 
     programs: int = 4
     warps: int = 4
-    stages: int = 4
+    stages: int = 3
     splits: int = 0
 
 
@@ -38,18 +41,18 @@ def _capable(device: torch.device) -> bool:
 
 
 def packed_product(
-    x: Tensor, packed: Packed, regular: bool, bias: Tensor | None, tickets: Tensor, tuning: Tuning
+    x: Tensor, packed: Packed, order: Order, bias: Tensor | None, tickets: Tensor, tuning: Tuning
 ) -> Tensor:
     """x (at most 16 rows, contiguous bf16) times the transposed weight, by one launch.
 
-    tickets: as many int32 zeros as row tiles; they are zeros again afterwards, and not to be shared by launches that may
+    order: packed.order, which takes long to find out. tickets: as many int32 zeros as row tiles; they are zeros again afterwards, and not to be shared by launches that may
     run at the same time.
     """
     from paretorch.deploy.fast._kernel import packed_linear
 
     (outputs, inputs), (height, columns) = packed.shape, packed.tile
     batch, tiles = len(x), len(packed.spans)
-    splits = tuning.splits or _splits(tiles, -(-inputs // columns), tuning.programs * _processors(x.device))
+    splits = tuning.splits or _splits(tiles, -(-inputs // columns), _processors(x.device), tuning)
     out = torch.empty(batch, outputs, dtype=x.dtype, device=x.device)
     partial = torch.empty(tiles * splits * batch * height if splits > 1 else 1, device=x.device)
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
@@ -71,24 +74,28 @@ def packed_product(
             tiles,
             **{f"HAS{width}": len(words) > 0 for width, words in zip(WIDTHS, packed.words, strict=True)},
             ODD=packed.odd,
-            REGULAR=regular,
+            FULL=order is Order.FULL,
+            REGULAR=order is not Order.FREE,
             WHOLE=inputs % columns == 0,
             BIAS=bias is not None,
             ROWS=height,
             COLUMNS=columns,
             BATCH=8 if batch <= 8 else LARGEST_BATCH,
+            WAYS=tuning.warps,
             SPLITS=splits,
-            **{f"ASM{width}": _assembly(width, packed.odd) if x.is_cuda else None for width in WIDTHS},
             STAGES=tuning.stages,
+            **{f"ASM{width}": _assembly(width, packed.odd) if x.is_cuda else None for width in WIDTHS},
             num_warps=tuning.warps,
         )
     return out
 
 
-def _splits(tiles: int, blocks: int, programs: int) -> int:
-    """Programs that share a row tile: enough to fill the GPU, each with about as many blocks as the others."""
-    wanted = min(max(1, -(-programs // tiles)), blocks)
-    return -(-blocks // -(-blocks // wanted))
+def _splits(tiles: int, blocks: int, processors: int, tuning: Tuning) -> int:
+    """About `programs` programs for each multiprocessor, and of the choices near that the one with the evenest load."""
+    turns = -(-blocks // tuning.warps)
+    fewest = min(turns, max(1, round(tuning.programs * processors / tiles)))
+    choices = range(fewest, min(turns, 2 * fewest) + 1)
+    return min(choices, key=lambda splits: -(-tiles * splits // processors) * -(-turns // splits))
 
 
 @cache

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from paretorch.deploy.fast import _launch
 from paretorch.deploy.fast.adopting import Adopting
 from paretorch.deploy.fast.codes import WIDTHS
-from paretorch.deploy.fast.packing import Packed, pack, unpack
+from paretorch.deploy.fast.packing import Order, Packed, pack, unpack
 
 
 class PackedLinear(Adopting):
@@ -29,7 +29,7 @@ class PackedLinear(Adopting):
     def __init__(self, packed: Packed, bias: Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = packed.shape
-        self.odd, self.regular = packed.odd, packed.regular
+        self.odd, self.order = packed.odd, packed.order
         for width, words, places in zip(WIDTHS, packed.words, packed.places, strict=True):
             self.register_buffer(f"words{width}", words)
             self.register_buffer(f"places{width}", places)
@@ -75,7 +75,7 @@ class PackedLinear(Adopting):
         if self._tickets is None or self._tickets.device != x.device:
             self._tickets = torch.zeros(len(self.spans), dtype=torch.int32, device=x.device)
         flat = x.reshape(rows, self.in_features).contiguous()
-        out = _launch.packed_product(flat, self.packed, self.regular, bias, self._tickets, self.tuning)
+        out = _launch.packed_product(flat, self.packed, self.order, bias, self._tickets, self.tuning)
         return out.view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
@@ -84,7 +84,7 @@ class PackedLinear(Adopting):
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {shares or 'all zero'}"
 
     def get_extra_state(self) -> Tensor:
-        return torch.tensor([self.odd, self.regular])
+        return torch.tensor([self.odd, self.order.value])
 
     def set_extra_state(self, state: Any) -> None:
-        self.odd, self.regular = (bool(flag) for flag in state)
+        self.odd, self.order = bool(state[0]), Order(int(state[1]))

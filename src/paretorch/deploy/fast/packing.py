@@ -10,6 +10,7 @@ belongs to a contiguous piece of the input.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from torch import Tensor
@@ -19,8 +20,16 @@ from paretorch.deploy.fast.lattice import Extent, assign, measure
 from paretorch.errors import ConfigError
 from paretorch.precision.grid import power_of_two
 
-ROWS, COLUMNS = 64, 256
+ROWS, COLUMNS = 64, 128
 _AT_ONCE = 1 << 22  # weights that are packed or unpacked at a time
+
+
+class Order(Enum):
+    """FULL: every row tile has all of its tiles, in one width. REGULAR: its tiles of a width are those of blocks 0, 1, 2 …"""
+
+    FREE = 0
+    REGULAR = 1
+    FULL = 2
 
 
 @dataclass(frozen=True)
@@ -46,12 +55,15 @@ class Packed:
         return len(self.rows) // len(self.spans), self.words[0].shape[2] * WORD // WIDTHS[0]
 
     @property
-    def regular(self) -> bool:
-        """Whether the tiles of a row tile and width cover the blocks 0, 1, 2 …, so that `places` need not be read."""
-        return all(
+    def order(self) -> Order:
+        """What a reader can know of the tiles without looking them up."""
+        whole = len(self.spans) * -(-self.shape[1] // self.tile[1])
+        regular = all(
             torch.equal(places, torch.arange(len(places), device=places.device) - _first(self.spans[:, i]))
             for i, places in enumerate(self.places)
         )
+        full = regular and any(len(words) == whole for words in self.words)
+        return Order.FULL if full else Order.REGULAR if regular else Order.FREE
 
     @property
     def bytes(self) -> int:
