@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paretorch.deploy import export_onnx, onnx_pack
+from paretorch.deploy import export_onnx, onnx_types
 from paretorch.errors import ConfigError
 from tests.deploy.onnx_nets import Mixed, constants, loaded, on_grid, operators, opset, run, types
 
@@ -88,9 +88,27 @@ def test_no_later_opset_than_the_types_need(tmp_path: Path) -> None:
 
 
 def test_a_runtime_without_narrow_integers_gets_wider_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_pack, "runs", lambda width, form: width == 8)
+    monkeypatch.setattr(onnx_types, "runs", lambda width, form: width == 8)
     path = export_onnx(_wide(1), torch.randn(2, 20), tmp_path / "net.onnx")
     assert (opset(path), types(path)) == (20, {"weight.codes": "INT8"})
+
+
+def test_widths_between_the_types_are_two_tensors(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    for layer, precision in zip(layers, (5, 9), strict=True):
+        on_grid(layer.weight, precision)
+    path = export_onnx(layers, torch.randn(2, 64), tmp_path / "net.onnx")
+    found = types(path)
+    assert [found[f"0.weight{part}"] for part in (".codes", ".low")] == ["INT4", "UINT2"]
+    assert [found[f"1.weight{part}"] for part in (".codes", ".low")] == ["INT8", "UINT2"]
+    assert b"weights: 1 INT4+UINT2, 1 INT8+UINT2" in path.read_bytes()
+    values = constants(path)
+    for i, layer in enumerate(layers):
+        codes = 4 * values[f"{i}.weight.codes"].astype(np.int32) + values[f"{i}.weight.low"].astype(np.int32)
+        product = codes.astype(np.float32) * values[f"{i}.weight.steps"]
+        np.testing.assert_array_equal(product, layer.weight.detach().numpy())
+    assert set(loaded(path)) == {"Gemm"}
 
 
 def test_values_decide_and_not_what_was_once_noted(tmp_path: Path) -> None:

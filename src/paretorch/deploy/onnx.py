@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from paretorch.deploy.artefact import StrPath
 from paretorch.deploy.calibrate import check_percentile, quantize_int8
 from paretorch.deploy.onnx_graph import Model, merge_equal, optimize, prune, shared, trace
-from paretorch.deploy.onnx_int8 import narrow, share_codes
-from paretorch.deploy.onnx_pack import FORMS, SIGNS, STEPS, Packing, find_packing, finished, pack
+from paretorch.deploy.onnx_int8 import SIGNS, narrow, share_codes
+from paretorch.deploy.onnx_pack import FORMS, STEPS, Packing, find_packing, pack
+from paretorch.deploy.onnx_types import CODES, LOW, finished
 from paretorch.errors import ArtefactError, ConfigError, MissingExtraError
 from paretorch.precision.activations_quantized import QuantizedActivation
 
@@ -140,9 +141,13 @@ def _told(graph: Model, merged: int) -> str:
     """The weights by type, in words: kept in the file."""
     from onnx import TensorProto
 
-    weights = [t for t in graph.graph.initializer if len(t.dims) > 1 and not t.name.endswith((STEPS, SIGNS))]
-    kinds = Counter(TensorProto.DataType.Name(t.data_type) for t in weights)
-    words = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    kinds = {t.name: TensorProto.DataType.Name(t.data_type) for t in graph.graph.initializer if len(t.dims) > 1}
+    count: Counter[str] = Counter()
+    for name, kind in kinds.items():
+        if not name.endswith((STEPS, SIGNS, LOW)):
+            low = kinds.get(name.removesuffix(CODES) + LOW)
+            count[kind if low is None else f"{kind}+{low}"] += 1
+    words = ", ".join(f"{number} {kind}" for kind, number in sorted(count.items()))
     return f"weights: {words}" + (f"; {merged} bytes of equal ones merged" if merged else "")
 
 

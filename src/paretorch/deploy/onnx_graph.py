@@ -102,6 +102,11 @@ def merge_equal(model: Model) -> int:
     return saved
 
 
+def readers(graph: Graph, name: str) -> list[Any]:
+    """The nodes that read a tensor, inner graphs included."""
+    return [node for part in _graphs(graph) for node in part.node if name in node.input]
+
+
 def prune(model: Model) -> None:
     """Drop the weights that nothing reads any more, and the sets of operators that nothing is from."""
     graph = model.graph

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
-Codes = NDArray[np.int8]
+from paretorch.deploy.values import to_grid
 
-WIDTHS = (2, 4, 8)
-_MOST = 128  # magnitudes of an int8 code
+Floats = NDArray[np.float32]
+Codes = NDArray[np.signedinteger[Any]]
+
+WIDTHS = (2, 4, 6, 8, 10, 12, 16)  # bits that a code may take
+_MOST = 512  # magnitudes, where steps are any numbers; with a power of two, 2^15
 _SAMPLE = 4096
-_NEAR = (
-    4.0 * 2.0**-24
-)  # the least and another value are off by half a unit in the last place each, of ratio and product
+_NEAR = 4.0 * 2.0**-24  # two values, their ratio and a product are each off by half a unit in the last place
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class Grid:
 
 
 def width_of(codes: Codes) -> int:
-    """The narrowest of 2, 4 and 8 bits that hold every code in two's complement."""
+    """The fewest bits that hold every code in two's complement."""
     low, high = int(codes.min(initial=0)), int(codes.max(initial=0))
     return next(width for width in WIDTHS if low >= -(1 << (width - 1)) and high < 1 << (width - 1))
 
@@ -64,7 +64,9 @@ def read_grid(values: NDArray[Any], axes: tuple[int | None, ...] = (None, 0, 1),
     """
     if values.dtype != np.float32 or not values.size or not np.isfinite(values).all():
         return None
-    whole = _along(values, None) if None in axes else None
+    whole = None
+    if None in axes:
+        whole = _along(values, None) or _fine(values)
     found = [whole]
     for axis in axes:
         if axis is not None and axis < values.ndim:
@@ -76,10 +78,20 @@ def read_grid(values: NDArray[Any], axes: tuple[int | None, ...] = (None, 0, 1),
 def _coarser(grid: Grid, axis: int) -> Grid:
     """The same weights with a step a slice: factors of two that all codes of a slice have move into its step."""
     others = tuple(i for i in range(grid.codes.ndim) if i != axis)
-    used = np.bitwise_or.reduce(grid.codes, axis=others, keepdims=True).astype(np.int16)
+    used = np.bitwise_or.reduce(grid.codes, axis=others, keepdims=True).astype(np.int32)
     twos = np.where(used == 0, 1, used & -used)
     steps = (twos.astype(np.float32) * grid.steps).reshape(-1)
-    return Grid((grid.codes // twos).astype(np.int8), steps, axis, grid.exact)
+    return Grid((grid.codes // twos).astype(np.int16), steps, axis, grid.exact)
+
+
+def _fine(values: Floats) -> Grid | None:
+    """A grid of up to 16 bits whose step is a power of two."""
+    found = to_grid(values.reshape(-1))
+    if found is None or np.abs(found[0]).max() >= 1 << 15:
+        return None
+    step = np.array(2.0 ** found[1], dtype=np.float32)
+    codes = found[0].astype(np.int16).reshape(values.shape)
+    return Grid(codes, step, None, True) if np.array_equal(codes * step, values) else None
 
 
 def _along(values: Floats, axis: int | None) -> Grid | None:
@@ -98,13 +110,10 @@ def _along(values: Floats, axis: int | None) -> Grid | None:
         exact &= good
         places = np.searchsorted(distinct, sizes).clip(max=distinct.size - 1)
         codes[i] = np.sign(row).astype(np.int16) * np.where(sizes > 0, numbers[places], 0)
-    if codes.max() >= _MOST:
-        return None
-    small = codes.astype(np.int8)
     if axis is None:
-        return Grid(small.reshape(values.shape), steps[0], None, exact)
+        return Grid(codes.reshape(values.shape), steps[0], None, exact)
     moved = np.moveaxis(values, axis, 0).shape
-    return Grid(np.ascontiguousarray(np.moveaxis(small.reshape(moved), 0, axis)), steps, axis, exact)
+    return Grid(np.ascontiguousarray(np.moveaxis(codes.reshape(moved), 0, axis)), steps, axis, exact)
 
 
 def _distinct(sizes: Floats) -> Floats | None:
