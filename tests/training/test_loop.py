@@ -94,9 +94,12 @@ def test_divergence_is_found_before_it_is_nan(make: Make) -> None:
 
 
 def test_the_learning_rate_follows_the_schedule_into_fine_tuning(make: Make) -> None:
-    trainer = make(Recipe(epochs=3, batch=4, lr=0.4, schedule="steps", milestones=(1, 2.5), factor=0.5))
+    rates = {"lr": 0.4, "schedule": "steps", "milestones": (1, 2.5), "factor": 0.5}
+    later = {"finetune_lr": 0.3, "finetune_schedule": "steps", "finetune_milestones": (1,)}
+    trainer = make(Recipe(epochs=3, finetune=2, sparsity=0.5, batch=4, **rates, **later))
     trainer.run()
-    assert [row["lr"] for row in trainer.folder.history()] == pytest.approx([0.4, 0.2, 0.1])
+    found = [row["lr"] for row in trainer.folder.history() if "lr" in row]
+    assert found == pytest.approx([0.4, 0.2, 0.1, 0.3, 0.15])
 
 
 def test_the_run_folder_says_what_was_run(make: Make) -> None:

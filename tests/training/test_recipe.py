@@ -52,6 +52,7 @@ def test_a_recipe_survives_json(lr: float, seed: int, sparsity: float | None, op
         ({"lr": float("nan")}, "lr must be at least 0"),
         ({"optimizer": "sdg"}, "choose one of sgd"),
         ({"schedule": "steps"}, "needs milestones"),
+        ({"finetune_schedule": "steps"}, "needs finetune_milestones"),
         ({"finetune": 3}, "set sparsity, bits or budget"),
         ({"budget": "48 potatoes"}, "is no size"),
         ({"dtype": "fp8"}, "choose one of auto"),

@@ -145,10 +145,12 @@ class Trainer:
         recipe = self.recipe
         if epoch < recipe.epochs:
             base, start, length, name, warmup = recipe.lr, 0, recipe.epochs, recipe.schedule, recipe.warmup
+            drops = recipe.milestones
         else:
             base = recipe.lr / 10 if recipe.finetune_lr is None else recipe.finetune_lr
             start, length, name, warmup = recipe.epochs, recipe.finetune, recipe.finetune_schedule, 0.0
-        schedule = schedules.build(name, length, milestones=recipe.milestones, factor=recipe.factor, warmup=warmup)
+            drops = recipe.finetune_milestones or ()
+        schedule = schedules.build(name, length, milestones=drops, factor=recipe.factor, warmup=warmup)
         return [base * schedule(epoch - start + step / self.task.steps) for step in range(self.task.steps)]
 
     def _require_finite(self, record: torch.Tensor, done: int) -> None:

@@ -55,7 +55,8 @@ class Recipe:
         others; an eps of None is the optimizer's own.
     clip_norm: the gradient of all weights together is scaled down to this norm; None: not at all.
     schedule, milestones, factor, warmup: see `paretorch.training.schedules`; milestones and warmup are in epochs.
-    finetune_lr, finetune_schedule: the rate after rounding; None is a tenth of lr.
+    finetune_lr, finetune_schedule, finetune_milestones: the rate after rounding, None is a tenth of lr; milestones are in
+        epochs after rounding.
     pad, flip, cutout, label_smoothing: augmentation of a training epoch, and the loss; for pad and flip None is what
         suits the data: 4 and mirroring, but 1 and no mirroring for digits.
     sparsity, bits, budget: targets for the fraction of zeros, the bits per weight and the bytes of the artefact; None
@@ -94,6 +95,7 @@ class Recipe:
     warmup: float = 0.0
     finetune_lr: float | None = None
     finetune_schedule: str = "cosine"
+    finetune_milestones: tuple[float, ...] | None = None
     pad: int | None = None
     flip: bool | None = None
     cutout: int = 0
@@ -113,6 +115,8 @@ class Recipe:
     def __post_init__(self) -> None:
         object.__setattr__(self, "betas", tuple(self.betas))
         object.__setattr__(self, "milestones", tuple(self.milestones))
+        if self.finetune_milestones is not None:
+            object.__setattr__(self, "finetune_milestones", tuple(self.finetune_milestones))
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("finetune_schedule", self.finetune_schedule, SCHEDULES)
@@ -130,6 +134,8 @@ class Recipe:
             _at_least(name, getattr(self, name), 0)
         if self.schedule == "steps" and not self.milestones:
             raise ConfigError("The schedule 'steps' needs milestones in epochs, for example milestones = [80, 120].")
+        if self.finetune_schedule == "steps" and not self.finetune_milestones:
+            raise ConfigError("finetune_schedule 'steps' needs finetune_milestones, in epochs after rounding.")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigError(f"clip_norm must be above 0, not {self.clip_norm}.")
         if self.pad is not None:
