@@ -1,22 +1,26 @@
-"""The report on a network: bytes on disk by kind and layer, bits, sparsity, MACs, latency."""
+"""The report on a network: bytes on disk by kind and layer, bits, sparsity, MACs, latency, accuracy."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from paretorch.deploy.accuracy import measure_accuracy
 from paretorch.deploy.artefact import StrPath, open_artefact, sizes
 from paretorch.deploy.latency import Latency, measure_latency
 from paretorch.deploy.macs import count_macs
 from paretorch.deploy.sizes import KINDS, Sizes, TensorSize
+from paretorch.deploy.structure import MACS, Activation, Shared, activations_of, macs_by_tensor, shared_of
 from paretorch.errors import ConfigError
 from paretorch.report import write_html  # here, not in to_html: a later import would put the room over pt.report
+
+_DENSE = "dense"  # the name of the baseline among latencies
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Layer:
     name: str
     size: TensorSize
     macs: int | None
+    macs_kept: int | None = None
 
     @property
     def sparsity(self) -> float:
@@ -43,7 +48,8 @@ class Report:
 
     Weights are the tensors of two or more dimensions; a dropped weight counts 0 bits, a weight on no grid its dtype's.
     `bits` leaves the map of precisions and the masks out, as papers do; `bits_on_disk` has them. `parameters` counts
-    every stored number, norm statistics too. `macs`: see paretorch.deploy.macs. `latency`: by runtime, with spread.
+    every stored number, norm statistics too. `macs`: see paretorch.deploy.macs; of layers that are mixed from shared
+    tensors each tensor has its part. `latency`: by runtime, with spread; of the entries, `dense` is the baseline.
     """
 
     name: str
@@ -52,6 +58,8 @@ class Report:
     accuracy: float | None = None
     baseline: Sizes | None = None
     latency: tuple[Latency, ...] = ()
+    activations: tuple[Activation, ...] = ()
+    shared: tuple[Shared, ...] = ()
 
     @property
     def parameters(self) -> int:
@@ -81,9 +89,14 @@ class Report:
     @property
     def macs_kept(self) -> int | None:
         """MACs whose weight is not zero."""
-        if self.macs is None:
-            return None
-        return round(sum((layer.macs or 0) * (1 - layer.sparsity) for layer in self.layers))
+        return None if self.macs is None else sum(layer.macs_kept or 0 for layer in self.layers)
+
+    @property
+    def speedups(self) -> dict[str, float]:
+        """Runtime -> how many times as fast as the dense baseline under the same runtime, measured in one run."""
+        times = {(entry.name, entry.runtime): entry.median_ms for entry in self.latency}
+        pairs = {runtime: (times.get((_DENSE, runtime)), times.get((self.name, runtime))) for _, runtime in times}
+        return {runtime: dense / own for runtime, (dense, own) in pairs.items() if dense and own}
 
     @property
     def precisions(self) -> dict[int, int]:
@@ -123,8 +136,12 @@ class Report:
             "precisions": {str(p): count for p, count in self.precisions.items()},
             "macs": self.macs,
             "macs_kept": self.macs_kept,
+            "macs_convention": MACS,
             "accuracy": self.accuracy,
             "latency": [asdict(entry) for entry in self.latency],
+            "speedups": self.speedups,
+            "activations": [asdict(one) for one in self.activations],
+            "shared": [{**asdict(one), "runs": list(one.runs)} for one in self.shared],
             "layers": layers,
         }
 
@@ -146,14 +163,15 @@ def report(
     *,
     example: Tensor | None = None,
     accuracy: float | None = None,
+    data: Iterable[tuple[Tensor, Tensor]] | None = None,
     baseline: nn.Module | None = None,
     latency: bool = True,
 ) -> Report:
     """Report on a module, or on an artefact by its path.
 
     example: a batch of inputs; with it MACs are counted and, unless `latency=False`, latency is measured in processes
-    of their own, for `baseline` (the dense network) too. accuracy: a fraction, shown as it is; read from the summary of
-    a file that has one.
+    of their own, for `baseline` (the dense network) too. accuracy: a fraction, shown as it is; or data: batches of inputs
+    and classes, on which it is measured; else it is read from the summary of a file that has one.
     """
     head: Mapping[str, Any] = {}
     if isinstance(model, str | os.PathLike):
@@ -166,21 +184,28 @@ def report(
         found = sizes(model)
     else:
         raise ConfigError(f"report takes a module or the path of an artefact, not {type(model).__name__}")
+    if not isinstance(source, nn.Module) and (example is not None or data is not None):
+        raise ConfigError("this file names no zoo network, so nothing can run the example; load it into a module")
+    if data is not None and isinstance(source, nn.Module):
+        accuracy = measure_accuracy(source, data)
     summary = head.get("summary")
     if accuracy is None and isinstance(summary, Mapping):
         kept = summary.get("accuracy")
         accuracy = float(kept) if isinstance(kept, int | float) else None
-    macs: dict[str, int] = {}
-    timed: list[Latency] = []
-    if example is not None:
-        if not isinstance(source, nn.Module):
-            raise ConfigError("this file names no zoo network, so nothing can run the example; load it into a module")
-        macs = count_macs(source, example)
+    layers, timed = _layers(found, {}, {}), list[Latency]()
+    edits = getattr(source, "paretorch_edits", None) or head.get("edits", ())
+    shared = shared_of(edits)
+    if example is not None and isinstance(source, nn.Module):
+        counted = count_macs(source, example)
+        layers = _layers(found, *macs_by_tensor(source, counted, shared))
         if latency:
-            timed = measure_latency({name: source} | ({} if baseline is None else {"dense": baseline}), example)
-    layers = tuple(
-        Layer(key, size, macs.get(key.removesuffix(".weight")) if macs else None)
-        for key, size in found.tensors.items()
-        if len(size.shape) > 1
+            timed = measure_latency({name: source} | ({} if baseline is None else {_DENSE: baseline}), example)
+    quantized = activations_of(source) if isinstance(source, nn.Module) else ()
+    before = None if baseline is None else sizes(baseline)
+    return Report(name, found, layers, accuracy, before, tuple(timed), quantized, shared)
+
+
+def _layers(found: Sizes, macs: Mapping[str, int], kept: Mapping[str, int]) -> tuple[Layer, ...]:
+    return tuple(
+        Layer(key, size, macs.get(key), kept.get(key)) for key, size in found.tensors.items() if len(size.shape) > 1
     )
-    return Report(name, found, layers, accuracy, None if baseline is None else sizes(baseline), tuple(timed))

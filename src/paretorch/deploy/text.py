@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from paretorch.deploy.sizes import KINDS
+from paretorch.deploy.structure import MACS
 
 if TYPE_CHECKING:
+    from paretorch.deploy.structure import Shared
     from paretorch.deploy.summary import Report
 
 
@@ -64,7 +66,23 @@ def facts(report: Report) -> list[tuple[str, str]]:
         threads = f"{entry.threads} thread{'s' if entry.threads > 1 else ''}"
         where = f"batch {entry.batch}, {threads}" + ("" if entry.isolated else ", not isolated")
         found.append((f"{entry.name}, {entry.runtime}", f"{entry.median_ms:.3g} ms ({spread}; {where})"))
+    if report.speedups:
+        told = ", ".join(f"{ratio:.2f} x under {runtime}" for runtime, ratio in report.speedups.items())
+        found.append(("against dense", f"{told} (above 1 is faster)"))
+    if report.activations:
+        bits = [one.bits for one in report.activations]
+        told = f"{sum(bits) / len(bits):.2f} bits on average, {min(bits):.3g} to {max(bits):.3g}"
+        found.append(("activations", f"{len(bits)} are quantized: {told}"))
+    for group in report.shared:
+        found.append(("shared", f"{len(group.layers)} layers are stored as {len(group.stored)}: {loops(group)}"))
     return found
+
+
+def loops(group: Shared) -> str:
+    """How stored layers run in the place of all layers, in words."""
+    from paretorch.sharing.loops import loops_in_words
+
+    return loops_in_words(group.runs) if group.runs else "every layer is a mixture of these"
 
 
 def render(report: Report) -> str:
@@ -91,4 +109,10 @@ def render(report: Report) -> str:
     rows.append(["names and header", "", "", "", "", "", "", "", "", f"{head:,.0f}", f"{head:,.0f}"])
     total = [f"{getattr(size, kind):,.0f}" for kind in KINDS]
     rows.append(["file", "", "", f"{report.sparsity:.1%}", f"{report.bits:.2f}", "", *total, f"{size.total:,}"])
-    return "\n".join([*lines, "", *table(rows)])
+    quantized = [["activation", "bits", "from", "to", "groups by bits"]]
+    for one in report.activations:
+        groups = ", ".join(f"{p}: {count}" for p, count in sorted(one.groups.items()))
+        quantized.append([one.name, f"{one.bits:.2f}", f"{one.low:.3g}", f"{one.high:.3g}", groups])
+    more = ["", *table(quantized)] if report.activations else []
+    foot = ["", f"{MACS}."] if report.macs is not None else []
+    return "\n".join([*lines, "", *table(rows), *more, *foot])

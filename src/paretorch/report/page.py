@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from paretorch.deploy.container import write_file
 from paretorch.deploy.sizes import KINDS
+from paretorch.deploy.structure import MACS
 from paretorch.deploy.text import human
 from paretorch.report.charts import bar_rows, histogram, stacked_bar
 from paretorch.report.history import history_charts
+from paretorch.report.inside import activations, shared
 from paretorch.report.style import CSS
 from paretorch.report.tables import table
 
 if TYPE_CHECKING:
+    from paretorch.deploy.latency import Latency
     from paretorch.deploy.summary import Report
 
 _WHAT = {
@@ -46,7 +49,7 @@ def write_html(
     history: the rows of a run's metrics.jsonl.
     """
     sections = [_head(title, report), "<main>", _comparison(comparison), _bytes(report), _layers(report)]
-    sections += [_history(history), _latency(report), "</main>", _foot()]
+    sections += [activations(report), shared(report), _history(history), _latency(report), "</main>", _foot()]
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -71,9 +74,11 @@ def _head(title: str, report: Report) -> str:
         ("bits per weight", f"{report.bits:.2f}", f"{report.bits_on_disk:.2f} on disk, masks and map included")
     )
     tiles.append(("sparsity", f"{report.sparsity:.1%}", f"of {report.weights:,} weights"))
+    tiles.append(("parameters", human(report.parameters, ""), f"{report.parameters:,} stored numbers"))
     if report.macs is not None and report.macs_kept is not None:
         tiles.append(("MACs", human(report.macs, ""), f"{human(report.macs_kept, '')} with a weight that is not zero"))
-        timed = min(report.latency, key=lambda entry: entry.median_ms, default=None)
+        own = [entry for entry in report.latency if entry.name == report.name] or report.latency
+        timed = min(own, key=lambda entry: entry.median_ms, default=None)
         note = "" if timed is None else f"batch {timed.batch}, {timed.runtime}"
         tiles.append(("latency", "not measured" if timed is None else f"{timed.median_ms:.3g} ms", note))
     cells = "".join(
@@ -169,6 +174,7 @@ def _latency(report: Report) -> str:
             "highest": entry.high_ms,
             "batch": entry.batch,
             "threads": entry.threads,
+            **_against_dense(report, entry),
         }
         for entry in report.latency
     ]
@@ -178,9 +184,15 @@ def _latency(report: Report) -> str:
     return f"<section><h2>Latency</h2>{table(caption, rows) if rows else _NOT_TIMED}</section>"
 
 
+def _against_dense(report: Report, entry: Latency) -> dict[str, str]:
+    if not report.speedups:
+        return {}
+    own = entry.name == report.name and entry.runtime in report.speedups
+    return {"faster than dense": f"{report.speedups[entry.runtime]:.2f} ×" if own else "–"}
+
+
 def _foot() -> str:
     return (
         "<footer><p>Weights are tensors of two or more dimensions. Bits count a dropped weight as 0 and a weight on no grid as "
-        "its dtype; bits on disk add masks, the map of precisions and the tables. 1 MAC is one multiplication and its "
-        "addition, in convolutions and linear layers, for one example. 1 kB is 1000 bytes.</p></footer>"
+        f"its dtype; bits on disk add masks, the map of precisions and the tables. {MACS}. 1 kB is 1000 bytes.</p></footer>"
     )

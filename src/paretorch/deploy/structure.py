@@ -1,0 +1,93 @@
+"""What a network has beside the values of its weights: quantized activations, and layers that share what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.precision.activations_quantized import QuantizedActivation
+
+MACS = "1 MAC is one multiplication and its addition, in convolutions and linear layers, for one example"
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A quantized activation: bits of its groups on average, how many groups have how many, and its range."""
+
+    name: str
+    bits: float
+    groups: Mapping[int, int]
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Layers that are mixed from `stored` tensors.
+
+    uses: for each layer, which of the tensors it is mixed from. runs: where each is one tensor (times a scale), the number
+    of that tensor, 1 2 … in the order in which they first run; empty where some layer is a mixture.
+    """
+
+    layers: tuple[str, ...]
+    stored: tuple[str, ...]
+    uses: tuple[tuple[int, ...], ...]
+
+    @property
+    def runs(self) -> tuple[int, ...]:
+        if any(len(own) != 1 for own in self.uses):
+            return ()
+        order = list(dict.fromkeys(own[0] for own in self.uses))
+        return tuple(order.index(own[0]) + 1 for own in self.uses)
+
+
+def activations_of(model: nn.Module) -> tuple[Activation, ...]:
+    """The quantized activations of a plain network, in its order."""
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedActivation):
+            bits, counts = torch.unique(module.bits, return_counts=True)
+            groups = dict(zip(bits.tolist(), counts.tolist(), strict=True))
+            mean = sum(p * count for p, count in groups.items()) / max(sum(groups.values()), 1)
+            low, high = module.bounds.tolist()
+            found.append(Activation(name, mean, groups, low, high))
+    return tuple(found)
+
+
+def shared_of(edits: Sequence[Mapping[str, Any]]) -> tuple[Shared, ...]:
+    """The groups of layers that share, as a network's structural edits tell them."""
+    return tuple(
+        Shared(
+            tuple(edit["weights"]),
+            tuple(f"{edit['bank']}_{i}" for i in range(edit["count"])),
+            tuple(tuple(own) for own in edit["uses"]),
+        )
+        for edit in edits
+        if edit["kind"] == "share"
+    )
+
+
+def macs_by_tensor(
+    model: nn.Module, counted: Mapping[str, int], shared: tuple[Shared, ...]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """MACs, and those whose weight is not zero, by the stored tensor; of a mixture each of its tensors has an equal part."""
+    stored = {
+        weight: [group.stored[i] for i in own]
+        for group in shared
+        for weight, own in zip(group.layers, group.uses, strict=True)
+    }
+    every: dict[str, int] = {}
+    kept: dict[str, int] = {}
+    for module, macs in counted.items():
+        weight = f"{module}.weight" if module else "weight"
+        value: Tensor = model.get_submodule(module).weight.detach()  # type: ignore[operator]
+        left = round(macs * int(torch.count_nonzero(value)) / max(value.numel(), 1))
+        for total, amount in ((every, macs), (kept, left)):
+            names = stored.get(weight, [weight])
+            for i, name in enumerate(names):
+                total[name] = total.get(name, 0) + amount * (i + 1) // len(names) - amount * i // len(names)
+    return every, kept

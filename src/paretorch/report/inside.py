@@ -1,0 +1,55 @@
+"""Sections of a report for networks that have more than weights to tell about: quantized activations, shared layers."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from paretorch.deploy.text import loops
+from paretorch.report.charts import bar_rows
+from paretorch.report.sharing import folded_diagram
+from paretorch.report.tables import table
+
+if TYPE_CHECKING:
+    from paretorch.deploy.summary import Report
+
+
+def activations(report: Report) -> str:
+    """Bits of every quantized activation, as bars and in numbers; nothing where there is none."""
+    if not report.activations:
+        return ""
+    bars = bar_rows(
+        "activations",
+        "Bits of the activations",
+        [(one.name, one.bits) for one in report.activations],
+        form=lambda bits: f"{bits:.2f}",
+        kind="c1",
+    )
+    rows = [
+        {
+            "activation": one.name,
+            "bits": round(one.bits, 2),
+            "from": one.low,
+            "to": one.high,
+            "groups by bits": ", ".join(f"{p}: {count}" for p, count in sorted(one.groups.items())),
+        }
+        for one in report.activations
+    ]
+    numbers = table("Every quantized activation: bits on average, range, and how many groups have how many bits", rows)
+    return f'<section><h2>Activations</h2><div class="card"><h3>Bits</h3>{bars}</div>{numbers}</section>'
+
+
+def shared(report: Report) -> str:
+    """Layers that are stored once and run in loops, each group as a diagram; mixtures of several in words."""
+    parts = []
+    for number, group in enumerate(report.shared, 1):
+        words = loops(group)
+        drawn = (
+            folded_diagram(f"shared-{number}", f"Shared layers, group {number}", group.runs, words)
+            if group.runs
+            else ""
+        )
+        heading = f"Group {number}: {len(group.layers)} layers are stored as {len(group.stored)}"
+        names = f"{group.layers[0]} … {group.layers[-1]}"
+        parts.append(f'<div class="card"><h3>{heading}</h3><p>{escape(names)}: {escape(words)}.</p>{drawn}</div>')
+    return f'<section><h2>Shared layers</h2><div class="grid">{"".join(parts)}</div></section>' if parts else ""
