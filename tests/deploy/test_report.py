@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from paretorch import SMOLActivations, SoftSharing, compress, fold, zoo
 from paretorch.deploy import Latency, measure_latency, report, save
 from paretorch.deploy import latency as latency_module
 from paretorch.deploy.macs import count_macs
@@ -157,3 +159,85 @@ def test_latency_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "one, torch" in str(
         report(models["one"]).__class__("x", report(models["one"]).sizes, (), latency=tuple(found))
     )
+
+
+def test_accuracy_is_measured_on_given_data(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Dropout(0.9)).train()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(2))
+    inputs = torch.eye(2).repeat(5, 1)
+    right = torch.tensor([0, 1]).repeat(5)
+    right[:3] = 1 - right[:3]
+    assert report(model, data=[(inputs, right)]).accuracy == pytest.approx(0.7)
+    assert report(model, data=[(inputs, right), (inputs[:0], right[:0])]).accuracy == pytest.approx(0.7)
+    assert model.training
+    assert model[1].training
+    with pytest.raises(ConfigError, match="no batches"):
+        report(model, data=[])
+    with pytest.raises(ConfigError, match="inputs and their classes"):
+        report(model, data=[(torch.zeros(2, 3), right[:2])])
+    save(model, tmp_path / "net.pare")
+    with pytest.raises(ConfigError, match="names no zoo network"):
+        report(tmp_path / "net.pare", data=[(inputs, right)])
+
+
+def test_a_file_is_measured_rather_than_believed(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    save(zoo.build("digits-cnn", width=2), tmp_path / "net.pare", summary={"accuracy": 0.99})
+    data = [(torch.zeros(4, 1, 8, 8), torch.arange(4))]
+    assert report(tmp_path / "net.pare").accuracy == 0.99
+    assert report(tmp_path / "net.pare", data=data).accuracy in (0.0, 0.25)
+
+
+def test_times_are_compared_with_dense_under_the_same_runtime() -> None:
+    found = report(small())
+    assert found.speedups == {}
+    times = {("dense", "torch"): 4.0, (found.name, "torch"): 2.0, ("dense", "onnxruntime"): 1.0}
+    timed = tuple(Latency(*key, ms, ms, ms, 3, 1, 1, True) for key, ms in times.items())
+    found = replace(found, latency=timed)
+    assert found.speedups == {"torch": 2.0}
+    assert "2.00 x under torch" in str(found)
+    assert json.loads(found.to_json())["speedups"] == {"torch": 2.0}
+
+
+def test_the_convention_of_macs_is_said_wherever_they_are() -> None:
+    found = report(small(), example=torch.randn(1, 2, 4, 4), latency=False)
+    assert "1 MAC is one multiplication and its addition" in str(found)
+    assert "1 MAC is one multiplication and its addition" in json.loads(found.to_json())["macs_convention"]
+    assert "1 MAC is" not in str(report(small()))
+
+
+def test_quantized_activations_are_told(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = zoo.build("digits-cnn", width=2)
+    example = torch.rand(2, 1, 8, 8)
+    plan = compress(model, SMOLActivations(target_bits=4.0, group="layer"), steps=4, example=example)
+    save(plan.finalize(), tmp_path / "net.pare")
+    found = report(tmp_path / "net.pare")
+    assert found.activations
+    assert all(one.low == 0.0 < one.high and sum(one.groups.values()) == 1 for one in found.activations)
+    mean = sum(one.bits for one in found.activations) / len(found.activations)
+    assert 1.0 <= mean <= 8.0
+    assert f"{len(found.activations)} are quantized: {mean:.2f} bits on average" in str(found)
+    assert len(json.loads(found.to_json())["activations"]) == len(found.activations)
+    assert report(small()).activations == ()
+
+
+def test_folded_networks_tell_their_loops_and_all_their_macs(tmp_path: Path) -> None:
+    network = zoo.build("swrn-22-1-2", classes=4)
+    example = torch.ones(1, 3, 8, 8)
+    dense = report(zoo.build("wrn-22-1", classes=4), example=example, latency=False)
+    compress(network, SoftSharing(**network.sharing), steps=9, seed=3)
+    with torch.no_grad():
+        for i, mix in enumerate([m for m in network.modules() if type(m).__name__ == "Mix"][:4]):
+            mix.s.copy_((1.0 + i) * torch.eye(2)[i % 2])  # type: ignore[operator, union-attr]
+    small_network = fold(network, threshold=0.999, only="stages.0.*")
+    save(small_network, tmp_path / "folded.pare")
+    found = report(tmp_path / "folded.pare", example=example, latency=False)
+    assert found.shared[0].runs == (1, 2, 1, 2)
+    assert "4 layers are stored as 2: layers 1-2 run twice" in str(found)
+    assert found.macs == found.macs_kept == dense.macs
+    assert json.loads(found.to_json())["shared"][0]["runs"] == [1, 2, 1, 2]
+    mixed = [group for group in found.shared if not group.runs]
+    assert mixed
+    assert "every layer is a mixture of these" in str(found)

@@ -1,21 +1,34 @@
 """`pare report`."""
 
+import contextlib
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paretorch.cli.values import Text
 from paretorch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 _SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
 
 
 def report(
-    path: Annotated[Path, typer.Argument(help="A run folder, or an artefact such as model.pare.")],
+    path: Annotated[
+        Path, typer.Argument(help="A run folder, an artefact such as model.pare, or the name of a zoo network.")
+    ],
     html: Annotated[Path | None, typer.Option(help="Write the report as a page here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    latency: Annotated[bool, typer.Option("--latency", help="Measure latency on this machine's CPU.")] = False,
+    data: Annotated[
+        Text, typer.Option(help="Measure accuracy on the test part of digits, cifar10 or cifar100.")
+    ] = None,
+    root: Annotated[Text, typer.Option(help="Folder of the data sets.")] = None,
+    latency: Annotated[
+        bool, typer.Option("--latency", help="Measure latency on this machine's CPU, beside the dense network.")
+    ] = False,
     batch: Annotated[int, typer.Option(min=1, help="Inputs per call when latency is measured.")] = 1,
     shape: Annotated[
         str | None, typer.Option(help="Shape of one input, such as 3,32,32.", show_default="that of the run's data")
@@ -27,6 +40,8 @@ def report(
 
         pare report runs/mine
 
+        pare report model.pare --data cifar10 --root data --latency
+
         pare report model.pare --shape 3,32,32 --latency --html report.html
     """
     import torch
@@ -36,18 +51,63 @@ def report(
     from paretorch.report import write_html
     from paretorch.training.folder import read_history
 
+    model = _model(path)
     folder = path if path.is_dir() else path.parent
-    artefact = path / "model.pare" if path.is_dir() else path
-    if not artefact.exists():
-        raise ConfigError(f"There is no artefact {artefact}; finish the run with: pare train --out {folder} --resume")
-    size = tuple(integers(shape, "--shape")) if shape else _SHAPES.get(_data_of(folder))
+    size = tuple(integers(shape, "--shape")) if shape else _SHAPES.get(data or _data_of(folder))
     if latency and size is None:
         raise ConfigError("Latency needs the shape of an input: --shape 3,32,32.")
     example = None if size is None else torch.zeros(batch, *size)
-    found = deploy.report(artefact, example=example, latency=latency)
+    found = deploy.report(
+        model,
+        example=example,
+        latency=latency,
+        baseline=_dense(model) if latency else None,
+        data=None if data is None else _batches(data, root),
+    )
     typer.echo(found.to_json() if as_json else str(found))
     if html is not None:
-        write_html(html, title=artefact.stem, comparison=[], report=found, history=read_history(folder))
+        title = found.name.removesuffix(".pare")
+        write_html(html, title=title, comparison=[], report=found, history=read_history(folder))
+
+
+def _model(path: Path) -> "Path | nn.Module":
+    """The artefact to report on, or a fresh network of the zoo."""
+    from paretorch import zoo
+
+    artefact = path / "model.pare" if path.is_dir() else path
+    if artefact.exists():
+        return artefact
+    if not path.exists() and path.name == str(path):
+        with contextlib.suppress(ConfigError):
+            return zoo.build(path.name).eval()
+    raise ConfigError(f"There is no artefact {artefact}; finish the run with: pare train --out {path} --resume")
+
+
+def _dense(model: "Path | nn.Module") -> "nn.Module | None":
+    """The network that the artefact names, as the zoo builds it; None where it names none, or is one itself."""
+    from paretorch import zoo
+    from paretorch.deploy.artefact import open_artefact
+
+    if not isinstance(model, Path):
+        return None
+    named = open_artefact(model)[1].get("zoo")
+    return None if named is None else zoo.build(named[0], **named[1]).eval()
+
+
+def _batches(data: str, root: str | None) -> "list[tuple[Tensor, Tensor]]":
+    """The test part of an image set, as a network sees it."""
+    import torch
+
+    from paretorch import zoo
+
+    images = zoo.data.load(data, root)
+    shape = (1, len(images.mean), 1, 1)
+    mean, std = torch.tensor(images.mean).view(shape), torch.tensor(images.std).view(shape)
+    pixels, labels = images.test
+    return [
+        ((part.float() / 255 - mean) / std, classes)
+        for part, classes in zip(pixels.split(500), labels.split(500), strict=True)
+    ]
 
 
 def _data_of(folder: Path) -> str:
