@@ -67,7 +67,7 @@ class Mixed(nn.Module):
 class Looped(nn.Module):
     """Equal shapes in a row, as folding likes them."""
 
-    def __init__(self, channels: int = 24, layers: int = 6) -> None:
+    def __init__(self, channels: int = 24, layers: int = 4) -> None:
         super().__init__()
         self.stem = nn.Conv2d(1, channels, 3, padding=1)
         self.convs = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(layers))

@@ -18,7 +18,7 @@ _X = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
 def _folded(*methods: object) -> tuple[nn.Module, nn.Module]:
-    """Six layers folded into two, and the same network not folded."""
+    """Four layers folded into two, and the same network not folded."""
     torch.manual_seed(0)
     model = Looped()
     plan = compress(model, SoftSharing(templates=2), *methods, steps=2)
@@ -45,9 +45,9 @@ def _stored(path: Path) -> int:
 
 def test_a_folded_network_shrinks_in_proportion(plain: tuple[nn.Module, nn.Module], tmp_path: Path) -> None:
     folded, whole = (export_onnx(net, _X, tmp_path / f"{i}.onnx") for i, net in enumerate(plain))
-    assert (_stored(folded), _stored(whole)) == (2 * 24 * 24 * 9, 6 * 24 * 24 * 9)
+    assert (_stored(folded), _stored(whole)) == (2 * 24 * 24 * 9, 4 * 24 * 24 * 9)
     gone = whole.stat().st_size - folded.stat().st_size
-    assert gone == pytest.approx(4 * 24 * 24 * 9 * 4, rel=0.05)
+    assert gone == pytest.approx(2 * 24 * 24 * 9 * 4, rel=0.1)
     np.testing.assert_allclose(run(folded, _X), plain[0](_X).detach().numpy(), atol=1e-4)
     assert set(loaded(folded)) == set(loaded(whole))  # no product or norm is left for every call
 
@@ -56,8 +56,8 @@ def test_templates_of_few_bits_are_packed_and_mixed_when_loaded(tmp_path: Path) 
     folded, _ = _folded(SMOL(target_bits=2.0))
     path = export_onnx(folded, _X, tmp_path / "net.onnx")
     kinds = {name: kind for name, kind in types(path).items() if name.startswith("shared")}
-    assert set(kinds.values()) <= {"INT2", "INT4", "INT8"}
-    assert len(kinds) == 2
+    assert "FLOAT" not in kinds.values()
+    assert sum(name.endswith(".codes") for name in kinds) == 2
     assert not {"Cast", "Mul", "BatchNormalization"} & set(loaded(path))
 
 
@@ -67,7 +67,7 @@ def test_int8_layers_that_differ_by_factors_have_their_codes_once(
     batches = [torch.randn(64, 1, 8, 8)]
     once = export_onnx(plain[0], _X, tmp_path / "once.onnx", calibrate=batches)
     assert _stored(once) == 2 * 24 * 24 * 9
-    assert loaded(once)["QLinearConv"] == 7
+    assert loaded(once)["QLinearConv"] == 5
     monkeypatch.setattr(onnx_module, "share_codes", lambda model: 0)
     often = export_onnx(plain[0], _X, tmp_path / "often.onnx", calibrate=batches)
     assert _stored(often) > _stored(once)
