@@ -14,6 +14,7 @@ h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .25rem; overflow-wrap: an
 h2 { font-size: 1.15rem; margin: 2rem 0 .75rem; }
 h3 { font-size: .95rem; margin: 0 0 .6rem; font-weight: 600; }
 p { margin: .25rem 0 .75rem; color: var(--soft); max-width: 46rem; }
+p, h2, h3 { overflow-wrap: anywhere; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem; margin: 1.25rem 0; padding: 0; }
 .tiles div, .card { background: var(--card); border: 1px solid var(--rule); border-radius: .6rem; padding: .9rem 1rem; }
 .tiles dt { color: var(--soft); font-size: .8rem; }

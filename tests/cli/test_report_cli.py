@@ -1,0 +1,59 @@
+"""`pare report` as a user meets it: accuracy on a data set, times beside the dense network, networks by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from paretorch import deploy, zoo
+from paretorch.cli.app import app
+from paretorch.training import ImageClassification
+
+
+def _report(*words: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, ["report", *map(str, words)], env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("report") / "net.pare"
+    deploy.save(zoo.build("digits-cnn", width=2), path, summary={"accuracy": 0.99})
+    return path
+
+
+def test_accuracy_is_measured_where_a_data_set_is_named(artefact: Path) -> None:
+    assert json.loads(_report(artefact, "--json").stdout)["accuracy"] == 0.99
+    told = json.loads(_report(artefact, "--data", "digits", "--json").stdout)
+    task = ImageClassification(zoo.data.load("digits"), batch=64)
+    assert told["accuracy"] == pytest.approx(task.evaluate(deploy.load(artefact))["test_accuracy"])
+    assert told["macs"] is not None, "the data set tells the shape of an input"
+    assert "There is no cifar-10" in _report(artefact, "--data", "cifar10", "--root", artefact.parent, code=1).output
+    assert "no image set 'ptb'" in _report(artefact, "--data", "ptb", code=2).output
+
+
+def test_times_stand_beside_those_of_the_dense_network(artefact: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    told = json.loads(_report(artefact, "--shape", "1,8,8", "--latency", "--json", "--html", page).stdout)
+    runtimes = {entry["runtime"] for entry in told["latency"]}
+    assert "torch" in runtimes
+    assert {(entry["name"], entry["runtime"]) for entry in told["latency"]} == {
+        (name, runtime) for name in ("net.pare", "dense") for runtime in runtimes
+    }
+    assert all(entry["isolated"] and entry["low_ms"] <= entry["high_ms"] for entry in told["latency"])
+    assert set(told["speedups"]) == runtimes
+    assert "faster than dense" in page.read_text()
+
+
+def test_a_network_of_the_zoo_goes_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = json.loads(_report("resnet20", "--shape", "3,32,32", "--json").stdout)
+    assert told["name"] == "resnet20"
+    assert 40e6 < told["macs"] < 42e6
+    assert "There is no artefact resnet21" in _report("resnet21", code=2).output
