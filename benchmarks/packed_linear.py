@@ -32,6 +32,7 @@ from torch.nn import functional as F
 from paretorch.deploy.fast import PackedLinear, SparseLinear
 from paretorch.deploy.fast._launch import Tuning
 from paretorch.deploy.fast.codes import WIDTHS, WORD
+from paretorch.deploy.fast.measure import elapsed
 from paretorch.deploy.fast.packing import COLUMNS, ROWS, Packed
 from paretorch.deploy.latency import timed_rounds
 from paretorch.training.folder import environment
@@ -40,6 +41,7 @@ SHAPES = ["4096x11008", "11008x4096", "8192x28672", "28672x8192"]
 BEYOND_CACHE = 400_000_000  # bytes of weights to go through before one is read again
 GROUP = 128
 Call = Callable[[], Tensor]
+Setting = tuple[str, int, int, int, int]
 
 
 def random_packed(shape: tuple[int, int], kind: str, tile: tuple[int, int], device: str) -> Packed:
@@ -125,9 +127,9 @@ class Field:
         times: dict[str, list[float]] = {name: [] for name in graphs}
         for _ in range(rounds):
             for name, (graph, launches) in graphs.items():
-                once = _elapsed(graph.replay, 1)
+                once = elapsed(graph.replay, 1)
                 repeats = max(1, round(milliseconds / max(once, 1e-3)))
-                times[name].append(1e3 * _elapsed(graph.replay, repeats) / launches)
+                times[name].append(1e3 * elapsed(graph.replay, repeats) / launches)
         return [{**self.facts[name], "us": statistics.median(t), "times": t} for name, t in times.items()]
 
 
@@ -144,23 +146,12 @@ def _graph(calls: list[Call]) -> tuple[torch.cuda.CUDAGraph, int]:
     return graph, len(launches)
 
 
-def _elapsed(call: Callable[[], object], count: int) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    start.record()
-    for _ in range(count):
-        call()
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) / count
-
-
 def copy_bandwidth() -> float:
     """Bytes per second, read and written, of a copy of 1 GiB."""
     source = torch.empty(1 << 28, device="cuda")
     target = torch.empty_like(source)
-    _elapsed(lambda: target.copy_(source), 3)
-    return 8 * source.numel() / (1e-3 * min(_elapsed(lambda: target.copy_(source), 10) for _ in range(5)))
+    elapsed(lambda: target.copy_(source), 3)
+    return 8 * source.numel() / (1e-3 * min(elapsed(lambda: target.copy_(source), 10) for _ in range(5)))
 
 
 def gpu_table(args: argparse.Namespace, bandwidth: float) -> list[dict[str, Any]]:
@@ -169,7 +160,8 @@ def gpu_table(args: argparse.Namespace, bandwidth: float) -> list[dict[str, Any]
         shape = _shape(text)
         torch.manual_seed(0)
         field = Field(torch.randn(batch, shape[1], device="cuda").bfloat16())
-        tuning, tile = Tuning(args.programs[0], args.warps[0], args.stages[0]), _shape(args.tiles[0])
+        tile = _shape(args.tiles[0])
+        tuning = Tuning(args.programs[0], args.warps[0], args.stages[0], early=bool(args.early[0]))
         for kind in args.kinds:
             packed = random_packed(shape, kind, tile, "cuda")
             weight = PackedLinear(packed).weight
@@ -205,29 +197,42 @@ def _ratios(row: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, flo
 
 
 def sweep(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every setting, one after the other; the best of each case are printed."""
-    rows = []
+    """First all tiles and warps; then, for the best three, all stages, programs and ways to start."""
+    rows: list[dict[str, Any]] = []
     for text, kind, batch in itertools.product(args.shapes, args.kinds, args.batch):
-        shape, found = _shape(text), []
-        for tile, warps, stages, programs in itertools.product(args.tiles, args.warps, args.stages, args.programs):
-            torch.manual_seed(0)
-            field = Field(torch.randn(batch, shape[1], device="cuda").bfloat16())
-            packed = random_packed(shape, kind, _shape(tile), "cuda")
-            setting = {"tile": tile, "warps": warps, "stages": stages, "programs": programs}
-            try:
-                field.add_packed("packed", packed, Tuning(programs, warps, stages), PackedLinear(packed).weight)
-            except Exception as error:  # Triton has its own types for what does not fit into shared memory
-                print(f"{text} {kind} {batch} {setting}: {type(error).__name__}")
-                continue
-            (row,) = field.measure(3, 3.0)
-            found.append({"shape": text, "kind": kind, "batch": batch, **setting, **row})
-        found.sort(key=lambda row: row["us"])
-        print(f"\n{text}, {kind} bits, batch {batch}: microseconds, error, setting", flush=True)
-        for row in found[:6]:
-            setting = {key: row[key] for key in ("tile", "warps", "stages", "programs")}
-            print(f"{row['us']:>9.2f}{row['error']:>10.1e}  {setting}")
-        rows += found
+        found: dict[Setting, dict[str, Any]] = {}
+        middle = (args.stages[len(args.stages) // 2], args.programs[len(args.programs) // 2], args.early[0])
+        for tile, warps in itertools.product(args.tiles, args.warps):
+            try_setting(found, (tile, warps, *middle), _shape(text), kind, batch)
+        best = sorted(found, key=lambda setting: found[setting]["us"])[:3]
+        for (tile, warps, *_), *rest in itertools.product(best, args.stages, args.programs, args.early):
+            try_setting(found, (tile, warps, *rest), _shape(text), kind, batch)
+        print(
+            f"\n{text}, {kind} bits, batch {batch}: microseconds, error, tile, warps, stages, programs, early",
+            flush=True,
+        )
+        for setting, row in sorted(found.items(), key=lambda item: item[1]["us"]):
+            rows.append({"shape": text, "kind": kind, "batch": batch, "setting": setting, **row})
+            if row["us"] <= 1.15 * min(other["us"] for other in found.values()):
+                print(f"{row['us']:>9.2f}{row['error']:>10.1e}  {setting}", flush=True)
     return rows
+
+
+def try_setting(
+    found: dict[Setting, dict[str, Any]], setting: Setting, shape: tuple[int, int], kind: str, batch: int
+) -> None:
+    tile, warps, stages, programs, early = setting
+    if setting in found:
+        return
+    torch.manual_seed(0)
+    field = Field(torch.randn(batch, shape[1], device="cuda").bfloat16())
+    packed = random_packed(shape, kind, _shape(tile), "cuda")
+    tuning = Tuning(programs, warps, stages, early=bool(early))
+    try:
+        field.add_packed("packed", packed, tuning, PackedLinear(packed).weight)
+        (found[setting],) = field.measure(3, 3.0)
+    except Exception as error:  # Triton has its own types for what does not fit into shared memory
+        print(f"{shape} {kind} {batch} {setting}: {type(error).__name__}", flush=True)
 
 
 def cpu_table(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -254,8 +259,9 @@ def cpu_table(args: argparse.Namespace) -> list[dict[str, Any]]:
             ratio = statistics.median(a / b for a, b in zip(times["onnxruntime dense"], found, strict=True))
             rows.append({"batch": batch, "zeros": zeros, "candidate": name, "us": statistics.median(us), "times": us})
             rows[-1] |= {"size": size, "error": error, "vs_onnxruntime": ratio}
-            spread = f"({min(us):.1f} - {max(us):.1f})"
-            print(f"{name:20}{statistics.median(us):>9.1f} {spread:>22}{ratio:>7.2f} x onnxruntime")
+            print(
+                f"{name:20}{statistics.median(us):>9.1f}   ({min(us):.1f} - {max(us):.1f})   {ratio:.2f} x onnxruntime"
+            )
     return rows
 
 
@@ -300,6 +306,7 @@ def main() -> None:
     parser.add_argument("--warps", type=int, nargs="+")
     parser.add_argument("--stages", type=int, nargs="+")
     parser.add_argument("--programs", type=int, nargs="+", help="for each multiprocessor")
+    parser.add_argument("--early", type=int, nargs="+", help="1: start while the kernel in front still runs")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.1, help="of a round of a candidate on the CPU")
     parser.add_argument("--threads", type=int, default=1, help="on the CPU")
@@ -314,12 +321,12 @@ def main() -> None:
     args.tiles = args.tiles or (["64x128", "64x256", "32x256", "32x512"] if best else [f"{ROWS}x{COLUMNS}"])
     args.warps = args.warps or ([2, 4, 8] if best else [plain.warps])
     args.stages = args.stages or ([2, 3, 4] if best else [plain.stages])
-    args.programs = args.programs or ([2, 4] if best else [plain.programs])
-    facts = environment(torch.device("cpu" if cpu else "cuda"))
+    args.programs = args.programs or ([2, 4, 6] if best else [plain.programs])
+    args.early = args.early or ([0, 1] if best else [int(plain.early)])
+    facts = {**environment(torch.device("cpu" if cpu else "cuda")), "threads": args.threads}
     print(f"torch {facts['torch']}, {facts['hardware']}")
     if cpu:
         results: dict[str, Any] = {"sparse": cpu_table(args), "packed": packed_errors()}
-        facts["threads"] = args.threads
     elif args.sweep:
         results = {"sweep": sweep(args)}
     else:

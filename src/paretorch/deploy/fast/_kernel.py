@@ -24,14 +24,18 @@ def packed_linear(
     batch, outputs, inputs, x_stride, tiles,
     HAS8: tl.constexpr, HAS4: tl.constexpr, HAS2: tl.constexpr, ODD: tl.constexpr, FULL: tl.constexpr,
     REGULAR: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    BATCH: tl.constexpr, WAYS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    BATCH: tl.constexpr, WAYS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
     ASM8: tl.constexpr, ASM4: tl.constexpr, ASM2: tl.constexpr,
 ):  # fmt: skip
     """x (batch, inputs), out (batch, outputs); BATCH is batch rounded up.
 
     spans: for each row tile the first and last tile of each width, unless it has all of one width (FULL). places: which
     columns a tile covers, unless it can be told from its number (REGULAR). rows: which output a packed row is.
+    EARLY: this kernel may start before the one in front of it has ended, and lets the next one do so. Until then it
+    touches nothing but the weights, which no kernel writes.
     """
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     split, tile = tl.program_id(0), tl.program_id(1)
     r, b = tl.arange(0, ROWS), tl.arange(0, BATCH)
     # What is needed at the end is asked for at the start: memory takes its time.
@@ -45,17 +49,17 @@ def packed_linear(
     if HAS8:
         sums += _unit(exponent) * _stream(
             x, words8, places8, span, tile, split, batch, inputs, x_stride,
-            8, ODD, FULL, REGULAR, WHOLE, ROWS, COLUMNS, BATCH, WAYS, SPLITS, STAGES, ASM8,
+            8, ODD, FULL, REGULAR, WHOLE, ROWS, COLUMNS, BATCH, WAYS, SPLITS, STAGES, EARLY, ASM8,
         )  # fmt: skip
     if HAS4:
         sums += _unit(exponent + padded) * _stream(
             x, words4, places4, span + 2, tile, split, batch, inputs, x_stride,
-            4, ODD, FULL, REGULAR, WHOLE, ROWS, COLUMNS, BATCH, WAYS, SPLITS, STAGES, ASM4,
+            4, ODD, FULL, REGULAR, WHOLE, ROWS, COLUMNS, BATCH, WAYS, SPLITS, STAGES, EARLY, ASM4,
         )  # fmt: skip
     if HAS2:
         sums += _unit(exponent + 2 * padded) * _stream(
             x, words2, places2, span + 4, tile, split, batch, inputs, x_stride,
-            2, ODD, FULL, REGULAR, WHOLE, ROWS, COLUMNS, BATCH, WAYS, SPLITS, STAGES, ASM2,
+            2, ODD, FULL, REGULAR, WHOLE, ROWS, COLUMNS, BATCH, WAYS, SPLITS, STAGES, EARLY, ASM2,
         )  # fmt: skip
     total = tl.sum(sums, axis=0)
     present = b[None, :] < batch
@@ -80,7 +84,7 @@ def _stream(
     x, words, places, span, tile, split, batch, inputs, x_stride,
     WIDTH: tl.constexpr, ODD: tl.constexpr, FULL: tl.constexpr, REGULAR: tl.constexpr, WHOLE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BATCH: tl.constexpr, WAYS: tl.constexpr, SPLITS: tl.constexpr,
-    STAGES: tl.constexpr, ASM: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Σ integer · x over this program's tiles of one width, for each of its warps (first dimension)."""
     LENGTH: tl.constexpr = COLUMNS * WIDTH // 16  # words of one row of a tile
@@ -93,6 +97,9 @@ def _stream(
     r = tl.arange(0, ROWS)[None, :, None]
     at = (way[:, None, None] * ROWS + r) * LENGTH + j[:, None, :]
     sums = tl.zeros((WAYS, ROWS, BATCH), tl.float32)
+    if EARLY:
+        _prefetch(words, first + split * WAYS, last, WAYS, ROWS * LENGTH)
+        tl.extra.cuda.gdc_wait()
     for i in tl.range(first + split * WAYS, last, SPLITS * WAYS, num_stages=STAGES):
         own = i + way
         here = own < last
@@ -110,6 +117,17 @@ def _stream(
             piece = tl.load(x + k[:, :, None] + b * x_stride, mask=wanted, other=0.0)
             sums = _product(w, piece, sums, WIDTH, part, ODD, ASM)
     return sums
+
+
+@triton.jit
+def _prefetch(words, first, last, COUNT: tl.constexpr, SIZE: tl.constexpr):
+    """Ask for COUNT tiles, those that there are, to be brought to the second level cache, a line of 64 words at a time."""
+    line = tl.arange(0, COUNT * SIZE // 64)
+    tile = tl.maximum(tl.minimum(first + line // (SIZE // 64), last - 1), 0)
+    address = (words + tile.to(tl.int64) * SIZE + line % (SIZE // 64) * 64).to(tl.int64)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit

@@ -20,13 +20,15 @@ LARGEST_BATCH = 16
 class Tuning:
     """programs: about how many per multiprocessor, each of so many warps, with stages − 1 tiles for each on their way.
 
-    splits: how many programs share a row tile; 0: as many as it takes.
+    splits: how many programs share a row tile; 0: as many as it takes. early: start while the kernel in front still runs,
+    on GPUs that can (Hopper and later).
     """
 
     programs: int = 4
     warps: int = 4
     stages: int = 3
     splits: int = 0
+    early: bool = False
 
 
 def runs_on(device: torch.device) -> bool:
@@ -43,7 +45,7 @@ def _capable(device: torch.device) -> bool:
 def packed_product(
     x: Tensor, packed: Packed, order: Order, bias: Tensor | None, tickets: Tensor, tuning: Tuning
 ) -> Tensor:
-    """x (at most 16 rows, contiguous bf16) times the transposed weight, by one launch.
+    """x (at most 16 rows, contiguous bf16) times the transposed weight, plus a bias of any dtype, by one launch.
 
     order: packed.order, which takes long to find out. tickets: as many int32 zeros as row tiles; they are zeros again afterwards, and not to be shared by launches that may
     run at the same time.
@@ -52,6 +54,7 @@ def packed_product(
 
     (outputs, inputs), (height, columns) = packed.shape, packed.tile
     batch, tiles = len(x), len(packed.spans)
+    early = tuning.early and x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
     splits = tuning.splits or _splits(tiles, -(-inputs // columns), _processors(x.device), tuning)
     out = torch.empty(batch, outputs, dtype=x.dtype, device=x.device)
     partial = torch.empty(tiles * splits * batch * height if splits > 1 else 1, device=x.device)
@@ -83,9 +86,11 @@ def packed_product(
             BATCH=8 if batch <= 8 else LARGEST_BATCH,
             WAYS=tuning.warps,
             SPLITS=splits,
-            STAGES=tuning.stages,
+            STAGES=tuning.stages + (order is Order.FREE),  # looking up the place of a tile is a stage of its own
+            EARLY=early,
             **{f"ASM{width}": _assembly(width, packed.odd) if x.is_cuda else None for width in WIDTHS},
             num_warps=tuning.warps,
+            **({"launch_pdl": True} if early else {}),
         )
     return out
 

@@ -41,15 +41,16 @@ def _by_events(calls: Mapping[str, Call], rounds: int, seconds: float) -> dict[s
     for name, call in calls.items():
         for _ in range(3):
             call()
-        counts[name] = max(1, math.ceil(1e3 * seconds / max(_elapsed(call, 3), 1e-3)))
+        counts[name] = max(1, math.ceil(1e3 * seconds / max(elapsed(call, 3), 1e-3)))
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            times[name].append(_elapsed(call, counts[name]))
+            times[name].append(elapsed(call, counts[name]))
     return times
 
 
-def _elapsed(call: Call, count: int) -> float:
+def elapsed(call: Call, count: int) -> float:
+    """Milliseconds of a call on a GPU, the mean of so many."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()

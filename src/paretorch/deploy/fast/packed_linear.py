@@ -66,16 +66,15 @@ class PackedLinear(Adopting):
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        bias = None if self.bias is None else self.bias.to(x.dtype)
         rows = x.numel() // max(1, self.in_features)
         small = 0 < rows <= _launch.LARGEST_BATCH and x.shape[-1] == self.in_features
         wanted = torch.is_grad_enabled() and x.requires_grad
         if not small or wanted or x.dtype != torch.bfloat16 or not _launch.runs_on(x.device):
-            return F.linear(x, self.weight.to(x.dtype), bias)
+            return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
         if self._tickets is None or self._tickets.device != x.device:
             self._tickets = torch.zeros(len(self.spans), dtype=torch.int32, device=x.device)
         flat = x.reshape(rows, self.in_features).contiguous()
-        out = _launch.packed_product(flat, self.packed, self.order, bias, self._tickets, self.tuning)
+        out = _launch.packed_product(flat, self.packed, self.order, self.bias, self._tickets, self.tuning)
         return out.view(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:

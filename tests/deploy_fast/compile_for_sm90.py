@@ -1,0 +1,42 @@
+"""Compiles the kernel for an H200, which needs none, and prints its PTX."""
+
+from __future__ import annotations
+
+import sys
+
+from triton import compile as compile_kernel
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from paretorch.deploy.fast._kernel import packed_linear
+from paretorch.deploy.fast._launch import _assembly
+from paretorch.deploy.fast.codes import WIDTHS
+
+POINTERS = {"x": "*bf16", "out": "*bf16", "bias": "*bf16", "partial": "*fp32"}
+NUMBERS = ("batch", "outputs", "inputs", "x_stride", "tiles")
+
+
+def main(width: int, batch: int, early: bool) -> str:
+    numbers = {"ROWS": 64, "COLUMNS": 128, "BATCH": batch, "WAYS": 4, "SPLITS": 2, "STAGES": 3}
+    constants = {
+        **numbers,
+        "EARLY": early,
+        **{f"HAS{w}": w == width for w in WIDTHS},
+        **{f"ASM{w}": _assembly(w, True) for w in WIDTHS},
+        **dict.fromkeys(("ODD", "FULL", "REGULAR", "WHOLE", "BIAS"), True),
+    }
+    names = packed_linear.arg_names
+    kinds = {name: "*i16" if name.startswith("words") else POINTERS.get(name, "*i32") for name in names}
+    kinds |= dict.fromkeys(NUMBERS, "i32") | dict.fromkeys(constants, "constexpr")
+    aligned = [n for n in names if kinds[n].startswith("*") or n in ("outputs", "inputs", "x_stride")]
+    source = ASTSource(
+        packed_linear,
+        kinds,
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    return str(compile_kernel(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"])
+
+
+if __name__ == "__main__":
+    print(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "early"))
