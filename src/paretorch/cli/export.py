@@ -75,7 +75,8 @@ def export(
     if found is not None:
         example = normalise(found.test[0][:2], found.mean, found.std, torch.float32)
         if int8:
-            seen = normalise(found.train[0][:images], found.mean, found.std, torch.float32)
+            spread = found.train[0][:: max(1, len(found.train[0]) // images)][:images]  # sets may be sorted
+            seen = normalise(spread, found.mean, found.std, torch.float32)
             options |= {"calibrate": seen.split(_BATCH), "percentile": percentile}
     deploy.export_onnx(model, example, target, **options)
     typer.echo(f"{target}: {target.stat().st_size:,} bytes ({artefact.name}: {artefact.stat().st_size:,})")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from paretorch.errors import ConfigError
 
 OPSET = 20  # where nothing needs a later one
-_LOOKS = ("Shape", "Size", "CastLike")  # these read no value of a weight
+_NO_COPY = ("Shape", "Size", "CastLike", "Slice", "Split")  # reads that, folded, do not double a weight
 Graph = Any  # onnx.GraphProto and its parts have no types that a checker knows
 Model = Any
 
@@ -74,7 +74,7 @@ def optimize(model: Model, kept: Collection[str]) -> Model:
 
 def shared(model: Model) -> set[str]:
     """The weights of the graph that it reads more than once, or that are equal to others."""
-    nodes = [node for part in _graphs(model.graph) for node in part.node if node.op_type not in _LOOKS]
+    nodes = [node for part in _graphs(model.graph) for node in part.node if node.op_type not in _NO_COPY]
     reads = Counter(name for node in nodes for name in node.input)
     same: dict[Any, list[str]] = {}
     for tensor in model.graph.initializer:

@@ -66,7 +66,7 @@ def read_grid(values: NDArray[Any], axes: tuple[int | None, ...] = (None, 0, 1),
         return None
     whole = None
     if None in axes:
-        whole = _along(values, None) or _fine(values)
+        whole = _binary(values) or _along(values, None)
     found = [whole]
     for axis in axes:
         if axis is not None and axis < values.ndim:
@@ -75,23 +75,30 @@ def read_grid(values: NDArray[Any], axes: tuple[int | None, ...] = (None, 0, 1),
     return min(grids, key=lambda grid: (not grid.exact, grid.cost), default=None)
 
 
-def _coarser(grid: Grid, axis: int) -> Grid:
+def _coarser(grid: Grid, axis: int) -> Grid | None:
     """The same weights with a step a slice: factors of two that all codes of a slice have move into its step."""
     others = tuple(i for i in range(grid.codes.ndim) if i != axis)
     used = np.bitwise_or.reduce(grid.codes, axis=others, keepdims=True).astype(np.int32)
-    twos = np.where(used == 0, 1, used & -used)
+    twos = np.where(used == 0, 1, used & -used).astype(np.int16)
+    if (twos[used != 0] == 1).all():
+        return None  # no slice gains
     steps = (twos.astype(np.float32) * grid.steps).reshape(-1)
-    return Grid((grid.codes // twos).astype(np.int16), steps, axis, grid.exact)
+    return Grid(grid.codes // twos, steps, axis, grid.exact)
 
 
-def _fine(values: Floats) -> Grid | None:
-    """A grid of up to 16 bits whose step is a power of two."""
+def _binary(values: Floats) -> Grid | None:
+    """A grid of up to 16 bits on binary fractions, such as those of chapter 5: found without a search."""
     found = to_grid(values.reshape(-1))
-    if found is None or np.abs(found[0]).max() >= 1 << 15:
+    if found is None:
         return None
-    step = np.array(2.0 ** found[1], dtype=np.float32)
-    codes = found[0].astype(np.int16).reshape(values.shape)
-    return Grid(codes, step, None, True) if np.array_equal(codes * step, values) else None
+    lowest = int(found[0].min())
+    distinct = np.flatnonzero(np.bincount(found[0] - lowest)) + lowest
+    common = max(1, int(np.gcd.reduce(distinct)))
+    codes = found[0] // common if common > 1 else found[0]
+    step = np.array(common * 2.0 ** found[1], dtype=np.float32)
+    if codes.max() >= 1 << 15 or codes.min() < -(1 << 15) or not np.array_equal(codes * step, values.reshape(-1)):
+        return None
+    return Grid(codes.astype(np.int16).reshape(values.shape), step, None, True)
 
 
 def _along(values: Floats, axis: int | None) -> Grid | None:
