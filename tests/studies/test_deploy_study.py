@@ -1,6 +1,8 @@
 """The study of bytes on disk on a tiny setting: every family runs, files keep to their budgets, and the bench draws them."""
 
 import json
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,3 +99,26 @@ def test_one_command_does_it(tmp_path: Path) -> None:
     mine = load_study("deploy-resnet20").settings["both-48KB"]
     for name in ("norms", "sparsity", "bits", "sparsity_options", "precision_options"):
         assert stored[name] == mine.as_dict()[name]
+
+
+def test_the_command_of_the_page_is_the_run_of_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()
+    blocks = re.findall(r"```sh\n(pare train .*?)```", page, re.DOTALL)
+    assert len(blocks) == 1
+    asked: list[Recipe] = []
+
+    def pretended(recipe: Recipe, *_: object, **__: object) -> dict[str, Any]:
+        asked.append(recipe)
+        return {"bytes": 1, "dense_bytes": 1}
+
+    monkeypatch.setattr("paretorch.training.run.train", pretended)
+    done = CliRunner().invoke(app, shlex.split(blocks[0].replace("\\\n", " "))[1:])
+    assert done.exit_code == 0, done.output
+    assert asked[0].as_dict() == load_study("deploy-resnet20").settings["both-48KB"].as_dict()
+
+
+def test_the_page_names_settings_that_are_there() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()
+    study = load_study("deploy-resnet20")
+    for words in re.findall(r"--only '?([\w,*-]+)'?", page):
+        assert study.only(words.split(",")).settings

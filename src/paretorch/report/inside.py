@@ -36,7 +36,8 @@ def activations(report: Report) -> str:
         for one in report.activations
     ]
     numbers = table("Every quantized activation: bits on average, range, and how many groups have how many bits", rows)
-    return f'<section><h2>Activations</h2><div class="card"><h3>Bits</h3>{bars}</div>{numbers}</section>'
+    card = f'<div class="grid"><div class="card"><h3>Bits</h3>{bars}</div></div>'
+    return f"<section><h2>Activations</h2>{card}<h2>Activations in numbers</h2>{numbers}</section>"
 
 
 def shared(report: Report) -> str:

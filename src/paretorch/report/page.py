@@ -80,6 +80,8 @@ def _head(title: str, report: Report) -> str:
         own = [entry for entry in report.latency if entry.name == report.name] or report.latency
         timed = min(own, key=lambda entry: entry.median_ms, default=None)
         note = "" if timed is None else f"batch {timed.batch}, {timed.runtime}"
+        if timed is not None and timed.runtime in report.speedups:
+            note += f", {report.speedups[timed.runtime]:.2f} × as fast as dense"
         tiles.append(("latency", "not measured" if timed is None else f"{timed.median_ms:.3g} ms", note))
     cells = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(note)}</small></dd></div>"
