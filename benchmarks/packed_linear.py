@@ -37,6 +37,7 @@ from paretorch.deploy.fast.packing import COLUMNS, ROWS, Packed
 from paretorch.deploy.latency import timed_rounds
 from paretorch.training.folder import environment
 
+DEVICE = "cuda"
 SHAPES = ["4096x11008", "11008x4096", "8192x28672", "28672x8192"]
 BEYOND_CACHE = 400_000_000  # bytes of weights to go through before one is read again
 GROUP = 128
@@ -148,7 +149,7 @@ def _graph(calls: list[Call]) -> tuple[torch.cuda.CUDAGraph, int]:
 
 def copy_bandwidth() -> float:
     """Bytes per second, read and written, of a copy of 1 GiB."""
-    source = torch.empty(1 << 28, device="cuda")
+    source = torch.empty(1 << 28, device=DEVICE)
     target = torch.empty_like(source)
     elapsed(lambda: target.copy_(source), 3)
     return 8 * source.numel() / (1e-3 * min(elapsed(lambda: target.copy_(source), 10) for _ in range(5)))
@@ -159,11 +160,11 @@ def gpu_table(args: argparse.Namespace, bandwidth: float) -> list[dict[str, Any]
     for text, batch in itertools.product(args.shapes, args.batch):
         shape = _shape(text)
         torch.manual_seed(0)
-        field = Field(torch.randn(batch, shape[1], device="cuda").bfloat16())
+        field = Field(torch.randn(batch, shape[1], device=DEVICE).bfloat16())
         tile = _shape(args.tiles[0])
         tuning = Tuning(args.programs[0], args.warps[0], args.stages[0], early=bool(args.early[0]))
         for kind in args.kinds:
-            packed = random_packed(shape, kind, tile, "cuda")
+            packed = random_packed(shape, kind, tile, DEVICE)
             weight = PackedLinear(packed).weight
             if kind == "4":
                 field.add_dense(weight)
@@ -225,8 +226,8 @@ def try_setting(
     if setting in found:
         return
     torch.manual_seed(0)
-    field = Field(torch.randn(batch, shape[1], device="cuda").bfloat16())
-    packed = random_packed(shape, kind, _shape(tile), "cuda")
+    field = Field(torch.randn(batch, shape[1], device=DEVICE).bfloat16())
+    packed = random_packed(shape, kind, _shape(tile), DEVICE)
     tuning = Tuning(programs, warps, stages, early=bool(early))
     try:
         field.add_packed("packed", packed, tuning, PackedLinear(packed).weight)

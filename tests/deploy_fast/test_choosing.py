@@ -175,15 +175,24 @@ def test_half_precision_stays_dense_on_a_cpu() -> None:
     assert "float32" in account.choices[0].reason
 
 
-def test_parametrised_layers_and_subclasses_are_not_touched() -> None:
+def test_parametrised_layers_and_those_with_hooks_are_not_touched() -> None:
     class Double(nn.Module):
         def forward(self, weight: Tensor) -> Tensor:
             return 2 * weight
 
     model = network()
     parametrize.register_parametrization(model[0], "weight", Double(), unsafe=True)
+    model[2].register_forward_hook(lambda layer, given, out: out + 1)
     _, account = pt.optimize(model, torch.randn(5, 40), timer=faster())
-    assert "0" not in [choice.layer for choice in account.choices]
+    assert [choice.layer for choice in account.choices] == ["4"]
+
+
+def test_a_layer_that_does_not_run_is_not_taken() -> None:
+    """Under autocast the input of a sparse product would be bf16."""
+    with torch.autocast("cpu", torch.bfloat16):
+        _, account = pt.optimize(network(), torch.randn(5, 40), timer=faster())
+    assert not account.changed
+    assert {choice.chosen for choice in account.choices} == {"dense"}
 
 
 def test_a_layer_whose_outputs_differ_is_not_taken(monkeypatch) -> None:

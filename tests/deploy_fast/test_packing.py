@@ -6,7 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+import paretorch as pt
 from paretorch.deploy.fast.packing import Order, pack, unpack
 from paretorch.errors import ConfigError
 from tests.deploy_fast.grids import by_block, by_channel, on_the_grid
@@ -96,3 +98,24 @@ def test_blocks_that_leave_gaps_are_not_regular() -> None:
 def test_refusals_say_why(weight, why) -> None:
     with pytest.raises(ConfigError, match=why):
         pack(weight)
+
+
+@pytest.mark.parametrize("methods", ["bits", "bits and zeros"])
+def test_what_training_leaves_can_be_packed(methods) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 10))
+    chosen = [pt.SMOL(target_bits=3.0, allowed_bits=(2, 4, 8), group="channel")]
+    if methods == "bits and zeros":
+        chosen.append(pt.ContinuousSparsification(target=0.5, group="channel"))
+    plan = pt.compress(model, *chosen, steps=20)
+    optimizer = torch.optim.SGD(plan.param_groups(), lr=0.05)
+    for _ in range(20):
+        model(torch.randn(8, 40)).square().mean().backward()
+        optimizer.step()
+        plan.step()
+        optimizer.zero_grad()
+    plan.harden(optimizer)
+    weight = plan.finalize()[0].weight.detach()
+    packed = pack(weight, *TILE)
+    assert torch.equal(unpack(packed), weight)
+    assert packed.odd

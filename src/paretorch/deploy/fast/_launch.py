@@ -56,6 +56,7 @@ def packed_product(
     batch, tiles = len(x), len(packed.spans)
     early = tuning.early and x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
     splits = tuning.splits or _splits(tiles, -(-inputs // columns), _processors(x.device), tuning)
+    has = {width: len(words) > 0 for width, words in zip(WIDTHS, packed.words, strict=True)}
     out = torch.empty(batch, outputs, dtype=x.dtype, device=x.device)
     partial = torch.empty(tiles * splits * batch * height if splits > 1 else 1, device=x.device)
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
@@ -75,7 +76,7 @@ def packed_product(
             inputs,
             x.stride(0),
             tiles,
-            **{f"HAS{width}": len(words) > 0 for width, words in zip(WIDTHS, packed.words, strict=True)},
+            **{f"HAS{width}": has[width] for width in WIDTHS},
             ODD=packed.odd,
             FULL=order is Order.FULL,
             REGULAR=order is not Order.FREE,
@@ -88,7 +89,7 @@ def packed_product(
             SPLITS=splits,
             STAGES=tuning.stages + (order is Order.FREE),  # looking up the place of a tile is a stage of its own
             EARLY=early,
-            **{f"ASM{width}": _assembly(width, packed.odd) if x.is_cuda else None for width in WIDTHS},
+            **{f"ASM{width}": _assembly(width, packed.odd) if x.is_cuda and has[width] else None for width in WIDTHS},
             num_warps=tuning.warps,
             **({"launch_pdl": True} if early else {}),
         )

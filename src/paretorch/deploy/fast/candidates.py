@@ -15,7 +15,9 @@ _FEWEST_ZEROS = 0.7
 
 
 def is_layer(module: nn.Module) -> bool:
-    """A plain Linear or 1 × 1 convolution: subclasses and parametrised ones may compute something else."""
+    """A plain Linear or 1 × 1 convolution: subclasses, parametrised ones and those with hooks may do something else."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        return False
     if type(module) is nn.Conv2d:
         return module.kernel_size == (1, 1) and module.groups == 1 and module.padding in ((0, 0), "valid", "same")
     return type(module) is nn.Linear

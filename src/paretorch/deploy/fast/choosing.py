@@ -98,7 +98,10 @@ def _choose(
     if isinstance(found, str):
         return Choice(name, _DENSE, found), None
     kind, module = found
-    apart = max(difference(layer(x), module(x)) for x in inputs)
+    try:
+        apart = max(difference(layer(x), module(x)) for x in inputs)
+    except (RuntimeError, TypeError) as error:
+        return Choice(name, _DENSE, f"{kind} does not run here: {error}"), None
     if apart > limit:
         return Choice(name, _DENSE, f"{kind} differs by {apart:.1e}, more than {limit:.0e}"), None
     times = timed({_DENSE: _calls(layer, inputs), kind: _calls(module, inputs)})
