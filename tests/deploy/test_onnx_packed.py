@@ -83,12 +83,17 @@ def test_no_later_opset_than_the_types_need(tmp_path: Path) -> None:
     assert (opset(eight), types(eight)) == (20, {"weight.codes": "INT8"})
 
 
-def test_qdq_files_say_it_with_dequantize_linear(tmp_path: Path) -> None:
-    layer = nn.Sequential(_wide(3), nn.BatchNorm1d(40))
-    path = export_onnx(settle(layer), torch.randn(2, 20), tmp_path / "four.onnx", weights="qdq")
-    assert (opset(path), types(path)) == (21, {"0.weight.codes": "INT4"})
-    assert operators(path) == {"DequantizeLinear": 1, "Gemm": 1}
-    assert constants(path)["0.weight.0.steps"].shape == (40,)
+def test_qdq_files_say_it_with_dequantize_linear_and_scales_above_zero(tmp_path: Path) -> None:
+    layers = settle(nn.Sequential(_wide(3), nn.BatchNorm1d(40), nn.Linear(40, 40), nn.BatchNorm1d(40)))
+    on_grid(layers[2].weight, 3)
+    with torch.no_grad():
+        layers[1].weight.abs_().add_(0.1)
+    path = export_onnx(layers, torch.randn(2, 20), tmp_path / "four.onnx", weights="qdq")
+    assert (opset(path), set(types(path).values())) == (21, {"INT4"})
+    assert operators(path) == {"DequantizeLinear": 2, "Gemm": 2, "BatchNormalization": 1}
+    found = constants(path)
+    assert found["0.weight.0.steps"].shape == (40,)
+    assert all((values > 0).all() for name, values in found.items() if name.endswith(".steps"))
 
 
 def test_a_runtime_without_narrow_integers_gets_wider_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,11 @@ from paretorch.deploy.onnx_graph import Graph
 from paretorch.deploy.onnx_grid import Grid
 
 
-def absorb_norm(graph: Graph, node: Any, grid: Grid) -> Grid | None:
-    """Take the norm behind the node out of the graph; returns the grid with its steps. None: there is none to take."""
+def absorb_norm(graph: Graph, node: Any, grid: Grid, positive: bool) -> Grid | None:
+    """Take the norm behind the node out of the graph; returns the grid with its steps. None: there is none to take.
+
+    positive: only if all steps stay above 0, which compilers ask of scales.
+    """
     from onnx import numpy_helper
 
     norm = _norm_behind(graph, node)
@@ -28,7 +31,7 @@ def absorb_norm(graph: Graph, node: Any, grid: Grid) -> Grid | None:
     factor = gamma / np.sqrt(variance + _attribute(norm, "epsilon", 1e-5))
     steps = (grid.steps * factor).astype(np.float32)
     moved = ((bias[0] if bias else 0.0) - mean) * factor + beta
-    if steps.shape != (grid.codes.shape[axis],) or not np.isfinite(steps).all():
+    if steps.shape != (grid.codes.shape[axis],) or not np.isfinite(steps).all() or (positive and steps.min() <= 0):
         return None
     graph.initializer.append(_tensor(f"{norm.output[0]}.bias", moved.astype(np.float32)))
     del node.input[2:]

@@ -69,7 +69,8 @@ def pack(model: Model, packing: Packing, form: str) -> None:
         graph.initializer.remove(tensor)
         own: dict[str, Grid] = {}
         for i, node in enumerate(readers(graph, name)):
-            scaled = absorb_norm(graph, node, grid) if list(node.input).index(name) == 1 else None
+            is_weight = list(node.input).index(name) == 1
+            scaled = absorb_norm(graph, node, grid, positive=form == "qdq") if is_weight else None
             if scaled is None:
                 own[name] = grid
             else:
