@@ -56,6 +56,7 @@ def test_every_file_is_written_with_its_real_size(benched: Path) -> None:
     assert families == {
         ("dense", "dense fp32"),
         ("dense", "dense fp16"),
+        ("dense", "int8 weights"),
         ("dense", "onnxruntime int8"),
         ("small", "paretorch, CS + SMOL"),
         ("smaller", "paretorch, CS + SMOL"),

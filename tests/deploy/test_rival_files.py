@@ -17,9 +17,11 @@ from paretorch.deploy.rivals import (
     prune_channels,
     read_plain,
     read_sparse,
+    read_weight_int8,
     write_int8,
     write_plain,
     write_sparse,
+    write_weight_int8,
 )
 from paretorch.deploy.rivals.sparse import _packed, _unpacked
 from paretorch.errors import ArtefactError, ConfigError, MissingExtraError
@@ -76,6 +78,22 @@ def test_int8_is_run_by_onnxruntime(tmp_path: Path) -> None:
     model = network()
     path = write_int8(model, tmp_path / "net.onnx", [images(), images()])
     assert 0.0 < off(model, OnnxNetwork(path)) < 0.2
+
+
+def test_int8_weights_are_a_quarter(tmp_path: Path) -> None:
+    model = network()
+    with torch.no_grad():
+        model.get_parameter("stem.weight")[1] = 0.0  # a channel without a step
+    path = write_weight_int8(model, tmp_path / "net.safetensors")
+    found = read_weight_int8(path, model)
+    assert 0.0 < off(model, found) < 0.05
+    for name, weight in model.named_parameters():
+        if weight.dim() > 1:
+            step = weight.detach().abs().amax(list(range(1, weight.dim())), keepdim=True) / 127
+            assert bool(((found.get_parameter(name) - weight).abs() <= step / 2 + 1e-9).all())
+    assert path.stat().st_size < 0.6 * write_plain(model, tmp_path / "full").stat().st_size
+    with pytest.raises(ArtefactError, match="does not hold the state"):
+        read_weight_int8(path, nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.95])

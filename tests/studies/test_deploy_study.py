@@ -77,6 +77,7 @@ def test_from_the_study_to_the_picture(tmp_path: Path) -> None:
     assert set(families) == {
         "dense fp32",
         "dense fp16",
+        "int8 weights",
         "onnxruntime int8",
         "paretorch, CS + SMOL",
         "mp pruned, fp16 + zstd",

@@ -81,7 +81,8 @@ class Bench:
 
             assert source.recipe is not None
             return [File(f"{source.recipe.pruning} pruned, fp16 + zstd", ".fp16.zst", write_sparse, read_sparse)]
-        return [_plain("dense fp32", torch.float32), _plain("dense fp16", torch.float16), self._int8()]
+        plain = [_plain("dense fp32", torch.float32), _plain("dense fp16", torch.float16)]
+        return [*plain, _weight_int8(), self._int8()]
 
     def _int8(self) -> File:
         from paretorch.deploy.rivals import OnnxNetwork, write_int8
@@ -152,6 +153,12 @@ def _plain(family: str, dtype: torch.dtype) -> File:
 
     suffix = ".fp16.safetensors" if dtype == torch.float16 else ".fp32.safetensors"
     return File(family, suffix, lambda model, path: write_plain(model, path, dtype), read_plain)
+
+
+def _weight_int8() -> File:
+    from paretorch.deploy.rivals import read_weight_int8, write_weight_int8
+
+    return File("int8 weights", ".int8.safetensors", write_weight_int8, read_weight_int8)
 
 
 def _load(source: Source) -> nn.Module:

@@ -8,13 +8,16 @@ from paretorch.deploy.rivals.channels import prune_channels
 from paretorch.deploy.rivals.int8 import OnnxNetwork, write_int8
 from paretorch.deploy.rivals.plain import read_plain, write_plain
 from paretorch.deploy.rivals.sparse import read_sparse, write_sparse
+from paretorch.deploy.rivals.weight_int8 import read_weight_int8, write_weight_int8
 
 __all__ = [
     "OnnxNetwork",
     "prune_channels",
     "read_plain",
     "read_sparse",
+    "read_weight_int8",
     "write_int8",
     "write_plain",
     "write_sparse",
+    "write_weight_int8",
 ]
