@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 
 import numpy as np
@@ -97,6 +98,14 @@ def test_optimize_takes_it_where_the_timer_says_so(monkeypatch) -> None:
     assert "17 rows" in optimize(model, many, timer=lambda calls: {}).account.choices[0].reason
 
 
+def test_a_changed_layer_is_not_computed_from_what_it_was() -> None:
+    layer, other = (check(by_channel(64, 128, widths), 2, 1) for widths in ((2, 8), (4,)))
+    x = torch.randn(2, 128).bfloat16().to(DEVICE)
+    layer.load_state_dict(other.state_dict())
+    assert torch.equal(layer(x), other(x))
+    assert torch.equal(copy.deepcopy(layer)(x), other(x))
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 def test_replayed_from_a_graph() -> None:
     layer = check(torch.full((4096, 1024), 4), 1, 8)
@@ -109,3 +118,30 @@ def test_replayed_from_a_graph() -> None:
         x.copy_(torch.randn(1, 1024, device=DEVICE))
         graph.replay()
         assert torch.equal(out, layer(x))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("graphs", [True, False])
+def test_optimize_with_the_clock_of_a_gpu(graphs) -> None:
+    model = nn.Sequential(nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 64)).to(DEVICE, torch.bfloat16)
+    with torch.no_grad():
+        model[0].weight.copy_(on_the_grid(by_channel(4096, 4096, (2, 4)), 2.0**-6))
+    x = torch.randn(1, 4096, device=DEVICE).bfloat16()
+    fast, account = optimize(model, x, graphs=graphs, rounds=3)
+    assert (fast is model) == (not account.changed)
+    assert "packed" in account.choices[0].milliseconds
+    assert "not on a grid" in account.choices[1].reason
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_kernels_that_start_early_see_what_was_written_before() -> None:
+    first, second = (check(torch.full((512, 512), bits), 4, 2) for bits in (4, 2))
+    x = torch.randn(4, 512, device=DEVICE).bfloat16()
+    wanted = [second(first(x * i).relu()) for i in range(1, 9)]
+    first.tuning = second.tuning = _launch.Tuning(early=True)
+    first(x), second(x)
+    got = [second(first(x * i).relu()) for i in range(1, 9)]
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=ROUNDING, atol=1e-2 * float(b.abs().max()))

@@ -61,6 +61,8 @@ def packed_linear(
             x, words2, places2, span + 4, tile, split, batch, inputs, x_stride,
             2, ODD, FULL, REGULAR, WHOLE, ROWS, COLUMNS, BATCH, WAYS, SPLITS, STAGES, EARLY, ASM2,
         )  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_wait()  # a row tile without tiles, too: what comes behind counts on it
     total = tl.sum(sums, axis=0)
     present = b[None, :] < batch
     target = out + b[None, :] * outputs + row[:, None]

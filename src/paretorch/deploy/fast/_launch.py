@@ -42,58 +42,59 @@ def _capable(device: torch.device) -> bool:
     return nvidia and find_spec("triton") is not None
 
 
-def packed_product(
-    x: Tensor, packed: Packed, order: Order, bias: Tensor | None, tickets: Tensor, tuning: Tuning
-) -> Tensor:
-    """x (at most 16 rows, contiguous bf16) times the transposed weight, plus a bias of any dtype, by one launch.
+class Launch:
+    """x (`batch` rows of at most 16, contiguous bf16) times the transposed weight plus a bias of any dtype, by one launch.
 
-    order: packed.order, which takes long to find out. tickets: as many int32 zeros as row tiles; they are zeros again afterwards, and not to be shared by launches that may
-    run at the same time.
+    What does not depend on the numbers in x is made once: deciding it anew each time would take longer than the product.
+    order: packed.order. Not to be used by two streams at the same time: the tickets are shared.
     """
-    from paretorch.deploy.fast._kernel import packed_linear
 
-    (outputs, inputs), (height, columns) = packed.shape, packed.tile
-    batch, tiles = len(x), len(packed.spans)
-    early = tuning.early and x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
-    splits = tuning.splits or _splits(tiles, -(-inputs // columns), _processors(x.device), tuning)
-    has = {width: len(words) > 0 for width, words in zip(WIDTHS, packed.words, strict=True)}
-    out = torch.empty(batch, outputs, dtype=x.dtype, device=x.device)
-    partial = torch.empty(tiles * splits * batch * height if splits > 1 else 1, device=x.device)
-    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-        packed_linear[(splits, tiles)](
-            x,
-            out,
-            out if bias is None else bias,
-            packed.rows,
-            packed.exponents,
-            *packed.words,
-            *packed.places,
-            packed.spans,
-            partial,
-            tickets,
-            batch,
-            outputs,
-            inputs,
-            x.stride(0),
-            tiles,
+    def __init__(self, packed: Packed, order: Order, bias: Tensor | None, batch: int, tuning: Tuning) -> None:
+        from paretorch.deploy.fast._kernel import packed_linear
+
+        device = packed.rows.device
+        (outputs, inputs), (height, columns) = packed.shape, packed.tile
+        tiles = len(packed.spans)
+        splits = tuning.splits or _splits(tiles, -(-inputs // columns), _processors(device), tuning)
+        early = tuning.early and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        has = {width: len(words) > 0 for width, words in zip(WIDTHS, packed.words, strict=True)}
+        spoken = {
+            width: _assembly(width, packed.odd) if device.type == "cuda" and has[width] else None for width in has
+        }
+        self._kernel = packed_linear[(splits, tiles)]
+        self._bias = bias
+        self._held = (packed.rows, packed.exponents, *packed.words, *packed.places, packed.spans)
+        self._tickets = torch.zeros(tiles, dtype=torch.int32, device=device)
+        self._numbers = (batch, outputs, inputs, inputs, tiles)
+        self._shape = (batch, outputs)
+        self._partial = tiles * splits * batch * height if splits > 1 else 1
+        self._constants = {
             **{f"HAS{width}": has[width] for width in WIDTHS},
-            ODD=packed.odd,
-            FULL=order is Order.FULL,
-            REGULAR=order is not Order.FREE,
-            WHOLE=inputs % columns == 0,
-            BIAS=bias is not None,
-            ROWS=height,
-            COLUMNS=columns,
-            BATCH=8 if batch <= 8 else LARGEST_BATCH,
-            WAYS=tuning.warps,
-            SPLITS=splits,
-            STAGES=tuning.stages + (order is Order.FREE),  # looking up the place of a tile is a stage of its own
-            EARLY=early,
-            **{f"ASM{width}": _assembly(width, packed.odd) if x.is_cuda and has[width] else None for width in WIDTHS},
-            num_warps=tuning.warps,
+            **{f"ASM{width}": spoken[width] for width in WIDTHS},
+            "ODD": packed.odd,
+            "FULL": order is Order.FULL,
+            "REGULAR": order is not Order.FREE,
+            "WHOLE": inputs % columns == 0,
+            "BIAS": bias is not None,
+            "ROWS": height,
+            "COLUMNS": columns,
+            "BATCH": 8 if batch <= 8 else LARGEST_BATCH,
+            "WAYS": tuning.warps,
+            "SPLITS": splits,
+            "STAGES": tuning.stages + (order is Order.FREE),  # to look up the place of a tile is a stage of its own
+            "EARLY": early,
+            "num_warps": tuning.warps,
             **({"launch_pdl": True} if early else {}),
-        )
-    return out
+        }
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = torch.empty(self._shape, dtype=x.dtype, device=x.device)
+        partial = torch.empty(self._partial, device=x.device)
+        bias = out if self._bias is None else self._bias
+        elsewhere = x.is_cuda and x.device.index != torch.cuda.current_device()
+        with torch.cuda.device(x.device) if elsewhere else nullcontext():
+            self._kernel(x, out, bias, *self._held, partial, self._tickets, *self._numbers, **self._constants)
+        return out
 
 
 def _splits(tiles: int, blocks: int, processors: int, tuning: Tuning) -> int:

@@ -37,7 +37,6 @@ class PackedLinear(Adopting):
             self.register_buffer(name, getattr(packed, name))
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
         self.tuning = _launch.Tuning()
-        self._tickets: Tensor | None = None
 
     @classmethod
     def of(cls, linear: nn.Linear) -> PackedLinear:
@@ -66,16 +65,22 @@ class PackedLinear(Adopting):
     def forward(self, x: Tensor) -> Tensor:
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        rows = x.numel() // max(1, self.in_features)
-        small = 0 < rows <= _launch.LARGEST_BATCH and x.shape[-1] == self.in_features
-        wanted = torch.is_grad_enabled() and x.requires_grad
-        if not small or wanted or x.dtype != torch.bfloat16 or not _launch.runs_on(x.device):
+        if x.dtype != torch.bfloat16 or not self._takes(x):
             return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
-        if self._tickets is None or self._tickets.device != x.device:
-            self._tickets = torch.zeros(len(self.spans), dtype=torch.int32, device=x.device)
-        flat = x.reshape(rows, self.in_features).contiguous()
-        out = _launch.packed_product(flat, self.packed, self.order, self.bias, self._tickets, self.tuning)
-        return out.view(*x.shape[:-1], self.out_features)
+        flat = x.reshape(-1, self.in_features).contiguous()
+        if self._held is None or self._held[0] is not self.tuning:
+            self._held = self.tuning, {}
+        launches: dict[int, _launch.Launch] = self._held[1]
+        batch = flat.shape[0]
+        if batch not in launches:
+            launches[batch] = _launch.Launch(self.packed, self.order, self.bias, batch, self.tuning)
+        return launches[batch](flat).view(*x.shape[:-1], self.out_features)
+
+    def _takes(self, x: Tensor) -> bool:
+        """Whether the kernel computes this."""
+        small = x.shape[-1] == self.in_features and 0 < x.numel() <= _launch.LARGEST_BATCH * self.in_features
+        differentiated = x.requires_grad and torch.is_grad_enabled()
+        return small and not differentiated and x.device == self.rows.device and _launch.runs_on(x.device)
 
     def extra_repr(self) -> str:
         counts = [len(getattr(self, f"words{width}")) for width in WIDTHS]

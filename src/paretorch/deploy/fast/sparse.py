@@ -7,7 +7,7 @@ computes the same and is several times slower.
 from __future__ import annotations
 
 import warnings
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -36,23 +36,19 @@ class _Sparse(Adopting):
         self.register_buffer("columns", compressed.col_indices().to(torch.int32))
         self.register_buffer("values", compressed.values())
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
-        self._held: tuple[Tensor, Tensor] | None = None
 
     @property
     def weight(self) -> Tensor:
         """The weight, CSR, sharing memory with the buffers; made once, since that takes as long as a small product."""
-        if self._held is None or self._held[0] is not self.values:
-            shape = (self.outputs, self.inputs)
-            csr = torch.sparse_csr_tensor(self.row_ends, self.columns, self.values, shape, check_invariants=False)
-            self._held = self.values, csr
-        return self._held[1]
+        if self._held is None:
+            parts = self.row_ends, self.columns, self.values
+            self._held = torch.sparse_csr_tensor(*parts, (self.outputs, self.inputs), check_invariants=False)
+        held: Tensor = self._held
+        return held
 
     def extra_repr(self) -> str:
         zeros = 1.0 - self.values.numel() / max(1, self.outputs * self.inputs)
         return f"{self.inputs}, {self.outputs}, bias={self.bias is not None}, {zeros:.1%} zeros"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_held": None}  # a copy makes its own, which shares memory with the copy's buffers
 
 
 class SparseLinear(_Sparse):
