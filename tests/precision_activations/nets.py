@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from paretorch import SMOL, Plan, SMOLActivations, compress
 from paretorch.core.method import Method
 from paretorch.precision.activations_fixed import FixedActivations
+from paretorch.precision.rivals import PACTActivations
 
 STEPS = 12
 
@@ -19,6 +20,7 @@ METHODS: dict[str, Callable[[], tuple[Method, ...]]] = {
     "block": lambda: (SMOLActivations(target_bits=4.0, group=(2,), allowed_bits=(1, 2, 4, 8)),),
     "beside": lambda: (SMOL(target_bits=3.0), SMOLActivations(target_bits=4.0, group="channel")),
     "fixed": lambda: (FixedActivations(),),
+    "pact": lambda: (PACTActivations(bits=3, alpha=2.0),),
 }
 
 

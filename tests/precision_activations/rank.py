@@ -10,7 +10,14 @@ from tests.contract.rank import half_a_batch, spread
 from tests.meeting import meet
 from tests.precision_activations.nets import attach, batch, build, optimizer_of
 
-CASES = [("ddp", "position"), ("ddp", "beside"), ("ddp", "fixed"), ("fsdp", "position"), ("fsdp", "beside")]
+CASES = [
+    ("ddp", "position"),
+    ("ddp", "beside"),
+    ("ddp", "fixed"),
+    ("ddp", "pact"),
+    ("fsdp", "position"),
+    ("fsdp", "beside"),
+]
 
 
 def train_one(kind: str, method: str, rank: int) -> dict[str, Tensor]:

@@ -169,6 +169,20 @@ def test_the_imagenet_recipe_has_sixteen_levels_up_to_three() -> None:
     assert plan.metrics()["activation_bits"] == 4.0
 
 
+def test_pact_clips_and_rounds_from_the_first_step() -> None:
+    network, plan, _ = run_to("pact", "start")
+    own = network.get_submodule("relu.paretorch_activation.activations")
+    u = torch.tensor([-1.0, 0.1, 0.5, 1.9, 2.5]).expand(2, 4, 1, 5).clone().requires_grad_()
+    y = network.relu(u.clone())
+    alpha, n = 2.0, 7.0
+    literal = torch.round(0.5 * (u.abs() - (u - alpha).abs() + alpha) * n / alpha) * alpha / n
+    torch.testing.assert_close(y, literal)
+    y.sum().backward()
+    torch.testing.assert_close(u.grad, torch.tensor([0.0, 1.0, 1.0, 1.0, 0.0]).expand_as(u))
+    assert float(own.alpha.grad) == 2 * 4  # one clipped value in each row
+    assert plan.metrics()["activation_bits"] == 3.0
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=8),

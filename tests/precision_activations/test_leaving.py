@@ -116,7 +116,7 @@ def test_tied_modules_stay_one(tmp_path: Path) -> None:
     assert torch.equal(again(x), small(x))
 
 
-@pytest.mark.parametrize("method", ["position", "fixed"])
+@pytest.mark.parametrize("method", ["position", "fixed", "pact"])
 def test_onnx_matches(method: str, tmp_path: Path) -> None:
     import onnxruntime
 

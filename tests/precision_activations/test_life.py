@@ -53,7 +53,7 @@ def test_keys_are_the_same_in_every_phase(method: str) -> None:
     assert keys["start"] == keys["searching"] == keys["hard"]
 
 
-@pytest.mark.parametrize("method", ["position", "beside", "fixed"])
+@pytest.mark.parametrize("method", ["position", "beside", "fixed", "pact"])
 def test_compiled_follows_eager(method: str) -> None:
     compiled_follows_eager(method, "aot_eager")
 

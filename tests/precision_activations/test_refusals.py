@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from paretorch import SMOLActivations, compress
 from paretorch.errors import ConfigError
 from paretorch.precision.activations_fixed import FixedActivations
+from paretorch.precision.rivals import PACTActivations
 from tests.precision_activations.nets import batch, build
 
 
@@ -94,6 +95,13 @@ def test_options_out_of_range(options: dict[str, Any], match: str) -> None:
 )
 def test_fixed_options_out_of_range(options: dict[str, Any], match: str) -> None:
     refused(build(), FixedActivations(**options), batch(), match)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"), [({"bits": 0}, "bits"), ({"alpha": 0.0}, "alpha"), ({"alpha_decay": -1.0}, "decay")]
+)
+def test_pact_options_out_of_range(options: dict[str, Any], match: str) -> None:
+    refused(build(), PACTActivations(**options), batch(), match)
 
 
 def test_one_method_of_activations_at_a_time() -> None:

@@ -21,11 +21,14 @@ _TINY: dict[str, Any] = {
     "epochs": 1,
     "finetune": 1,
 }
-_NAMES = sorted(name for name in study_names() if name.startswith("precision-") and "activation" not in name)
+_NAMES = sorted(name for name in study_names() if name.startswith("precision-"))
 _IMAGES = ["precision-resnet20", "precision-mobilenetv2", "precision-shufflenet", "precision-split"]
 
 
-@pytest.mark.parametrize("name", ["precision-resnet20", "precision-mobilenetv2", "precision-shufflenet"])
+_AS_LONG = ["precision-resnet20", "precision-mobilenetv2", "precision-shufflenet", "precision-activations"]
+
+
+@pytest.mark.parametrize("name", _AS_LONG)
 def test_everything_trains_as_long_as_dense(name: str) -> None:
     study = load_study(name)
     assert not study.settings["dense"].compresses
@@ -43,6 +46,14 @@ def test_every_method_is_in_the_study_of_resnet20() -> None:
 def _one_a_family(name: str) -> list[tuple[str, str]]:
     study = load_study(name)
     return [(name, setting) for setting in {study.family(each): each for each in study.settings}.values()]
+
+
+@pytest.mark.parametrize("setting", ["smol-1.8", "channel-2.5", "pact-3"])
+def test_activations_get_their_bits(tmp_path: Path, setting: str) -> None:
+    recipe = load_study("precision-activations", _TINY).settings[setting]
+    result = train(recipe, tmp_path, _RUNTIME)
+    assert result["activation_bits"] == pytest.approx(float(setting.split("-")[1]), abs=0.05)
+    assert "bits" not in result
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import nn
 from paretorch.errors import ConfigError
 from paretorch.sparsity.rivals import AMC
 from paretorch.training import Recipe, compression
-from paretorch.training.compression import pruning_methods
+from paretorch.training.methods import pruning_methods
 from paretorch.training.recipe import PRUNING, recipe_from
 
 from .blobs import Blobs, Make, rows_of, state_of

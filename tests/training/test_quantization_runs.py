@@ -16,7 +16,7 @@ from paretorch.errors import ConfigError
 from paretorch.precision.rivals import LSQ, Uniform
 from paretorch.precision.shuffle import precision_map
 from paretorch.training import Recipe, Runtime, train
-from paretorch.training.compression import quantization_methods
+from paretorch.training.methods import quantization_methods
 from paretorch.training.recipe import QUANTIZATION, recipe_from
 
 from .blobs import Make, rows_of, state_of

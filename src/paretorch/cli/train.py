@@ -72,6 +72,9 @@ def train(
         Text,
         typer.Option(help=f"By which method: {', '.join(QUANTIZATION)}.", show_default="smol", rich_help_panel=_SMALL),
     ] = None,
+    activation_bits: Annotated[
+        Number, typer.Option(help="Bits per activation, such as 4.0.", rich_help_panel=_SMALL)
+    ] = None,
     budget: Annotated[Text, typer.Option(help="Bytes of the artefact, such as 48KB.", rich_help_panel=_SMALL)] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.", rich_help_panel=_WHERE)] = "auto",
     root: Annotated[Text, typer.Option(help="Folder of the data sets.", rich_help_panel=_WHERE)] = None,
@@ -121,6 +124,7 @@ def train(
         "pruning": pruning,
         "bits": bits,
         "quantization": quantization,
+        "activation_bits": activation_bits,
         "budget": None if budget is None else parse_bytes(budget),
     }
     given = {name: value for name, value in flags.items() if value is not None} | assignments(set_ or [])
@@ -163,6 +167,7 @@ def _told(result: dict[str, Any]) -> str:
         parts = [part.replace("test", "validation", 1) for part in parts] + _metrics(result, "final_")
     parts += [f"sparsity {100 * result['sparsity']:.2f} %"] if "sparsity" in result else []
     parts += [f"{result['bits']:.2f} bits per weight"] if "bits" in result else []
+    parts += [f"{result['activation_bits']:.2f} bits per activation"] if "activation_bits" in result else []
     return ", ".join([*parts, f"{result['bytes']:,} bytes ({result['dense_bytes']:,} as plain tensors)"])
 
 

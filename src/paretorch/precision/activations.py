@@ -20,21 +20,21 @@ from paretorch.core.noise import uniform
 from paretorch.core.options import require_number
 from paretorch.core.sites import Site
 from paretorch.core.spots import OutputRelaxation, Spot
-from paretorch.core.tensors import gather, whole
+from paretorch.core.tensors import whole
 from paretorch.errors import ConfigError
 from paretorch.precision.activations_quantized import (
+    LEAST_ALPHA,
     QuantizedActivation,
     clip,
     edit,
     known_bounds,
+    learned_end,
     quantize_uniform,
     steps_of,
 )  # fmt: skip
 from paretorch.precision.allocate import allocate
 from paretorch.precision.grid import LOG2, real_bits, s_of_bits, whole_bits
 from paretorch.precision.smol import SMOL
-
-_LEAST = 1e-3  # the smallest α
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class SMOLActivations(SMOL):
         alpha = None
         if bounds is None:
             top = site.largest if self.alpha == "fit" else float(self.alpha)
-            alpha = (max(top, _LEAST), self.alpha_decay)
+            alpha = (max(top, LEAST_ALPHA), self.alpha_decay)
         return ActivationPrecision(self, site, grouping, seed, bounds or (0.0, 0.0), alpha)
 
     def round(self, term: Term, factor: float) -> None:
@@ -140,12 +140,9 @@ class ActivationPrecision(OutputRelaxation):
         self.alpha = None if alpha is None else nn.Parameter(torch.tensor([alpha[0]], device=spot.device))
 
     def ends(self) -> tuple[Tensor, Tensor]:
-        """low and high; α stays above a least value, and has its gradient there too."""
+        """low and high."""
         low, high = self.bounds.unbind()
-        if self.alpha is not None:
-            alpha = gather(self.alpha)
-            high = (alpha + (alpha.clamp_min(_LEAST) - alpha).detach()).squeeze(0)
-        return low, high
+        return low, high if self.alpha is None else learned_end(self.alpha)
 
     def forward(self, u: Tensor) -> Tensor:
         s = self.grid()

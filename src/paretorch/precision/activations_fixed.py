@@ -5,6 +5,7 @@ from `harden` on, activations take the nearest of 2^bits levels over half of tha
 with straight-through gradients. Values above 3 become 3; here no gradient passes for them (the text does not say).
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -22,23 +23,18 @@ from paretorch.precision.grid import MAX_BITS
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedActivations(Method):
-    """Quantize the outputs of `nn.ReLU` and `nn.ReLU6` modules to `bits` bits from `harden` on.
-
-    top: what ReLUs are clipped to while searching. share: the part of [0, top] that the levels cover.
-    """
+class GivenBits(Method):
+    """What methods have in common that give the outputs of ReLUs a number of bits and decide nothing."""
 
     group: str = "layer"
     include: Selector | None = (nn.ReLU, nn.ReLU6)
     bits: int = 4
-    top: float = 6.0
-    share: float = 0.5
 
     room: ClassVar[str] = "activations"
     unit: ClassVar[str] = "bits"
     order: ClassVar[int] = 3
     on_activations: ClassVar[bool] = True
-    per_layer: ClassVar[frozenset[str]] = frozenset({"bits", "top", "share"})
+    per_layer: ClassVar[frozenset[str]] = frozenset({"bits"})
 
     def check(self) -> None:
         super().check()
@@ -46,16 +42,18 @@ class FixedActivations(Method):
             raise ConfigError(f'group={self.group!r}: fixed bits are one decision a layer, group="layer"')
         require_count("bits", self.bits, 1, f"give whole bits from 1 to {MAX_BITS}")
         require_number("bits", self.bits, 1, MAX_BITS, f"give whole bits from 1 to {MAX_BITS}")
-        require_number("top", self.top, 0.0, 1e6, "give where ReLUs are clipped, such as 6.0", above=True)
-        require_number("share", self.share, 0.0, 1.0, "give a part of the range, above 0, up to 1", above=True)
 
-    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "FixedPrecision":
+    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> OutputRelaxation:
         assert isinstance(site, Spot)
         if not isinstance(site.module, nn.ReLU | nn.ReLU6):
             raise ConfigError(
-                f"{site.name} is a {type(site.module).__name__}: FixedActivations takes ReLU and ReLU6 alone; exclude it"
+                f"{site.name} is a {type(site.module).__name__}: {type(self).__name__} takes ReLU and ReLU6 alone; exclude it"
             )
-        return FixedPrecision(self, site, grouping)
+        return self.quantizer(site, grouping)
+
+    @abstractmethod
+    def quantizer(self, spot: Spot, grouping: Grouping) -> OutputRelaxation:
+        """What to put on one output."""
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=0.0, momentum=0.9)  # nothing is decided; momentum suits the fused step
@@ -71,6 +69,27 @@ class FixedActivations(Method):
 
     def measure(self, term: Term) -> dict[str, Tensor]:
         return {"activation_bits": term.mean(lambda r, s: torch.full_like(s, r.number))}  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedActivations(GivenBits):
+    """Quantize the outputs of `nn.ReLU` and `nn.ReLU6` modules to `bits` bits from `harden` on.
+
+    top: what ReLUs are clipped to while searching. share: the part of [0, top] that the levels cover.
+    """
+
+    top: float = 6.0
+    share: float = 0.5
+
+    per_layer: ClassVar[frozenset[str]] = frozenset({"bits", "top", "share"})
+
+    def check(self) -> None:
+        super().check()
+        require_number("top", self.top, 0.0, 1e6, "give where ReLUs are clipped, such as 6.0", above=True)
+        require_number("share", self.share, 0.0, 1.0, "give a part of the range, above 0, up to 1", above=True)
+
+    def quantizer(self, spot: Spot, grouping: Grouping) -> "FixedPrecision":
+        return FixedPrecision(self, spot, grouping)
 
 
 class FixedPrecision(OutputRelaxation):

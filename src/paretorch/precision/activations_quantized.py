@@ -14,16 +14,24 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.spots import BOUNDED, place
+from paretorch.core.tensors import gather
 from paretorch.errors import ConfigError
 
 KIND = "quantize_activation"
 ADDED = ("steps", "bounds")  # what such a module has in its state
+LEAST_ALPHA = 1e-3
 MOST_STEPS = 2**22  # numbers in the map of one activation
 
 
 def clip(u: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """u within [low, high], with gradients for both ends."""
     return torch.minimum(torch.maximum(u, low.to(u.dtype)), high.to(u.dtype))
+
+
+def learned_end(alpha: Tensor) -> Tensor:
+    """α as the upper end of a range: above a least value, and with its gradient there too."""
+    own = gather(alpha)
+    return (own + (own.clamp_min(LEAST_ALPHA) - own).detach()).squeeze(0)
 
 
 def quantize_uniform(clipped: Tensor, low: Tensor, high: Tensor, steps: Tensor, training: bool) -> Tensor:

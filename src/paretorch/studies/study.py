@@ -120,6 +120,5 @@ def _variations(family: str, given: Mapping[str, Any]) -> Iterator[tuple[str, di
 def _changed(recipe: Recipe, changes: Mapping[str, Any], source: str) -> Recipe:
     """The recipe with the changes; a dense one has nothing to fine-tune, so that change passes it by."""
     values = {**recipe.as_dict(), **changes}
-    if not any(values[name] is not None for name in ("sparsity", "pruning", "bits", "quantization", "budget")):
-        values["finetune"] = 0
-    return recipe_from(values, source)
+    bare = recipe_from({**values, "finetune": 0}, source)
+    return recipe_from(values, source) if bare.compresses else bare

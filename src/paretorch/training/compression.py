@@ -1,22 +1,5 @@
 """From a recipe's targets to the plan that meets them, and to the moment when its decisions are rounded.
 
-`pruning` names the method that drops weights:
-
-    cs          Continuous Sparsification         dnw         discovering neural wirings
-    mp          one-shot magnitude pruning        str         learned soft thresholds
-    gmp         gradual magnitude pruning         l0          hard-concrete gates
-    st3         straight-through soft thresholds  slimming    Network Slimming, weight by weight
-    stochastic  straight-through Bernoulli masks  amc         shares of the layers by reinforcement learning
-
-`quantization` names the method that gives bits:
-
-    smol          learned precisions, on target      smol-printed  the same, where λ decides (Algorithm 5)
-    uniform       equal bits, straight through       dorefa        evenly spaced values of tanh(w)
-    pact          a clip from the moments (SAWB)     lsq           learned steps
-    lqnets        learned bases                      dsq           a soft staircase for gradients
-    slb           scores over values, annealed       bsq           bit planes under a group lasso
-    given         precisions of another run's artefact
-
 Beside the method's own, `precision_options` may have, for the rivals of smol, `ends`: bits of the first and the last
 layer; and for given, `source`: the artefact, and `shuffled`: whether its precisions are permuted within each layer.
 """
@@ -28,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.errors import ConfigError
+from paretorch.training.methods import activation_methods, pruning_methods, quantization_methods
 from paretorch.training.recipe import Recipe
 from paretorch.training.task import Task
 
@@ -75,46 +59,6 @@ def harden(plan: "Plan", optimizer: torch.optim.Optimizer, task: Task, recipe: R
         plan.harden(optimizer)
 
 
-def pruning_methods() -> dict[str, Any]:
-    """The classes behind the names of `pruning`."""
-    import paretorch
-    from paretorch.sparsity import rivals
-
-    return {
-        "cs": paretorch.ContinuousSparsification,
-        "mp": rivals.MagnitudePruning,
-        "gmp": rivals.GradualMagnitude,
-        "st3": rivals.ST3,
-        "dnw": rivals.DNW,
-        "str": rivals.STR,
-        "l0": rivals.HardConcrete,
-        "slimming": rivals.NetworkSlimming,
-        "stochastic": rivals.StochasticSparsification,
-        "amc": rivals.AMC,
-    }
-
-
-def quantization_methods() -> dict[str, Any]:
-    """The classes behind the names of `quantization`."""
-    import paretorch
-    from paretorch.precision import rivals
-    from paretorch.precision.shuffle import GivenPrecision
-
-    return {
-        "smol": paretorch.SMOL,
-        "smol-printed": paretorch.SMOL,
-        "uniform": rivals.Uniform,
-        "dorefa": rivals.DoReFa,
-        "pact": rivals.PACT,
-        "lsq": rivals.LSQ,
-        "lqnets": rivals.LQNets,
-        "dsq": rivals.DSQ,
-        "slb": rivals.SLB,
-        "bsq": rivals.BSQ,
-        "given": GivenPrecision,
-    }
-
-
 def _methods(recipe: Recipe, model: nn.Module) -> list[Any]:
     """What is asked for; a byte budget alone leaves the trade between zeros and bits to the plan."""
     import paretorch
@@ -133,6 +77,15 @@ def _methods(recipe: Recipe, model: nn.Module) -> list[Any]:
         name = recipe.quantization or "smol"
         options = _precision_options(name, recipe, model, tuple(leave_out.get("precision", ())))
         methods.append(_made(quantization_methods()[name], options, "precision_options"))
+    if recipe.activation_bits is not None or recipe.activations is not None:
+        name = recipe.activations or "smol"
+        bits = (
+            {"target_bits": recipe.activation_bits}
+            if name == "smol"
+            else {"bits": _whole(recipe.activation_bits, name)}
+        )
+        options = {**bits, "exclude": tuple(leave_out.get("activations", ())), **(recipe.activation_options or {})}
+        methods.append(_made(activation_methods()[name], options, "activation_options"))
     return methods
 
 
@@ -148,16 +101,18 @@ def _precision_options(name: str, recipe: Recipe, model: nn.Module, left: tuple[
         source, shuffled = options.pop("source", None), options.pop("shuffled", False)
         return {**options, "precisions": _precisions(source, shuffled, recipe.seed)}
     if recipe.bits is not None:
-        if recipe.bits != int(recipe.bits):
-            raise ConfigError(
-                f"{name} gives every weight the same whole number of bits, not {recipe.bits:g}: use 2, say, or smol."
-            )
-        options["bits"] = int(recipe.bits)
+        options["bits"] = _whole(recipe.bits, name)
     if (ends := options.pop("ends", None)) is not None:
         from paretorch.precision.rivals import first_and_last
 
         options["overrides"] = {**first_and_last(model, ends, options["exclude"]), **options.get("overrides", {})}
     return options
+
+
+def _whole(bits: float | None, name: str) -> int | None:
+    if bits is not None and bits != int(bits):
+        raise ConfigError(f"{name} gives the same whole number of bits everywhere, not {bits:g}: use 2, say, or smol.")
+    return None if bits is None else int(bits)
 
 
 def _precisions(source: Any, shuffled: Any, seed: int) -> Any:

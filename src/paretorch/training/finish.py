@@ -36,7 +36,8 @@ def finish(
     validation part they are over that part, as in every row of metrics.jsonl ("evaluated_on" says so), and `test` adds
     those of the test set as final_test_accuracy and so on, which nothing may be chosen by. `soft_accuracy` and
     `hard_accuracy` are those right before and right after rounding. `sparsity` and `bits` are over the weights that were
-    decided on, `bits_on_disk` is over all weights, with masks and maps; `layers` has the sparsity of each.
+    decided on, `activation_bits` over such activations, `bits_on_disk` is over all weights, with masks and maps;
+    `layers` has the sparsity of each.
     """
     from paretorch import deploy
     from paretorch.report import write_html
@@ -55,7 +56,7 @@ def finish(
     deploy.save(plain, folder.artefact, summary=summary_of(metrics))
     report = deploy.report(folder.artefact, example=image, latency=False)
     write_html(folder.report, title=folder.path.name, comparison=[], report=report, history=folder.history())
-    decided: dict[str, Any] = {name: last[name] for name in ("sparsity", "bits") if name in last}
+    decided: dict[str, Any] = {name: last[name] for name in ("sparsity", "bits", "activation_bits") if name in last}
     result: dict[str, Any] = {
         **metrics,
         "evaluated_on": "test" if test is None else "validation",

@@ -32,6 +32,7 @@ OPTIMIZERS = (
 
 PRUNING = ("cs", "mp", "gmp", "st3", "dnw", "str", "l0", "slimming", "stochastic", "amc")
 QUANTIZATION = ("smol", "smol-printed", "uniform", "dorefa", "pact", "lsq", "lqnets", "dsq", "slb", "bsq", "given")
+ACTIVATIONS = ("smol", "pact", "fixed")
 NORMS = ("fp32", "bf16")
 _ONE_SHOT = ("mp", "amc")  # these prune a trained network, and need not train it themselves
 
@@ -61,10 +62,12 @@ class Recipe:
         suits the data: 4 and mirroring, but 1 and no mirroring for digits.
     sparsity, bits, budget: targets for the fraction of zeros, the bits per weight and the bytes of the artefact; None
         leaves that decision out. `sparsity_options` and `precision_options` go to the methods as they are.
-    pruning: the method that drops weights, cs or one of its rivals (see `paretorch.training.compression`); None: cs where
+    pruning: the method that drops weights, cs or one of its rivals (see `paretorch.training.methods`); None: cs where
         sparsity or budget ask for one. Where it is given without a sparsity, the method's own options decide that.
-    quantization: the method that gives bits, smol or one of its rivals (see `paretorch.training.compression`); None: smol
+    quantization: the method that gives bits, smol or one of its rivals (see `paretorch.training.methods`); None: smol
         where bits or budget ask for one. smol-printed and bsq have no target, their penalty decides: they begin with `bits`.
+    activation_bits, activations, activation_options: the bits per activation, None: they stay as they are; by smol (learned,
+        on target), pact (a learned range, from the first step on) or fixed (from rounding on); None: smol.
     sharing_options: options of SoftSharing, such as templates, recurrence, solver; None: as the network says (swrn-28-10-2),
         which for most is no sharing at all.
     norms: how the artefact has batch norms: "fp32" or "bf16" for the two vectors that eval mode needs (bf16 is rounded, and
@@ -107,6 +110,9 @@ class Recipe:
     quantization: str | None = None
     precision_options: Mapping[str, Any] = field(default_factory=dict)
     budget: int | None = None
+    activation_bits: float | None = None
+    activations: str | None = None
+    activation_options: Mapping[str, Any] | None = None
     sharing_options: Mapping[str, Any] | None = None  # None and no empty table: so older runs can be resumed
     norms: str | None = None
     dtype: str = "auto"
@@ -127,6 +133,8 @@ class Recipe:
             _one_of("pruning", self.pruning, PRUNING)
         if self.quantization is not None:
             _one_of("quantization", self.quantization, QUANTIZATION)
+        if self.activations is not None:
+            _one_of("activations", self.activations, ACTIVATIONS)
         trained = self.start is not None and self.finetune > 0 and self.pruning in _ONE_SHOT
         _at_least("epochs", self.epochs, 0 if trained else 1)
         _at_least("batch", self.batch, 1)
@@ -141,12 +149,13 @@ class Recipe:
         if self.pad is not None:
             _at_least("pad", self.pad, 0)
         if self.finetune and not self.compresses:
-            raise ConfigError("finetune needs something to round first: set sparsity, bits or budget.")
+            raise ConfigError("finetune needs something to round first: set sparsity, bits, activation_bits or budget.")
 
     @property
     def compresses(self) -> bool:
         """Whether any decision is trained beside the weights."""
-        asked = (self.sparsity, self.pruning, self.bits, self.quantization, self.budget)
+        weights = (self.sparsity, self.pruning, self.bits, self.quantization, self.budget)
+        asked = (*weights, self.activation_bits, self.activations)
         return self.shares or any(each is not None for each in asked)
 
     @property
