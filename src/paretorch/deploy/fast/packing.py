@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,22 +85,30 @@ def pack(weight: Tensor, rows: int = ROWS, columns: int = COLUMNS) -> Packed:
     extents = [measure(part, columns) for part in full.split(max(1, _AT_ONCE // full.shape[1]))]
     extent = Extent(*(torch.cat([getattr(e, name) for e in extents]) for name in ("low", "high", "top", "gaps")))
     found = [
-        packed
+        plan
         for odd in (True, False)
         for together in (True, False)
-        if (packed := _pack(full, extent, rows, columns, odd, together)) is not None
+        if (plan := _plan(extent, rows, odd, together)) is not None
     ]
     if not found:
         raise ConfigError(
             "the weight is not on a grid of 2, 4 or 8 bits: every row of a tile must be odd, or at most 7-bit, "
             "multiples of one power of two (train with SMOL(allowed_bits=(2, 4, 8), group='channel'))"
         )
-    return min(found, key=lambda packed: packed.bytes)
+    return _pack(full, min(found, key=lambda plan: int(plan.widths.sum())), rows, columns)
 
 
-def _pack(weight: Tensor, extent: Extent, height: int, columns: int, odd: bool, together: bool) -> Packed | None:
-    outputs, inputs = weight.shape
-    widths = extent.width(odd)
+class _Plan(NamedTuple):
+    odd: bool
+    rows: Tensor
+    widths: Tensor
+    """(row tile, block)."""
+    exponents: Tensor
+
+
+def _plan(extent: Extent, height: int, odd: bool, together: bool) -> _Plan | None:
+    """One way to pack, if it is one."""
+    widths, outputs = extent.width(odd), len(extent.low)
     if (widths == 16).any():
         return None
     order = torch.arange(outputs)
@@ -107,28 +116,28 @@ def _pack(weight: Tensor, extent: Extent, height: int, columns: int, odd: bool, 
         order = torch.unique(-widths, dim=0, return_inverse=True)[1].argsort(stable=True)
     padded = -(-outputs // height) * height
     assigned = assign(extent.take(order, padded), height, odd)
-    if assigned is None:
-        return None
-    tile_widths, exponents = assigned
     filled = torch.nn.functional.pad(order, (0, padded - outputs), value=outputs).to(torch.int32)
+    return None if assigned is None else _Plan(odd, filled, *assigned)
+
+
+def _pack(weight: Tensor, plan: _Plan, height: int, columns: int) -> Packed:
     words, places, spans = [], [], []
     for place, width in enumerate(WIDTHS):
-        here = tile_widths == width
+        here = plan.widths == width
         row_tile, block = here.nonzero(as_tuple=True)
         ends = here.sum(1).cumsum(0)
         spans.append(torch.stack([ends - here.sum(1), ends], dim=1))
         places.append(block.to(torch.int32))
-        words.append(
-            _words(weight, filled, power_of_two(exponents[place]), row_tile, block, width, odd, height, columns)
-        )
+        units = power_of_two(plan.exponents[place])
+        words.append(_words(weight, plan.rows, units, row_tile, block, width, plan.odd, height, columns))
     return Packed(
-        (outputs, inputs),
-        odd,
+        (weight.shape[0], weight.shape[1]),
+        plan.odd,
         (words[0], words[1], words[2]),
         (places[0], places[1], places[2]),
         torch.stack(spans, dim=1).to(torch.int32),
-        exponents,
-        filled,
+        plan.exponents,
+        plan.rows,
     )
 
 
