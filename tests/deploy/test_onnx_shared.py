@@ -81,5 +81,5 @@ def test_equal_layers_are_merged_and_the_file_says_so(tmp_path: Path) -> None:
     model = settle(nn.Sequential(layer, nn.BatchNorm2d(8), nn.ReLU(), twin, nn.BatchNorm2d(8)))
     path = export_onnx(model, torch.randn(2, 8, 6, 6), tmp_path / "net.onnx")
     assert list(types(path).values()) == ["FLOAT"]
-    assert b"2304 bytes of equal ones merged" in path.read_bytes()
+    assert b"2304 bytes of equal tensors merged" in path.read_bytes()
     assert loaded(path)["BatchNormalization"] == 0

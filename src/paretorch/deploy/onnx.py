@@ -42,14 +42,16 @@ def export_onnx(
     """Write the module, in eval mode, as one ONNX file and return its path.
 
     weights: "packed": a weight whose values are whole multiples of a step (SMOL's precisions, LSQ and others; read off the
-    values, exact in fp32) is stored as INT2, INT4 or INT8 codes that onnxruntime multiplies out when it loads the file, and
+    values, exact in fp32) is stored as codes of 2 to 16 bits that onnxruntime multiplies out when it loads the file, and
     runs as fast as fp32. "qdq": the same with DequantizeLinear, for compilers that keep the integers; onnxruntime on CPUs
-    unpacks these at every call. "fp32": all as plain numbers. A weight that several layers read is stored once.
+    unpacks these at every call (2 to 3 times as long for ResNet-20, see `benchmarks/onnx_export.py`). "fp32": all as
+    plain numbers. A weight that several layers read is stored once.
     The file is run with onnxruntime on the example, and on its first row alone; if an output differs from the module's
     by more than `tolerance` times the largest output, nothing is written and an error says by how much. A network with
     quantized activations may differ by 0.05 times: a value between two levels may fall to either.
-    calibrate: batches of inputs; with them the file is int8 (weights by channel, activations by the ranges that these
-    batches give, min-max or cut at `percentile`), and is run, but not compared: measure its accuracy.
+    calibrate: batches of inputs; with them the file is int8 (weights by channel, those on a grid with their own values, in
+    fewer bits on disk if "packed"; activations by the ranges that these batches give, min-max or cut at `percentile`), and
+    is run, but not compared: measure its accuracy.
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(package) is None:
@@ -75,10 +77,13 @@ def export_onnx(
         raise ConfigError(f"the example of shape {tuple(example.shape)} does not run: {error}") from error
     if not isinstance(expected, Tensor):
         raise ConfigError(f"export_onnx needs a module that returns one tensor, not {type(expected).__name__}")
+    form = weights
+    if calibrate is not None:
+        form = "int8" if weights == "packed" else "fp32"  # what onnxruntime's quantizer makes int8 of
     handle, temporary = _beside(target)
     os.close(handle)
     try:
-        _export(plain, rows, temporary, weights if calibrate is None else "fp32" if weights != "packed" else "int8")
+        _export(plain, rows, temporary, form)
         for part in (rows, rows[:1]):
             with torch.no_grad():
                 _verify(temporary, part, plain(part), tolerance)
@@ -148,7 +153,7 @@ def _told(graph: Model, merged: int) -> str:
             low = kinds.get(name.removesuffix(CODES) + LOW)
             count[kind if low is None else f"{kind}+{low}"] += 1
     words = ", ".join(f"{number} {kind}" for kind, number in sorted(count.items()))
-    return f"weights: {words}" + (f"; {merged} bytes of equal ones merged" if merged else "")
+    return f"weights: {words}" + (f"; {merged} bytes of equal tensors merged" if merged else "")
 
 
 def _verify(path: str, rows: Tensor, expected: Tensor, tolerance: float) -> None:

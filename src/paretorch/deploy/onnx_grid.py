@@ -79,11 +79,11 @@ def _coarser(grid: Grid, axis: int) -> Grid | None:
     """The same weights with a step a slice: factors of two that all codes of a slice have move into its step."""
     others = tuple(i for i in range(grid.codes.ndim) if i != axis)
     used = np.bitwise_or.reduce(grid.codes, axis=others, keepdims=True).astype(np.int32)
-    twos = np.where(used == 0, 1, used & -used).astype(np.int16)
+    twos = np.where(used == 0, 1, used & -used)
     if (twos[used != 0] == 1).all():
         return None  # no slice gains
     steps = (twos.astype(np.float32) * grid.steps).reshape(-1)
-    return Grid(grid.codes // twos, steps, axis, grid.exact)
+    return Grid((grid.codes // twos).astype(np.int16), steps, axis, grid.exact)
 
 
 def _binary(values: Floats) -> Grid | None:

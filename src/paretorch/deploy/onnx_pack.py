@@ -76,6 +76,8 @@ def pack(model: Model, packing: Packing, form: str) -> None:
             else:
                 own[f"{name}.{i}"] = scaled  # layers that share a weight have norms of their own
                 node.input[1] = f"{name}.{i}"
+        if not own:
+            continue  # a parameter that the module has and does not use
         nodes, whole = store(graph, name, grid.codes, packing.bits[name], "FLOAT" if form == "packed" else None)
         made += [*nodes, *_products(graph, whole, own, form)]
     put_first(graph, made)
