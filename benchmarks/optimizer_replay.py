@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from paretorch.optim import tuning
-from paretorch.optim.tuning.curves import Curve, curves
-from paretorch.optim.tuning.plots import heat_map, save
+from paretorch.optim.tuning.plots import heat_map
 from paretorch.report.charts import bar_rows
+from paretorch.report.curves import Curve, curves
+from paretorch.report.picture import save
 from paretorch.training.folder import environment
 
 METHODS = {"cgld": "CGLD", "gld": "GLD", "tpe": "TPE", "cmaes": "CMA-ES", "random": "random"}

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from paretorch.optim import synthetic
-from paretorch.optim.tuning.curves import Curve, curves
-from paretorch.optim.tuning.plots import save
+from paretorch.report.curves import Curve, curves
+from paretorch.report.picture import save
 from paretorch.training.folder import environment
 
 

@@ -6,8 +6,9 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 
-from paretorch.optim.tuning.curves import Curve, curves
-from paretorch.optim.tuning.plots import heat_map, save
+from paretorch.optim.tuning.plots import heat_map
+from paretorch.report.curves import Curve, curves
+from paretorch.report.picture import save
 
 
 def shapes(file, kind: str) -> list[str]:

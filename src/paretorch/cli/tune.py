@@ -237,8 +237,9 @@ def _recommendation(found: "Found", recipe: Recipe, trial: _Trial) -> str:
 def _write(found: "Found", recipe: Recipe, trial: _Trial, folder: Path) -> None:
     import numpy as np
 
-    from paretorch.optim.tuning.curves import Curve, curves
-    from paretorch.optim.tuning.plots import STEPS, heat_map, save
+    from paretorch.optim.tuning.plots import STEPS, heat_map
+    from paretorch.report.curves import Curve, curves
+    from paretorch.report.picture import save
     from paretorch.training.files import write_atomically
 
     label, unit = _METRICS[trial.metric]

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from paretorch.optim.tuning.landscape import Floats
-from paretorch.optim.tuning.plots import SERIES
+from paretorch.report.picture import SERIES
 from paretorch.report.svg import WIDTH, figure, line, path, text, ticks
 
 _LEFT, _RIGHT, _TOP, _BOTTOM, _HEIGHT = 48.0, WIDTH - 20.0, 52.0, 228.0, 270.0
@@ -34,7 +33,7 @@ def curves(title: str, series: Mapping[str, Curve], *, x_label: str, y_label: st
     start, span = float(xs.min()), float(np.ptp(xs)) or 1.0
     y_ticks = ticks(0.0, float(max(values[3].max() for values in rows.values())))
 
-    def at(x: Floats, y: Floats) -> list[tuple[float, float]]:
+    def at(x: NDArray[np.float64], y: NDArray[np.float64]) -> list[tuple[float, float]]:
         across = _LEFT + (x - start) / span * (_RIGHT - _LEFT)
         up = _BOTTOM - y / y_ticks[-1] * (_BOTTOM - _TOP)
         return list(zip(across.tolist(), up.tolist(), strict=True))
