@@ -147,7 +147,7 @@ def test_pointwise_convolutions_and_outputs_in_a_mapping() -> None:
     assert [choice.layer for choice in account.choices] == ["point"]
 
 
-@pytest.mark.parametrize("zeros", [0.0, 0.5])
+@pytest.mark.parametrize("zeros", [0.0, 0.3])
 def test_too_few_zeros_are_not_even_measured(zeros) -> None:
     timer = faster()
     fast, account = pt.optimize(network(zeros), torch.randn(5, 40), timer=timer)
