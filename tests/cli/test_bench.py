@@ -119,6 +119,14 @@ def test_a_dense_run_is_pruned_as_others_would(runs: Path, tmp_path: Path) -> No
     assert points["mp pruned, fp16 + zstd"]["bytes"] < fp16
 
 
+def test_runs_of_one_name_are_told_apart(runs: Path, tmp_path: Path) -> None:
+    for place in ("a/runs", "b/runs", "c"):
+        shutil.copytree(runs / "small", tmp_path / place / "small")
+    points = json.loads(_bench(tmp_path, "--out", tmp_path / "out", "--json").stdout)["points"]
+    assert {row["name"] for row in points} == {"a/runs/small", "b/runs/small", "c/small"}
+    assert {row["accuracy"] for row in points} == {points[0]["accuracy"]}
+
+
 def test_artefacts_alone_need_a_data_set(runs: Path, tmp_path: Path) -> None:
     path = runs / "small" / "model.pare"
     assert "add --data" in _bench(path, "--out", tmp_path, code=2).output

@@ -1,6 +1,7 @@
 """`pare report` as a user meets it: accuracy on a data set, times beside the dense network, networks by name."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,11 @@ def test_accuracy_is_measured_where_a_data_set_is_named(artefact: Path) -> None:
     assert "no image set 'ptb'" in _report(artefact, "--data", "ptb", code=2).output
 
 
-def test_times_stand_beside_those_of_the_dense_network(artefact: Path, tmp_path: Path) -> None:
+def test_times_stand_beside_those_of_the_dense_network(
+    artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = partial(deploy.measure_latency, rounds=2, seconds=0.01)
+    monkeypatch.setattr("paretorch.deploy.summary.measure_latency", quick)
     page = tmp_path / "page.html"
     told = json.loads(_report(artefact, "--shape", "1,8,8", "--latency", "--json", "--html", page).stdout)
     runtimes = {entry["runtime"] for entry in told["latency"]}

@@ -16,7 +16,8 @@ from paretorch.zoo.data import Images
 
 _ROOT = Path(__file__).parents[2]
 _FOLDER = _ROOT / "results" / "deploy-resnet20"
-_SLACK = 0.001  # of accuracy: a GPU in bf16 and a CPU in fp32 may disagree on ten images of ten thousand
+_SLACK = 0.002  # of accuracy: a GPU in bf16 and a CPU in fp32 may disagree on some images of ten thousand
+_BYTES, _AIM = 48_000, 0.91
 
 
 def _cifar10() -> Images:
@@ -44,14 +45,16 @@ def check(path: Path, images: Images, slack: float) -> float:
 @pytest.mark.skipif(not _artefacts(), reason="no artefact is in results/deploy-resnet20 yet")
 @pytest.mark.parametrize("path", _artefacts(), ids=lambda path: path.name)
 def test_the_committed_artefact_is_as_accurate_as_it_says(path: Path) -> None:
-    check(path, _cifar10(), _SLACK)
+    measured = check(path, _cifar10(), _SLACK)
+    if path.stat().st_size <= _BYTES and (deploy.report(path).accuracy or 0.0) >= _AIM:
+        assert measured >= _AIM
 
 
 @pytest.mark.skipif(not _artefacts(), reason="no artefact is in results/deploy-resnet20 yet")
 def test_48_kilobytes_suffice_for_91_percent() -> None:
-    fits = [path for path in _artefacts() if path.stat().st_size <= 48_000]
-    assert fits, "no artefact of at most 48,000 bytes"
-    assert max(deploy.report(path).accuracy or 0.0 for path in fits) >= 0.91
+    fits = [path for path in _artefacts() if path.stat().st_size <= _BYTES]
+    assert fits, f"no artefact of at most {_BYTES:,} bytes"
+    assert max(deploy.report(path).accuracy or 0.0 for path in fits) >= _AIM
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """`pare bench`."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -26,13 +27,13 @@ def bench(
 ) -> None:
     """Draw accuracy against bytes on disk, with the files that others would write beside ours.
 
-    Of a dense run these are fp32, fp16 and onnxruntime's int8; of a run that was pruned by another's method, its weights
+    Of a dense run these are fp32, fp16, int8 weights and onnxruntime's int8; of a run that was pruned by another's method, its weights
     in fp16 under zstd; with --prune, the dense network pruned by weights and by channels. All files are written, and
     measured as they are read back. What was measured is not measured again.
 
     Examples:
 
-        pare bench runs/deploy-resnet20 --root data --out results/deploy-resnet20
+        pare bench runs/deploy-resnet20 --root data --out bench
 
         pare bench runs/dense runs/small --prune 0.5,0.8,0.9 --finetune 40
 
@@ -62,7 +63,9 @@ def bench(
     found = Bench(sources[0].data, out, root=root, device=choose_device(device), tell=tell)
     for source in sources:
         found.add(source)
-    runtime = Runtime(root=root, device=device, progress="quiet")
+    # What is printed may be JSON: while networks are fine-tuned, a bar on a terminal or nothing.
+    seen = sys.stdout.isatty() and not as_json
+    runtime = Runtime(root=root, device=device, progress="bar" if seen else "quiet")
     for source in dense:
         for one in pruned(source, shares, finetune, out / "pruned", runtime, channels_by):
             found.add(one)

@@ -33,7 +33,7 @@ def _recipes(dense: Source, share: float, epochs: int, out: Path, chooser: str) 
     assert dense.recipe is not None
     start = str(dense.artefact)
     weights = replace(dense.recipe, start=start, epochs=0, finetune=epochs, pruning="mp", sparsity=share)
-    name = f"{dense.name}-channels-{share:g}"
+    name = f"{dense.name}-{'channels' if chooser == 'magnitude' else chooser}-{share:g}"
     cut = out / name / "start.pare"
     if not cut.exists():
         _cut(dense, share, cut, chooser)

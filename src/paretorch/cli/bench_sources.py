@@ -1,7 +1,7 @@
 """What `pare bench` compares: networks from run folders and artefacts, each with the kind of file it is to be."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paretorch.errors import ArtefactError, ConfigError
@@ -116,16 +116,17 @@ def _require_one_data_set(sources: list[Source]) -> None:
 
 
 def _named_apart(sources: list[Source]) -> list[Source]:
-    """Names that are there twice get their folder's before them."""
-    names = [source.name for source in sources]
-    return [
-        source
-        if names.count(source.name) == 1
-        else Source(f"{_where(source)}/{source.name}", source.artefact, source.data, source.recipe)
-        for source in sources
-    ]
+    """Names that are there twice get as many of the folders before them as it takes."""
+    named = []
+    for source in sources:
+        alike = [_place(other) for other in sources if other.name == source.name and other is not source]
+        own = _place(source)
+        deep = next((n for n in range(1, len(own) + 1) if all(own[-n:] != place[-n:] for place in alike)), len(own))
+        named.append(replace(source, name="/".join(own[-deep:])) if alike else source)
+    return named
 
 
-def _where(source: Source) -> str:
-    folder = source.artefact.resolve().parent
-    return folder.parent.name if source.recipe is not None else folder.name
+def _place(source: Source) -> tuple[str, ...]:
+    """The folders above a network, its name last."""
+    path = source.artefact.resolve()
+    return (*(path.parent if source.recipe is not None else path).parts[1:-1], source.name)
