@@ -1,6 +1,7 @@
 """`pare export` as a user meets it: the file, what is printed, and the exit code."""
 
 import json
+import re
 from pathlib import Path
 
 import onnx
@@ -65,3 +66,11 @@ def test_a_lone_artefact_needs_a_shape(run: Path, tmp_path: Path) -> None:
 def test_what_is_missing_or_unknown_is_named(run: Path, tmp_path: Path) -> None:
     assert "nothing.pare" in _pare("export", str(tmp_path / "nothing.pare"), code=2)
     assert "int3" in _pare("export", str(run), str(tmp_path / "net.onnx"), "--weights", "int3", code=2)
+
+
+def test_the_page_names_only_flags_that_exist() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "onnx.md").read_text()
+    lines = re.findall(r"^pare export .*$", page, re.MULTILINE)
+    assert len(lines) == 3
+    told = _pare("export", "--help")
+    assert [flag for line in lines for flag in re.findall(r"--[a-z0-9]+", line) if flag not in told] == []
