@@ -31,7 +31,7 @@ def test_paths_are_as_long_as_the_phase_allows(limit: int) -> None:
 
 def test_an_epoch_holds_every_grid_once_less_the_last_partial_batch() -> None:
     train, test = _grids()
-    task = ShortestPaths(train, test, batch=3)
+    task = ShortestPaths([(train, test)], batch=3)
     inputs, labels = task.epoch(0)
     assert inputs.shape == (3, 3, 2, 6, 6)
     known = {tuple(one.flatten().tolist()): two for one, two in zip(train.inputs, train.labels, strict=True)}
@@ -49,7 +49,7 @@ class _Guess(nn.Module):
 
 def test_loss_and_f1_are_those_of_all_cells() -> None:
     train, test = _grids()
-    task = ShortestPaths(train, test, batch=5)
+    task = ShortestPaths([(train, test)], batch=5)
     inputs, labels = (rows[0] for rows in task.epoch(0))
     logits = _Guess()(inputs.float())
     loss, (score,) = task.loss(_Guess(), (inputs, labels))
@@ -63,9 +63,23 @@ def test_loss_and_f1_are_those_of_all_cells() -> None:
     assert 0 < f1(test.labels, logits > 0) < 1
 
 
+def test_each_phase_has_sets_of_its_own() -> None:
+    phases = [_grids(limit) for limit in (2, 4)]
+    task = ShortestPaths(phases, epochs=3, batch=10)
+    sums = [sorted(one.sum().item() for one in task.epoch(number)[1][0]) for number in range(6)]
+    first, second = (sorted(one.sum().item() for one in train.labels) for train, _ in phases)
+    assert sums == [first] * 3 + [second] * 3
+    assert first != second
+    for number, (_, held_out) in zip((0, 5), phases, strict=True):
+        task.epoch(number)
+        score = f1(held_out.labels, _Guess()(held_out.inputs.float()) > 0)
+        assert task.evaluate(_Guess())["test_f1"] == pytest.approx(score)
+        assert task.evaluate(_Guess())["stage"] == number // 3
+
+
 def test_what_cannot_work_is_refused() -> None:
     train, test = _grids()
     with pytest.raises(ConfigError, match="larger than the training set of 10 grids"):
-        ShortestPaths(train, test, batch=11)
+        ShortestPaths([(train, test)], batch=11)
     with pytest.raises(ConfigError, match="at least one grid"):
         make_grids(2, 0, 1, 6, 0)

@@ -23,6 +23,7 @@ def study(
     ] = None,
     table: Annotated[bool, typer.Option("--table", help="Run nothing; show what the results so far say.")] = False,
     layers: Annotated[bool, typer.Option("--layers", help="Run nothing; show the sparsity of each layer.")] = False,
+    curves: Annotated[bool, typer.Option("--curves", help="Run nothing; draw the metric over the epochs.")] = False,
     seeds: Annotated[str | None, typer.Option(help="Seeds such as 0,1,2.", show_default="the study's own")] = None,
     parallel: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     mps: Annotated[bool, typer.Option(help="Let parallel runs share a GPU through NVIDIA's MPS.")] = True,
@@ -48,6 +49,8 @@ def study(
 
         pare study sparsity-vgg16 --layers --only cs-0.99,mp-0.99
 
+        pare study sharing-shortest-paths --curves
+
         pare study dense-vgg16 --seeds 0 --set epochs=2 --out /tmp/results
     """
     from dataclasses import replace
@@ -72,6 +75,9 @@ def study(
             _tickets(chosen, out, runs, parallel, options, table)
         return
     patterns = only.split(",") if only else []
+    if curves:
+        _draw(chosen.only(patterns) if patterns else chosen, out)
+        return
     if table or layers:
         chosen = chosen.only(patterns) if patterns else chosen
         found = collect(chosen, out / chosen.name)
@@ -86,6 +92,16 @@ def study(
         watch = None if bar is None else bar.watch
         studies.run_study(chosen, out, runs, only=patterns, parallel=parallel, options=options, tell=tell, watch=watch)
     _show(chosen, collect(chosen, out / chosen.name))
+
+
+def _draw(study: "Study", out: Path) -> None:
+    from paretorch.report.picture import save
+    from paretorch.studies.curves import draw_curves
+
+    metric, picture = draw_curves(study, out / study.name)
+    path = out / study.name / f"{metric}.svg"
+    save(picture, path)
+    typer.echo(f"{path}: {metric.replace('_', ' ')} over the epochs")
 
 
 def _tickets(study: "Study", out: Path, runs: Path, parallel: int, options: list[str], table: bool) -> None:

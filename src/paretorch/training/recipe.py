@@ -47,7 +47,8 @@ class Recipe:
         text and translation have a validation part, which any number above 0 chooses. The test set is then met once, at
         the very end.
     data_options: ptb and ptb-char: bptt, the tokens of a chunk; multi30k: vocabulary, and bleu (true or false);
-        shortest-paths: limit, the most moves between two points, count, test_count and size of the grids; the network
+        shortest-paths: limit, the most moves between two points, or limits, one for each of several phases of equal
+        length, count, test_count and size of the grids; the network
         dcgan-generator: loss (hinge or bce), critic_steps, critic_width, samples, and features, a classifier's artefact.
     batch: images or grids, columns of text, or (translation) tokens a side, per step.
     epochs, finetune: epochs until decisions are rounded, and epochs after that; 0 and some prune the network in `start`

@@ -120,9 +120,13 @@ def _translation(recipe: Recipe, runtime: Runtime, how: dict[str, Any]) -> Chose
 def _grids(recipe: Recipe, how: dict[str, Any]) -> Chosen:
     from paretorch.training.tasks.shortest_paths import ShortestPaths, make_grids
 
-    options = _options(recipe, {"limit": 10, "count": 5000, "test_count": 1000, "size": 32})
-    train, held_out = make_grids(**options, validation=recipe.validation)
-    return ShortestPaths(train, held_out, batch=recipe.batch, **how), {}
+    options = _options(recipe, {"limit": 10, "limits": [], "count": 5000, "test_count": 1000, "size": 32})
+    last, limits = options.pop("limit"), options.pop("limits")
+    limits = limits or [last]
+    if recipe.epochs % len(limits):
+        raise ConfigError(f"{len(limits)} phases of equal length cannot share {recipe.epochs} epochs: use a multiple.")
+    phases = [make_grids(limit, **options, validation=recipe.validation) for limit in limits]
+    return ShortestPaths(phases, epochs=recipe.epochs // len(limits), batch=recipe.batch, **how), {}
 
 
 def _options(recipe: Recipe, usual: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,8 +135,10 @@ def _options(recipe: Recipe, usual: Mapping[str, Any]) -> dict[str, Any]:
     if unknown := sorted(set(given) - set(usual)):
         known = ", ".join(usual) or "none"
         raise ConfigError(f"{recipe.data} has no data option {unknown[0]!r}; it has: {known}.")
+    words = {bool: "true or false", str: "a text", list: "a list of whole numbers from 1", int: "a whole number from 1"}
     for name, value in given.items():
-        if type(value) is not type(usual[name]) or (type(value) is int and value < 1):
-            wanted = {bool: "true or false", str: "a text"}.get(type(usual[name]), "a whole number from 1")
+        whole = [value] if type(value) is int else value if type(value) is list else []
+        if type(value) is not type(usual[name]) or not all(type(one) is int and one >= 1 for one in whole):
+            wanted = words[type(usual[name])]
             raise ConfigError(f"The data option {name} of {recipe.data} must be {wanted}, not {value!r}.")
     return {**usual, **given}

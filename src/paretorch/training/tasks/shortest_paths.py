@@ -1,4 +1,9 @@
-"""The shortest-paths task of chapter 3: which cells of a grid lie on some shortest path between two points."""
+"""The shortest-paths task of chapter 3: which cells of a grid lie on some shortest path between two points.
+
+Its curriculum has phases of equal length, each with sets of its own: the same network meets longer and longer paths.
+"""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +33,8 @@ def make_grids(limit: int, count: int, test_count: int, size: int, validation: i
 class ShortestPaths:
     """Binary cross-entropy per cell. F₁ is the metric, since most cells are on no path; all cells count as one set.
 
+    phases: training and held-out grids of each; epochs: how long a phase lasts. The evaluation is on the held-out grids
+    of the phase whose epoch was asked for last (before any was: of the last phase), and says which one that is.
     The last partial batch of an epoch is dropped; the order is a pure function of (seed, epoch). The F₁ of training is
     the mean over batches.
     """
@@ -36,24 +43,29 @@ class ShortestPaths:
 
     def __init__(
         self,
-        train: Grids,
-        held_out: Grids,
+        phases: Sequence[tuple[Grids, Grids]],
         *,
+        epochs: int = 1,
         batch: int = 128,
         seed: int = 0,
         device: torch.device | str = "cpu",
         autocast: bool = False,
     ) -> None:
         self._device = torch.device(device)
-        self._train = train.inputs.to(self._device), train.labels.to(self._device)
-        self._held_out = held_out.inputs.to(self._device), held_out.labels.to(self._device)
+        self._train, self._held_out = (
+            [(grids.inputs.to(self._device), grids.labels.to(self._device)) for grids in part]
+            for part in zip(*phases, strict=True)
+        )
         self._batch, self._seed, self._autocast = batch, seed, autocast
-        self.steps = len(train.labels) // batch
+        self._epochs, self._phase = epochs, len(phases) - 1
+        count = len(phases[0][0].labels)
+        self.steps = count // batch
         if self.steps == 0:
-            raise ConfigError(f"A batch of {batch} is larger than the training set of {len(train.labels)} grids.")
+            raise ConfigError(f"A batch of {batch} is larger than the training set of {count} grids.")
 
     def epoch(self, number: int) -> Batch:
-        inputs, labels = self._train
+        self._phase = min(number // self._epochs, len(self._train) - 1)
+        inputs, labels = self._train[self._phase]
         order = shuffled(len(labels), mix(self._seed, number, 0))[: self.steps * self._batch].to(self._device)
         shape = (self.steps, self._batch)
         return inputs[order].view(*shape, *inputs.shape[1:]), labels[order].view(*shape, *labels.shape[1:])
@@ -65,7 +77,7 @@ class ShortestPaths:
         return loss, (_f1(_counts(logits.detach(), labels)),)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        inputs, labels = self._held_out
+        inputs, labels = self._held_out[self._phase]
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
         counts = torch.zeros(2, dtype=torch.float64, device=self._device)
         with torch.no_grad():
@@ -74,10 +86,11 @@ class ShortestPaths:
                 logits = self._logits(model, inputs[part])
                 loss += F.binary_cross_entropy_with_logits(logits, labels[part].float(), reduction="sum").double()
                 counts += _counts(logits, labels[part])
-        return {"test_loss": float(loss) / labels.numel(), "test_f1": float(_f1(counts))}
+        stage = {"stage": float(self._phase)} if len(self._held_out) > 1 else {}
+        return {"test_loss": float(loss) / labels.numel(), "test_f1": float(_f1(counts)), **stage}
 
     def example(self) -> Tensor:
-        return self._prepared(self._held_out[0][:2])
+        return self._prepared(self._held_out[0][0][:2])
 
     def _prepared(self, inputs: Tensor) -> Tensor:
         dtype = torch.bfloat16 if self._autocast else torch.float32

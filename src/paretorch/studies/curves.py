@@ -1,0 +1,36 @@
+"""A study's metric over the epochs: a line a setting, the mean over its seeds, in a band from the least to the greatest."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from paretorch.errors import ConfigError
+from paretorch.report.curves import Curve, curves
+from paretorch.studies.results import stored_result
+from paretorch.studies.study import Study
+from paretorch.training.progress import headline
+
+
+def draw_curves(study: Study, target: Path) -> tuple[str, str]:
+    """The metric's name, and the picture of what results there are of the study."""
+    runs: dict[str, list[list[tuple[float, float]]]] = {}
+    metric = ""
+    for name, recipe in study.jobs():
+        path = target / f"{name}.json"
+        if stored_result(path, recipe) is None:
+            continue
+        rows = [row for row in json.loads(path.read_text())["metrics"] if row["phase"] != "harden"]
+        metric = headline(rows[-1])
+        points = [(float(row["epoch"]), float(row[metric])) for row in rows if metric in row]
+        runs.setdefault(name.rpartition("-seed")[0], []).append(points)
+    if not runs:
+        raise ConfigError(f"There are no results of {study.name} in {target.parent}: run it first.")
+    lines = {setting: _over_seeds(found) for setting, found in runs.items()}
+    return metric, curves(study.title, lines, x_label="epoch", y_label=metric.replace("_", " "))
+
+
+def _over_seeds(runs: list[list[tuple[float, float]]]) -> Curve:
+    length = min(len(points) for points in runs)
+    values = np.array([[value for _, value in points[:length]] for points in runs])
+    return Curve([epoch for epoch, _ in runs[0][:length]], values.mean(0), values.min(0), values.max(0))
