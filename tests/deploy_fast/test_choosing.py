@@ -217,6 +217,20 @@ def test_a_whole_whose_outputs_differ_is_not_taken(monkeypatch) -> None:
     assert [choice.chosen for choice in account.choices] == ["csr", "csr", "dense"]
 
 
+def test_torchs_fused_encoder_does_not_go_past_the_new_layers() -> None:
+    torch.manual_seed(0)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.linear1.weight.mul_(torch.rand_like(layer.linear1.weight) < 0.1)
+    x = torch.randn(2, 5, 16)
+    fast, account = pt.optimize(model, x, timer=faster())
+    assert account.changed
+    assert isinstance(fast.layers[1].linear1, SparseLinear)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+
+
 def test_a_model_that_reads_the_weight_itself_comes_back() -> None:
     class Nosy(nn.Module):
         def __init__(self) -> None:

@@ -30,7 +30,12 @@ def replaced(model: nn.Module, swaps: Mapping[nn.Module, nn.Module]) -> nn.Modul
     """A copy with other modules in place of some, sharing the tensors of the rest with the model."""
     shared: dict[int, Any] = {id(t): t for t in [*model.parameters(), *model.buffers()]}
     shared |= {id(old): new for old, new in swaps.items()}
-    return copy.deepcopy(model, shared)
+    result = copy.deepcopy(model, shared)
+    for module in result.modules():
+        if isinstance(module, nn.TransformerEncoderLayer) and {*module.children()} & {*swaps.values()}:
+            # In eval mode torch would take the weights out of the layers and call one fused kernel, past the new ones.
+            module.activation_relu_or_gelu = 0
+    return result
 
 
 def tensors_of(output: Any) -> list[Tensor]:
