@@ -198,16 +198,19 @@ def _ratios(row: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, flo
 
 
 def sweep(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """First all tiles and warps; then, for the best three, all stages, programs and ways to start."""
+    """All tiles and warps; for the best three of these all stages and programs; for the best three both ways to start."""
+    names = ("tiles", "warps", "stages", "programs", "early")
     rows: list[dict[str, Any]] = []
     for text, kind, batch in itertools.product(args.shapes, args.kinds, args.batch):
         found: dict[Setting, dict[str, Any]] = {}
-        middle = (args.stages[len(args.stages) // 2], args.programs[len(args.programs) // 2], args.early[0])
-        for tile, warps in itertools.product(args.tiles, args.warps):
-            try_setting(found, (tile, warps, *middle), _shape(text), kind, batch)
-        best = sorted(found, key=lambda setting: found[setting]["us"])[:3]
-        for (tile, warps, *_), *rest in itertools.product(best, args.stages, args.programs, args.early):
-            try_setting(found, (tile, warps, *rest), _shape(text), kind, batch)
+        middle = [values[len(values) // 2] for values in (args.tiles, args.warps, args.stages, args.programs)]
+        starts = [(*middle, 0)]
+        for varied in (names[:2], names[2:4], names[4:]):
+            for start in starts:
+                choices = [getattr(args, n) if n in varied else [v] for n, v in zip(names, start, strict=True)]
+                for setting in itertools.product(*choices):
+                    try_setting(found, setting, _shape(text), kind, batch)
+            starts = sorted(found, key=lambda setting: found[setting]["us"])[:3]
         print(
             f"\n{text}, {kind} bits, batch {batch}: microseconds, error, tile, warps, stages, programs, early",
             flush=True,
@@ -322,7 +325,7 @@ def main() -> None:
     args.tiles = args.tiles or (["64x128", "64x256", "32x256", "32x512"] if best else [f"{ROWS}x{COLUMNS}"])
     args.warps = args.warps or ([2, 4, 8] if best else [plain.warps])
     args.stages = args.stages or ([2, 3, 4] if best else [plain.stages])
-    args.programs = args.programs or ([2, 4, 6] if best else [plain.programs])
+    args.programs = args.programs or ([1, 2, 4, 6] if best else [plain.programs])
     args.early = args.early or ([0, 1] if best else [int(plain.early)])
     facts = {**environment(torch.device("cpu" if cpu else "cuda")), "threads": args.threads}
     print(f"torch {facts['torch']}, {facts['hardware']}")
