@@ -16,6 +16,7 @@ from paretorch.deploy import load, report, save
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.sharing import Folding, SoftSharing, fold, layer_similarity
 from paretorch.sharing.clusters import cluster, collapse
+from paretorch.sharing.curve import folding_curve
 from paretorch.sharing.loops import backward_edges, loops_in_words
 from paretorch.sharing.similarity import absolute_cosine
 from tests.contract.loop import equal, optimizer_of, snapshot, train
@@ -166,6 +167,24 @@ def test_masked_and_quantized_templates_stay_so_in_the_folded_network(tmp_path: 
     assert torch.equal(scaled, scaled.round())  # on a grid of powers of two
     save(small, tmp_path / "small.pare")
     assert equal(snapshot(load(tmp_path / "small.pare", into=build("linear"))), snapshot(small))
+
+
+def test_the_curve_falls_layer_by_layer() -> None:
+    network = build("linear")
+    plan = attach(network, "all")
+    train(network, plan, optimizer_of(plan), batch("linear"), 5)
+    with torch.no_grad():  # similarities that are all different
+        for i, term in enumerate(plan._terms[0].relaxations):
+            term.decision.copy_(torch.tensor([1.0, 0.3 * i, 0.1 * i * i, 0.0]))
+    x = batch("linear")
+    before = network.eval()(x)
+    points = list(folding_curve(network, lambda model: float((model(x) - before).abs().max())))
+    assert [point.layers for point in points] == [4, 3, 2, 1]
+    assert [point.threshold for point in points] == sorted((point.threshold for point in points), reverse=True)
+    assert points[0].measured < 1e-6 < points[-1].measured
+    for point in points[1:]:
+        again = fold(network, threshold=point.threshold)
+        assert max(again.__dict__["paretorch_folding"][0].runs) == point.layers
 
 
 def test_only_some_groups() -> None:

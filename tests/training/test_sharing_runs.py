@@ -29,6 +29,14 @@ def test_a_network_that_shares_is_trained_so(tmp_path: Path) -> None:
     assert result["dense_bytes"] < 4 * 130_000  # 175 k parameters without sharing
     told = _pare("fold", str(out))
     assert "2 layers are 1; layer 1 runs twice; exact" in told
+    told = _pare("fold", str(out), "--curve", "--device", "cpu")
+    points = json.loads((out / "folding.json").read_text())
+    assert [point["layers"] for point in points] == [6, 5, 4, 3]
+    assert all(point["threshold"] == pytest.approx(1.0) for point in points)  # one template: all are alike
+    assert {round(point["measured"], 6) for point in points} == {round(result["test_accuracy"], 6)}
+    assert points[0]["bytes"] >= points[-1]["bytes"]
+    assert (out / "folding.svg").read_text().startswith("<svg")
+    assert "3 layers (threshold 1.000): test accuracy" in told
 
 
 def test_which_recipes_share() -> None:
@@ -41,5 +49,5 @@ def test_which_recipes_share() -> None:
 @pytest.mark.parametrize("name", [name for name in study_names() if name.startswith("sharing-")])
 def test_the_studies_say_what_shares(name: str) -> None:
     for setting, recipe in load_study(name).settings.items():
-        assert recipe.shares == setting.startswith("swrn")
-        assert recipe.epochs == 200
+        assert recipe.shares == setting.startswith(("swrn", "scnn"))
+        assert recipe.epochs == (250 if name == "sharing-shortest-paths" else 200)

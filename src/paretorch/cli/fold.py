@@ -1,9 +1,12 @@
 """`pare fold`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def fold(
@@ -13,15 +16,27 @@ def fold(
     ] = None,
     layers: Annotated[int | None, typer.Option(help="Or how many of the sharing layers stay, in all.")] = None,
     only: Annotated[str | None, typer.Option(help="Fold the groups with a layer of this name or pattern.")] = None,
+    curve: Annotated[
+        bool, typer.Option("--curve", help="Fold one layer further at a time, and measure each time.")
+    ] = False,
+    root: Annotated[str | None, typer.Option(help="Folder of the data sets, for --curve.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1, for --curve.")] = "auto",
 ) -> None:
     """Fold layers that have become alike into loops: folded.pare and folding.html in the run's folder.
+
+    With --curve: folding.json and folding.svg there, the metric of the run's data against the layers that are left.
 
     Examples:
 
         pare fold runs/swrn --threshold 0.9
 
         pare fold runs/swrn --only "stages.1.*" --layers 2
+
+        pare fold runs/swrn --curve --root data
     """
+    if curve:
+        _curve(run, only, root, device)
+        return
     from paretorch import deploy, sharing
     from paretorch.cli.fold_run import shared_network
     from paretorch.report.folding import write_folding
@@ -44,3 +59,40 @@ def fold(
     for folding in foldings:
         typer.echo(str(folding))
     typer.echo(f"{before:,} bytes with all layers, {after:,} folded; {run / 'folded.pare'}, {page}")
+
+
+def _curve(run: Path, only: str | None, root: str | None, device: str) -> None:
+    import json
+    from dataclasses import asdict
+
+    from paretorch.cli.fold_run import recipe_of, shared_network
+    from paretorch.report.curves import Curve, curves
+    from paretorch.report.picture import save
+    from paretorch.sharing.curve import folding_curve
+    from paretorch.training.progress import headline, told
+    from paretorch.training.recipe import Runtime
+    from paretorch.training.run import choose_device
+    from paretorch.training.tasks.choose import choose
+
+    place = choose_device(device)
+    task, _ = choose(recipe_of(run), Runtime(root=root), place)
+    name = ""
+
+    def measure(model: "nn.Module") -> float:
+        nonlocal name
+        found = task.evaluate(model.to(place))
+        name = headline(found)
+        return found[name]
+
+    points = []
+    for point in folding_curve(shared_network(run), measure, only):
+        points.append(point)
+        typer.echo(
+            f"{point.layers} layers (threshold {point.threshold:.3f}): {name.replace('_', ' ')} {told(name, point.measured)}, "
+            f"{point.bytes:,} bytes, weights off by up to {point.error:.1%}"
+        )
+    (run / "folding.json").write_text(json.dumps([asdict(point) for point in points], indent=1) + "\n")
+    values = [point.measured for point in points]
+    line = Curve([point.layers for point in points], values, values, values)
+    save(curves(f"{run.name}, folded", {name: line}, x_label="layers left of those that share"), run / "folding.svg")
+    typer.echo(f"{run / 'folding.json'}, {run / 'folding.svg'}")

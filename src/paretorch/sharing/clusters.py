@@ -1,6 +1,6 @@
 """Which layers are one: groups by similarity, and the one weight that stands for a group."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -22,31 +22,40 @@ def check_limits(threshold: float | None, layers: int | None) -> None:
 
 
 def cluster(matrices: Sequence[Tensor], threshold: float | None, layers: int | None) -> list[list[int]]:
-    """Labels of the layers of each matrix: 0, 1 … by first appearance.
+    """Labels of the layers of each matrix: 0, 1 … by first appearance, once `mergers` go no further.
 
-    The two groups whose least similar members are most alike become one, over all matrices, first come first in ties;
-    until no two are alike enough, or `layers` are left in all.
+    That is when no two groups are alike enough, or `layers` are left in all.
     """
     groups = [[[i] for i in range(len(matrix))] for matrix in matrices]
-    links = [matrix.double().cpu().clone().fill_diagonal_(-1.0) for matrix in matrices]
     left = sum(len(matrix) for matrix in matrices)
     if layers is not None and layers < len(matrices):
         raise ConfigError(
             f"layers={layers}: there are {len(matrices)} groups of layers of different shapes, so at least {len(matrices)} stay"
         )
     least = threshold if threshold is not None else 0.0
-    while layers is None or left > layers:
-        which = max(range(len(links)), key=lambda i: float(links[i].max()), default=-1)
-        if which < 0 or float(links[which].max()) < least - 1e-6:
+    for similarity, which, one, other in mergers(matrices):
+        if (layers is not None and left <= layers) or similarity < least - 1e-6:
             break
-        link = links[which]
-        one, other = divmod(int(link.argmax()), len(link))
-        link[one] = link[:, one] = torch.minimum(link[one], link[other])
-        link[other] = link[:, other] = link[one, one] = -1.0
         groups[which][one] += groups[which][other]
         groups[which][other] = []
         left -= 1
     return [_labels(parts, len(matrix)) for parts, matrix in zip(groups, matrices, strict=True)]
+
+
+def mergers(matrices: Sequence[Tensor]) -> Iterator[tuple[float, int, int, int]]:
+    """Which groups become one, in turn: how alike their least similar members are, the matrix, the groups.
+
+    The most alike come first, over all matrices, first come first in ties; until each matrix is one group.
+    """
+    links = [matrix.double().cpu().clone().fill_diagonal_(-1.0) for matrix in matrices]
+    for _ in range(sum(len(matrix) - 1 for matrix in matrices)):
+        which = max(range(len(links)), key=lambda i: float(links[i].max()))
+        link = links[which]
+        similarity = float(link.max())
+        one, other = divmod(int(link.argmax()), len(link))
+        link[one] = link[:, one] = torch.minimum(link[one], link[other])
+        link[other] = link[:, other] = link[one, one] = -1.0
+        yield similarity, which, one, other
 
 
 def _labels(groups: list[list[int]], count: int) -> list[int]:

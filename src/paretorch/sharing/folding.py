@@ -19,7 +19,7 @@ from paretorch.core.mixing import share
 from paretorch.core.plan import Plan
 from paretorch.core.sites import Selector, find_sites
 from paretorch.errors import ConfigError
-from paretorch.sharing.clusters import check_limits, cluster, collapse
+from paretorch.sharing.clusters import check_limits, cluster, collapse, mergers
 from paretorch.sharing.layers import Bank, read_banks
 from paretorch.sharing.loops import loops_in_words
 from paretorch.sharing.similarity import absolute_cosine
@@ -93,6 +93,16 @@ def fold(
     network.__dict__["paretorch_edits"] = edits
     network.__dict__["paretorch_folding"] = foldings
     return network
+
+
+def levels(model: nn.Module, only: Selector | None = None) -> dict[int, float]:
+    """By the number of layers left, from all that share to one a group, the threshold at which `fold` leaves as many."""
+    banks = [bank for bank in read_banks(model) if only is None or _selects(model, bank, only)]
+    count = sum(len(bank.layers) for bank in banks)
+    found = {count: 1.0}
+    for merged, (similarity, *_) in enumerate(mergers([absolute_cosine(bank.rows) for bank in banks]), 1):
+        found[count - merged] = similarity
+    return found
 
 
 def _selects(network: nn.Module, bank: Bank, only: Selector) -> bool:
