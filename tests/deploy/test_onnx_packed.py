@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from paretorch.deploy import export_onnx, onnx_types
 from paretorch.errors import ConfigError
+from paretorch.precision.grid import quantize
 from tests.deploy.onnx_nets import Mixed, constants, loaded, on_grid, operators, opset, run, settle, types
 
 _X = torch.randn(3, 3, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -118,6 +119,24 @@ def test_widths_between_the_types_are_two_tensors(tmp_path: Path) -> None:
         product = codes.astype(np.float32) * values[f"{i}.weight.steps"]
         np.testing.assert_array_equal(product, layer.weight.detach().numpy())
     assert set(loaded(path)) == {"Gemm"}
+
+
+def test_odd_codes_are_stored_without_their_lowest_bit(tmp_path: Path) -> None:
+    """Where a channel has one precision and no zeros, p bits take p bits: 2 are INT2, and 6 are INT4 and UINT2."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64))
+    with torch.no_grad():
+        p = torch.tensor([1, 2] * 32, dtype=torch.int32)[:, None]
+        layers[0].weight.copy_(quantize(torch.randn(64, 64), p) * 0.25)
+        layers[2].weight.copy_(quantize(torch.randn(64, 64), torch.tensor(6, dtype=torch.int32)) * 0.25)
+    settle(layers)
+    path = export_onnx(layers, torch.randn(2, 64), tmp_path / "net.onnx")
+    assert b"weights: 1 INT2, 1 INT4+UINT2" in path.read_bytes()
+    assert set(loaded(path)) == {"Gemm"}
+    found = constants(path)
+    digits = 4 * found["2.weight.codes"].astype(np.int32) + found["2.weight.low"].astype(np.int32)
+    product = (2 * digits + 1).astype(np.float32) * found["2.weight.steps"]
+    np.testing.assert_array_equal(product, layers[2].weight.detach().numpy())
 
 
 def test_values_decide_and_not_what_was_once_noted(tmp_path: Path) -> None:

@@ -48,7 +48,13 @@ class Grid:
     @property
     def cost(self) -> int:
         """Bytes of codes and steps."""
-        return -(-self.codes.size * self.bits // 8) + self.steps.nbytes
+        bits = width_of(self.codes >> 1) if are_odd(self.codes) else self.bits
+        return -(-self.codes.size * bits // 8) + self.steps.nbytes
+
+
+def are_odd(codes: Codes) -> bool:
+    """Whether all codes are odd, as those of chapter 5 are where precisions are equal and nothing is dropped."""
+    return bool((codes & 1).all())
 
 
 def width_of(codes: Codes) -> int:

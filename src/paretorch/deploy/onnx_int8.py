@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paretorch.deploy.onnx_graph import Model
-from paretorch.deploy.onnx_grid import Codes, Floats, read_grid, width_of
+from paretorch.deploy.onnx_grid import Codes, Floats, read_grid
 from paretorch.deploy.onnx_norms import output_axis
-from paretorch.deploy.onnx_types import choose_width, put_first, store
+from paretorch.deploy.onnx_types import choose_layout, put_first, store
 
 SIGNS = ".signs"  # behind the name of a weight
 _LARGEST = 127
@@ -94,10 +94,10 @@ def narrow(model: Model) -> None:
     made: list[Any] = []
     for tensor in [t for t in graph.initializer if t.name in read and t.data_type == TensorProto.INT8]:
         codes = numpy_helper.to_array(tensor)
-        width = choose_width(codes, width_of(codes), "int8", opset)
-        if codes.ndim > 1 and width is not None and width < 8:
+        layout = choose_layout(codes, "int8", opset)
+        if codes.ndim > 1 and layout is not None and layout.bits < 8:
             graph.initializer.remove(tensor)
-            nodes, _ = store(graph, tensor.name, codes, width, "INT8")
+            nodes, _ = store(graph, tensor.name, codes, layout, "INT8")
             nodes[-1].output[0] = tensor.name
             made += nodes
     put_first(graph, made)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from paretorch.deploy.onnx_graph import OPSET, Graph, Model, readers
 from paretorch.deploy.onnx_grid import Grid, read_grid
 from paretorch.deploy.onnx_norms import absorb_norm
-from paretorch.deploy.onnx_types import choose_width, opset_of, put_first, store
+from paretorch.deploy.onnx_types import Layout, choose_layout, opset_of, put_first, store
 
 FORMS = ("packed", "qdq")
 STEPS = ".steps"  # behind the name of a weight
@@ -28,21 +28,21 @@ _OVERHEAD = 256  # bytes that nodes and names of a packed weight take, about
 
 @dataclass(frozen=True)
 class Packing:
-    """Which weights are packed, by name, in integers of how many bits."""
+    """Which weights are packed, by name, and how."""
 
     grids: Mapping[str, Grid]
-    bits: Mapping[str, int]
+    layouts: Mapping[str, Layout]
 
     @property
     def opset(self) -> int:
         """The lowest that has all the types."""
-        return max((opset_of(width) for width in self.bits.values()), default=OPSET)
+        return max((opset_of(layout.bits) for layout in self.layouts.values()), default=OPSET)
 
 
 def find_packing(weights: Mapping[str, NDArray[Any]], form: str) -> Packing:
     """The weights that have a grid and take fewer bytes by it, in the fewest bytes that onnxruntime runs here."""
     grids: dict[str, Grid] = {}
-    bits: dict[str, int] = {}
+    layouts: dict[str, Layout] = {}
     known: dict[Any, Grid | None] = {}
     for name, values in weights.items():
         if values.ndim < 2:
@@ -53,10 +53,10 @@ def find_packing(weights: Mapping[str, NDArray[Any]], form: str) -> Packing:
         grid = known[place]
         if grid is None:
             continue
-        width = choose_width(grid.codes, grid.bits, form)
-        if width is not None and width * values.size // 8 + _OVERHEAD < values.nbytes:
-            grids[name], bits[name] = grid, width
-    return Packing(grids, bits)
+        layout = choose_layout(grid.codes, form)
+        if layout is not None and layout.bits * values.size // 8 + _OVERHEAD < values.nbytes:
+            grids[name], layouts[name] = grid, layout
+    return Packing(grids, layouts)
 
 
 def pack(model: Model, packing: Packing, form: str) -> None:
@@ -78,7 +78,7 @@ def pack(model: Model, packing: Packing, form: str) -> None:
                 node.input[1] = f"{name}.{i}"
         if not own:
             continue  # a parameter that the module has and does not use
-        nodes, whole = store(graph, name, grid.codes, packing.bits[name], "FLOAT" if form == "packed" else None)
+        nodes, whole = store(graph, name, grid.codes, packing.layouts[name], "FLOAT" if form == "packed" else None)
         made += [*nodes, *_products(graph, whole, own, form)]
     put_first(graph, made)
 

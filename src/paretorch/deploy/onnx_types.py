@@ -1,20 +1,21 @@
 """Small integers in ONNX: INT2, INT4 and INT8, and widths between and above them as two tensors, c = 2^k · high + low.
 
 6 bits are INT4 and UINT2, 10 are INT8 and UINT2, 12 are INT8 and UINT4, 16 are INT8 and UINT8: an odd code of 4 or 5 bits
-takes 6 instead of 8, and one of 8 to 15 bits is still no float. All of it is undone once, when the file is loaded.
+takes 6 instead of 8, and one of 8 to 15 bits is still no float. Where all codes are odd (equal precisions, no zeros) their
+lowest bit is not stored, c = 2a + 1: then p bits are p bits. All of it is undone once, when the file is loaded.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paretorch.deploy.onnx_graph import OPSET, Graph, Model
-from paretorch.deploy.onnx_grid import WIDTHS, Codes
+from paretorch.deploy.onnx_grid import WIDTHS, Codes, are_odd, width_of
 
 CODES, LOW = ".codes", ".low"  # behind the name of a weight
 _PLANES = {6: (4, 2), 10: (8, 2), 12: (8, 4), 16: (8, 8)}  # bits -> those of the signed and of the unsigned tensor
@@ -32,39 +33,71 @@ def opset_of(width: int) -> int:
     return max(_OPSETS[bits] for bits in planes(width))
 
 
-def choose_width(codes: Codes, least: int, form: str, opset: int | None = None) -> int | None:
-    """The width of the fewest bytes that holds codes of `least` bits and that onnxruntime runs, up to this opset."""
-    fits = [w for w in WIDTHS if w >= least and (opset is None or opset_of(w) <= opset) and runs(w, form)]
-    return min(fits, key=lambda width: width * codes.size // 8 + 4 * _NODE * len(planes(width)), default=None)
+class Layout(NamedTuple):
+    """How codes are stored: in how many bits, and whether without a lowest bit that is always 1."""
+
+    bits: int
+    odd: bool
 
 
-def store(graph: Graph, name: str, codes: Codes, width: int, kind: str | None) -> tuple[list[Any], str]:
-    """Add the integers; gives the nodes that turn them into one tensor of that type, and its name (None: as they are)."""
-    from onnx import TensorProto, helper, numpy_helper
-
-    bits = planes(width)
-    if len(bits) == 1:
-        graph.initializer.append(_tensor(name + CODES, codes, "INT", width))
-        if kind is None:
-            return [], name + CODES
-        return [helper.make_node("Cast", [name + CODES], [f"{name}.whole"], to=TensorProto.DataType.Value(kind))], (
-            f"{name}.whole"
-        )
-    graph.initializer.append(_tensor(name + CODES, codes >> bits[1], "INT", bits[0]))
-    graph.initializer.append(_tensor(name + LOW, codes & (2 ** bits[1] - 1), "UINT", bits[1]))
-    factor = f"times{2 ** bits[1]}"
-    if all(tensor.name != factor for tensor in graph.initializer):
-        graph.initializer.append(numpy_helper.from_array(np.array(2.0 ** bits[1], dtype=np.float32), factor))
-    nodes = [
-        helper.make_node("Cast", [name + CODES], [f"{name}.a"], to=TensorProto.FLOAT),
-        helper.make_node("Mul", [f"{name}.a", factor], [f"{name}.b"]),
-        helper.make_node("Cast", [name + LOW], [f"{name}.c"], to=TensorProto.FLOAT),
-        helper.make_node("Add", [f"{name}.b", f"{name}.c"], [f"{name}.whole"]),
+def choose_layout(codes: Codes, form: str, opset: int | None = None) -> Layout | None:
+    """The layout of the fewest bytes that holds the codes and that onnxruntime runs, up to this opset."""
+    least = {False: width_of(codes)}
+    if form != "qdq" and are_odd(codes):
+        least[True] = width_of(codes >> 1)
+    fits = [
+        Layout(width, odd)
+        for odd, bits in least.items()
+        for width in WIDTHS
+        if width >= bits and (opset is None or opset_of(width) <= opset) and runs(width, form)
     ]
-    if kind == "INT8":
-        nodes[-1].output[0] = f"{name}.d"
-        nodes.append(helper.make_node("Cast", [f"{name}.d"], [f"{name}.whole"], to=TensorProto.INT8))
-    return nodes, f"{name}.whole"
+    return min(fits, key=lambda one: one.bits * codes.size // 8 + _NODE * _nodes(one), default=None)
+
+
+def _nodes(layout: Layout) -> int:
+    return 1 + 3 * (len(planes(layout.bits)) - 1) + 2 * layout.odd
+
+
+def store(graph: Graph, name: str, codes: Codes, layout: Layout, kind: str | None) -> tuple[list[Any], str]:
+    """Add the integers; gives the nodes that turn them into one tensor of that type, and its name (None: as they are)."""
+    from onnx import TensorProto, helper
+
+    high, *low = planes(layout.bits)
+    rest = codes >> layout.odd
+    stored = name + CODES
+    graph.initializer.append(_tensor(stored, rest >> sum(low), "INT", high))
+    if kind is None:
+        return [], stored
+    nodes: list[Any] = []
+
+    def then(operator: str, *inputs: str) -> str:
+        nodes.append(helper.make_node(operator, list(inputs), [f"{stored}.{len(nodes)}"]))
+        return f"{stored}.{len(nodes) - 1}"
+
+    def cast(value: str, to: str) -> str:
+        nodes.append(helper.make_node("Cast", [value], [f"{stored}.{len(nodes)}"], to=TensorProto.DataType.Value(to)))
+        return f"{stored}.{len(nodes) - 1}"
+
+    direct = not low and not layout.odd
+    value = cast(stored, kind if direct else "FLOAT")
+    for bits in low:
+        graph.initializer.append(_tensor(name + LOW, rest & (2**bits - 1), "UINT", bits))
+        value = then("Add", then("Mul", value, _number(graph, 2**bits)), cast(name + LOW, "FLOAT"))
+    if layout.odd:
+        value = then("Add", then("Mul", value, _number(graph, 2)), _number(graph, 1))
+    if kind == "INT8" and not direct:
+        value = cast(value, kind)
+    return nodes, value
+
+
+def _number(graph: Graph, value: int) -> str:
+    """A constant, once."""
+    from onnx import numpy_helper
+
+    name = f"number_{value}"
+    if all(tensor.name != name for tensor in graph.initializer):
+        graph.initializer.append(numpy_helper.from_array(np.array(value, dtype=np.float32), name))
+    return name
 
 
 def put_first(graph: Graph, made: Sequence[Any]) -> None:
@@ -94,14 +127,9 @@ def runs(width: int, form: str) -> bool:
     if not all(hasattr(TensorProto, kind) for kind in (f"INT{signed}", *(f"UINT{bits}" for bits in unsigned))):
         return False
     codes: Codes = np.array([[-2, 1, 0], [1, -1, -2]], dtype=np.int16)
-    graph = helper.make_graph(
-        [],
-        "probe",
-        [],
-        [helper.make_tensor_value_info("output", TensorProto.FLOAT, [2, 3])],
-    )
+    graph = helper.make_graph([], "probe", [], [helper.make_tensor_value_info("output", TensorProto.FLOAT, [2, 3])])
     kind = {"packed": "FLOAT", "int8": "INT8"}.get(form)
-    nodes, whole = store(graph, "weight", codes, width, kind)
+    nodes, whole = store(graph, "weight", codes, Layout(width, False), kind)
     if form == "packed":
         nodes.append(helper.make_node("Identity", [whole], ["output"]))
     else:
