@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from paretorch.deploy.latency import timed_rounds
+from paretorch.errors import ConfigError
 
 Call = Callable[[], object]
 Timer = Callable[[Mapping[str, Call]], Mapping[str, Sequence[float]]]
@@ -69,8 +70,11 @@ def _graph(call: Call) -> Call:
             call()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = call()
+    try:
+        with torch.cuda.graph(graph):
+            kept = call()
+    except RuntimeError as error:
+        raise ConfigError(f"this cannot be replayed from a CUDA graph, leave graphs=False: {error}") from error
 
     def replay() -> object:
         graph.replay()
