@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from paretorch import ContinuousSparsification
+from paretorch import SMOL, ContinuousSparsification
 from paretorch.core.budget import keep_best, raise_levels
-from paretorch.core.budget_bytes import ByteBudget, Edit
+from paretorch.core.budget_bytes import ByteBudget, Edit, assign_targets
 from paretorch.core.compress import compress
+from paretorch.core.sites import find_sites
 from paretorch.errors import ConfigError, DivergenceError
 
 
@@ -100,3 +101,21 @@ def test_trim_zeroes_the_smallest_until_it_fits() -> None:
     before = {name: value.clone() for name, value in state.items()}
     ByteBudget(500, four_bytes_a_weight).trim(state, ["a", "c"], ())
     assert all(torch.equal(before[name], state[name]) for name in state)
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "bits"), [(None, None), (0.6, None), (0.9, None), (None, 0.5), (None, 1.5), (0.7, 0.9)]
+)
+def test_what_is_given_is_kept_and_the_rest_follows(sparsity: float | None, bits: float | None) -> None:
+    """The mask and the codes of both targets together take what the budget leaves, whichever of them was asked for."""
+    methods = (ContinuousSparsification(target=sparsity), SMOL(target_bits=bits))
+    model = nn.Linear(100, 100, bias=False)
+    budget = 100 + 10_000 * 2 // 8  # two bits a weight
+    sites = {"sparsity": find_sites(model), "precision": find_sites(model)}
+    masks, codes = assign_targets(methods, model, sites, budget, lambda state, edits: 100)
+    assert sparsity is None or masks.target == sparsity
+    assert bits is None or codes.target_bits == bits
+    density = 1 - masks.target
+    cost = -density * math.log2(density) - masks.target * math.log2(masks.target) + codes.target_bits + 0.6 * density
+    if None in (sparsity, bits):
+        assert cost == pytest.approx(2.0, abs=0.01) or (density == pytest.approx(0.95, abs=0.001) and cost < 2.0)

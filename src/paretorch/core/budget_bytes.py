@@ -40,11 +40,13 @@ def assign_targets(
         raise ConfigError(
             f"budget={budget}: {rest} bytes go to what is not compressed (norms, biases, the index); allow at least {int(rest * 1.1)}"
         )
-    units = {method.unit for method in methods}
-    kept_bits = _KEPT_BITS + _MAP_BITS if "bits" in units else 32.0
-    density = 1.0
-    if "kept" in units:
-        density = _density(available, kept_bits)
+    on_weights = [method for method in methods if not method.on_activations]
+    given = {method.unit: method.share for method in on_weights if method.share is not None}
+    units = {method.unit for method in on_weights}
+    density = given.get("kept", 1.0)
+    if "kept" in units and "kept" not in given:
+        each = 32.0 if "bits" not in units else _MAP_BITS if "bits" in given else _KEPT_BITS + _MAP_BITS
+        density = _density(available - given.get("bits", 0.0), each)
     bits = max((available - _entropy(density)) / density - _MAP_BITS, 1.0) * density
     shares = {"kept": density, "bits": bits}
     return tuple(method.aim(shares[method.unit]) for method in methods)
@@ -55,7 +57,7 @@ def _entropy(p: float) -> float:
 
 
 def _density(available: float, kept_bits: float) -> float:
-    """The density at which mask and codes together take `available` bits a weight."""
+    """The density at which the mask, and `kept_bits` for each kept weight, take `available` bits a weight."""
     low, high = 0.0, 0.95
     for _ in range(50):
         middle = (low + high) / 2

@@ -124,6 +124,11 @@ class Method(ABC):
     def round(self, term: "Term", factor: float) -> None:
         """Write discrete decisions into the decisions, exactly on `factor` times the target; the plan then sets `hard`."""
 
+    @property
+    def share(self) -> float | None:
+        """Units a weight that the target names; None: there is no target."""
+        return None
+
     @abstractmethod
     def aim(self, share: float) -> Self:
         """These options with a target of `share` units a weight, unless they have a target already."""

@@ -173,6 +173,10 @@ class SMOL(Method):
             least = f"{bits / term.weights:.3g} is the least here, since {zeros if self.zero_precision else others}"
             warnings.warn(f"target_bits={self.target_bits!r}: {least}", MissedTargetWarning, stacklevel=4)
 
+    @property
+    def share(self) -> float | None:
+        return self.target_bits
+
     def aim(self, share: float) -> Self:
         return self if self.target_bits is not None else replace(self, target_bits=min(share, self.init_bits))
 

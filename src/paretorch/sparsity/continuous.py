@@ -156,6 +156,10 @@ class ContinuousSparsification(Method):
             size = score.abs().clamp_min(_TINY)
             write(decision, torch.where(kept, size, -size) - shift)
 
+    @property
+    def share(self) -> float | None:
+        return None if self.target is None else 1.0 - self.target
+
     def aim(self, share: float) -> Self:
         return self if self.target is not None else replace(self, target=1.0 - share)
 

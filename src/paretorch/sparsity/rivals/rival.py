@@ -53,6 +53,10 @@ class Rival(Method):
     def schedule(self, term: Term, step: Tensor) -> None:
         """Most rivals have no schedule."""
 
+    @property
+    def share(self) -> float | None:
+        return None if self.target is None else 1.0 - self.target
+
     def aim(self, share: float) -> Self:
         return self if self.target is not None else replace(self, target=1.0 - share)
 
