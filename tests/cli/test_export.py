@@ -41,6 +41,7 @@ def test_a_run_is_exported_beside_its_artefact(run: Path) -> None:
     file = run / "model.onnx"
     assert f"{file}: {file.stat().st_size:,} bytes (model.pare: {(run / 'model.pare').stat().st_size:,})" in told
     assert "INT2" in onnx.load(file).metadata_props[0].value
+    assert onnx.load(file).metadata_props[0].value in told
     assert "accuracy" not in told
 
 

@@ -80,10 +80,18 @@ def export(
             options |= {"calibrate": seen.split(_BATCH), "percentile": percentile}
     deploy.export_onnx(model, example, target, **options)
     typer.echo(f"{target}: {target.stat().st_size:,} bytes ({artefact.name}: {artefact.stat().st_size:,})")
+    typer.echo(_told(target))
     if found is not None:
         inputs = normalise(found.test[0], found.mean, found.std, torch.float32)
         ours, theirs = _accuracies(model, target, inputs, found.test[1])
         typer.echo(f"accuracy on {len(inputs):,} test images: {theirs:.2%} in onnxruntime, {ours:.2%} in torch")
+
+
+def _told(path: Path) -> str:
+    """What the file says of its weights."""
+    import onnx
+
+    return "; ".join(entry.value for entry in onnx.load(path).metadata_props if entry.key == "paretorch")
 
 
 def _accuracies(model: Any, path: Path, inputs: Any, labels: Any) -> tuple[float, float]:
