@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from paretorch import SMOL, ContinuousSparsification, compress, export_onnx
-from paretorch.deploy.onnx_int8 import weight_steps
+from paretorch.deploy.onnx_int8 import narrow, share_codes, weight_steps
+from paretorch.deploy.onnx_types import finished
 from paretorch.zoo.data import digits
 from tests.deploy.onnx_nets import constants, loaded, on_grid, opset, run, settle, types
 
@@ -112,3 +116,52 @@ def test_steps_of_other_weights_are_by_the_largest_and_zeros_have_one_too() -> N
     np.testing.assert_allclose(steps[[0, 1, 3]], np.abs(values[[0, 1, 3]]).max(1) / 127, rtol=1e-6)
     assert steps[2] == np.median(steps[[0, 1, 3]])
     assert weight_steps(np.zeros((2, 3), dtype=np.float32), 1).tolist() == [1.0, 1.0, 1.0]
+
+
+def _codes(*tensors: np.ndarray) -> Any:
+    """A model that gives int8 tensors, each dequantized by a step of 1."""
+    nodes = [helper.make_node("DequantizeLinear", [f"w{i}", "one"], [f"y{i}"]) for i in range(len(tensors))]
+    outputs = [helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, t.shape) for i, t in enumerate(tensors)]
+    constants = [numpy_helper.from_array(tensor, f"w{i}") for i, tensor in enumerate(tensors)]
+    one = numpy_helper.from_array(np.array(1.0, dtype=np.float32), "one")
+    graph = helper.make_graph(nodes, "codes", [], outputs, [*constants, one])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)])
+
+
+def _dequantized(model: Any) -> list[np.ndarray]:
+    return list(onnxruntime.InferenceSession(finished(model).SerializeToString()).run(None, {}))
+
+
+def _left(model: Any) -> int:
+    return sum(len(tensor.dims) > 1 and not tensor.name.endswith(".signs") for tensor in model.graph.initializer)
+
+
+def test_codes_that_differ_by_signs_or_ties_are_one_and_others_are_not() -> None:
+    random = np.random.default_rng(0)
+    first = random.integers(-100, 100, (8, 4, 500)).astype(np.int8)
+    flipped = first * np.where(random.random((8, 1, 1)) < 0.5, -1, 1).astype(np.int8)
+    tie, far, other = first.copy(), first.copy(), random.permutation(first)
+    tie[3, 2, 1] += 1
+    far[3, 2, 1] += 2
+    model = _codes(first, flipped, tie, far, other)
+    assert share_codes(model) == 2 * first.size
+    assert _left(model) == 3
+    found = _dequantized(model)
+    for got, wanted in zip(found, (first, flipped, first, far, other), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_narrow_codes_come_back_as_they_were() -> None:
+    random = np.random.default_rng(0)
+    shape = (16, 500)
+    few = random.integers(-2, 2, shape), random.integers(-8, 8, shape), random.integers(-32, 32, shape)
+    odd = 2 * random.integers(-2, 2, shape) + 1, 2 * random.integers(-32, 32, shape) + 1
+    wide = random.integers(-128, 128, shape)
+    tensors = [values.astype(np.int8) for values in (*few, *odd, wide)]
+    model = _codes(*tensors)
+    before = len(model.SerializeToString())
+    narrow(model)
+    bits = 2 + 4 + 6 + 2 + 6 + 8
+    assert before - len(model.SerializeToString()) == pytest.approx((6 * 8 - bits) / 8 * 8000, rel=0.1)
+    for got, wanted in zip(_dequantized(model), tensors, strict=True):
+        np.testing.assert_array_equal(got, wanted)
