@@ -1,23 +1,29 @@
 """Every rival keeps the promises of tests/contract: compile, state, deepcopy, preview, finalize, the file."""
 
-import copy
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from paretorch import Plan, compress
 from paretorch.core.attach import original
 from paretorch.core.fused import _places, _state, _update
-from paretorch.core.update import add_price, advance, gradients_of
+from paretorch.core.update import advance
 from paretorch.deploy import load, save
 from tests.contract.cases import MODELS, STEPS, build, combinations
 from tests.contract.loop import equal, optimizer_of, snapshot, train
+from tests.contract.promises import (
+    Run,
+    can_be_captured,
+    compiled_follows_eager,
+    continues_bit_for_bit,
+    mixes_and_accumulates,
+    previews_what_harden_does,
+)
 from tests.contract.test_finalize import anatomy
 from tests.precision_rivals.cases import NETWORKS, RIVALS
-from tests.sparsity_rivals.test_contract import _Watch
 
 COVER = [(rival, NETWORKS[i % 3]) for i, rival in enumerate(RIVALS)]
 OTHERS = ["transposed", "embedding", "lstm", "attention", "conv1d"]
@@ -28,9 +34,7 @@ CASES = [
 SAME_FORWARD = ("pact-channel", "lsq-channel", "lqnets-channel", "dsq-1", "slb-1", "uniform-fit", "lsq+cs")
 
 
-def started(
-    rival: str, model: str, steps: int = 0, seed: int = 0
-) -> tuple[nn.Module, Plan, torch.optim.Optimizer, Tensor]:
+def started(rival: str, model: str, steps: int = 0, seed: int = 0) -> Run:
     network = build(model, seed)
     plan = compress(network, *RIVALS[rival](), steps=STEPS)
     optimizer, x = optimizer_of(plan), MODELS[model].batch(6)
@@ -40,57 +44,21 @@ def started(
 
 @pytest.mark.parametrize(("rival", "model"), [case for case in COVER if case[0] not in SAME_FORWARD])
 def test_compiled_in_one_graph_follows_eager(rival: str, model: str) -> None:
-    torch._dynamo.reset()
-    network, plan, optimizer, x = started(rival, model)
-    twin, twin_plan, twin_optimizer, _ = started(rival, model)
-    runner = torch.compile(twin, backend="aot_eager", fullgraph=True)
-    counter = torch._dynamo.utils.counters["stats"]
-    before = counter["unique_graphs"]
-    for steps in (2, 3):
-        expected = train(network, plan, optimizer, x, steps)
-        torch.testing.assert_close(train(runner, twin_plan, twin_optimizer, x, steps), expected, rtol=1e-4, atol=1e-5)
-    assert counter["unique_graphs"] == before + 1, "schedules and grids must not recompile"
-    plan.harden(optimizer)
-    twin_plan.harden(twin_optimizer)
-    expected = train(network, plan, optimizer, x, 2)
-    torch.testing.assert_close(train(runner, twin_plan, twin_optimizer, x, 2), expected, rtol=1e-4, atol=1e-5)
+    compiled_follows_eager(partial(started, rival, model))
 
 
 @pytest.mark.parametrize("phase", ["start", "searching", "hard"])
 @pytest.mark.parametrize(("rival", "model"), COVER)
 def test_state_and_deepcopy_continue_bit_for_bit(rival: str, model: str, phase: str) -> None:
-    network, plan, optimizer, x = started(rival, model, 0 if phase == "start" else 5)
-    if phase == "hard":
-        plan.harden(optimizer)
-        train(network, plan, optimizer, x, 2)
-    network(x)
-    twin, twin_optimizer = copy.deepcopy((network, optimizer))
-    saved = copy.deepcopy((network.state_dict(), plan.state_dict(), optimizer.state_dict()))
-    losses = train(network, plan, optimizer, x, 3)
-
-    fresh, again, own, _ = started(rival, model, seed=1)
-    fresh.load_state_dict(saved[0])
-    again.load_state_dict(saved[1])
-    own.load_state_dict(saved[2])
-    assert train(fresh, again, own, x, 3) == losses
-    assert equal(snapshot(fresh), snapshot(network))
-    assert train(twin, Plan.of(twin), twin_optimizer, x, 3) == losses
-    assert equal(snapshot(twin), snapshot(network))
+    continues_bit_for_bit(partial(started, rival, model), phase)
 
 
 @pytest.mark.parametrize(("rival", "model"), CASES)
 def test_preview_harden_finalize_and_the_file(rival: str, model: str, tmp_path: Path) -> None:
-    network, plan, optimizer, x = started(rival, model, STEPS)
-    before, soft = snapshot(network), network.eval()(x)
-    with plan.hardened() as preview:
-        hard = preview(x)
-    assert equal(snapshot(network), before)
-    assert torch.equal(network(x), soft)
-    plan.harden(optimizer)
-    assert torch.equal(network(x), hard)
-    assert list(network.state_dict()) == list(before)
-
-    train(network.train(), plan, optimizer, x, 2)
+    run = started(rival, model, STEPS)
+    previews_what_harden_does(run)
+    network, plan, _, x = run
+    train(*run, 2)
     expected = network.eval()(x)
     allowed = [_most_values(plan, i) for i in range(len(plan._sites))]
     names = [site.name for site in plan._sites]
@@ -133,22 +101,12 @@ def test_decisions_are_settled_once_hard(rival: str, model: str) -> None:
 
 @pytest.mark.parametrize("rival", ["uniform", "dorefa", "pact", "lsq", "lqnets", "dsq", "slb", "bsq"])
 def test_bf16_autocast_and_accumulation(rival: str) -> None:
-    whole, halves, mixed = (started(rival, "conv2d") for _ in range(3))
-    losses = train(*whole, 4)
-    torch.testing.assert_close(train(*halves, 4, parts=2), losses, rtol=2e-2, atol=2e-2)
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(train(*mixed, 4), losses, rtol=0.1, atol=0.2)
-    assert all(d.dtype == torch.float32 for t in mixed[1]._terms for d in t.decisions())
+    mixes_and_accumulates(partial(started, rival, "conv2d"), within=2e-2)
 
 
 @pytest.mark.parametrize("rival", [rival for rival in RIVALS if "cs" not in rival])
 def test_a_step_can_be_captured_on_a_device(rival: str) -> None:
-    _, plan, _, _ = started(rival, "linear", 3)
-    (term,) = plan._terms
-    with torch.no_grad(), _Watch() as watch:
-        add_price(term, plan._terms, gradients_of(term))
-        advance(plan._terms, plan._state.step)
-    assert watch.seen == []
+    can_be_captured(started(rival, "linear", 3)[1])
 
 
 @pytest.mark.parametrize("rival", ["lsq", "dsq", "slb", "bsq", "bsq+cs"])
