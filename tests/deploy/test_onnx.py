@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.deploy import export_onnx
-from paretorch.deploy import onnx as onnx_module
+from paretorch.deploy.onnx import export as onnx_module
 from paretorch.errors import ConfigError, MissingExtraError
 
 

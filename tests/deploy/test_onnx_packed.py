@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paretorch.deploy import export_onnx, onnx_types
+from paretorch.deploy import export_onnx
+from paretorch.deploy.onnx import types as onnx_types
 from paretorch.errors import ConfigError
 from paretorch.precision.grid import quantize
 from tests.deploy.onnx_nets import Mixed, constants, loaded, on_grid, operators, opset, run, settle, types

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-import paretorch.deploy.onnx as onnx_module
+import paretorch.deploy.onnx.export as onnx_module
 from paretorch import SMOL, SoftSharing, compress, export_onnx, fold
 from tests.deploy.onnx_nets import Looped, constants, loaded, run, settle, types
 

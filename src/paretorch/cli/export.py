@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paretorch.cli.report import _SHAPES, _data_of
+from paretorch.cli.inputs import SHAPES, data_of
 from paretorch.cli.values import Number, Text
 from paretorch.errors import ConfigError
 
@@ -56,14 +56,14 @@ def export(
     artefact = path / "model.pare" if path.is_dir() else path
     if not artefact.exists():
         raise ConfigError(f"There is no artefact {artefact}.")
-    known = _data_of(folder)
+    known = data_of(folder)
     if int8 and not (data or known):
         raise ConfigError("--int8 needs images to look at: --data cifar10.")
     if percentile is not None and not int8:
         raise ConfigError("--percentile is about --int8: give that too.")
     name = data or (known if int8 else None)
     found = zoo.data.load(name, root) if name else None
-    size = tuple(integers(shape, "--shape")) if shape else _SHAPES.get(known)
+    size = tuple(integers(shape, "--shape")) if shape else SHAPES.get(known)
     if found is not None:
         size = tuple(found.train[0].shape[1:])
     if size is None:

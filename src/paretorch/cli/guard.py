@@ -46,5 +46,7 @@ def _stop(message: str, code: int) -> typer.Exit:
 def _how_to_resume() -> str:
     words = [word for word in sys.argv[1:] if word != "--resume"]
     again = shlex.join(["pare", *words])
-    flag = {"train": " --resume", "tickets": " --resume", "study": "", "tune": "", "bench": ""}.get(words[0] if words else "")
+    flag = {"train": " --resume", "tickets": " --resume", "study": "", "tune": "", "bench": ""}.get(
+        words[0] if words else ""
+    )
     return "" if flag is None else f"Continue with: {again}{flag}"

@@ -1,19 +1,17 @@
 """`pare report`."""
 
 import contextlib
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paretorch.cli.inputs import SHAPES, data_of
 from paretorch.cli.values import Text
 from paretorch.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-_SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
 
 
 def report(
@@ -53,7 +51,7 @@ def report(
 
     model = _model(path)
     folder = path if path.is_dir() else path.parent
-    size = tuple(integers(shape, "--shape")) if shape else _SHAPES.get(data or _data_of(folder))
+    size = tuple(integers(shape, "--shape")) if shape else SHAPES.get(data or data_of(folder))
     if latency and size is None:
         raise ConfigError("Latency needs the shape of an input: --shape 3,32,32.")
     example = None if size is None else torch.zeros(batch, *size)
@@ -108,12 +106,3 @@ def _batches(data: str, root: str | None) -> "list[tuple[Tensor, Tensor]]":
         ((part.float() / 255 - mean) / std, classes)
         for part, classes in zip(pixels.split(500), labels.split(500), strict=True)
     ]
-
-
-def _data_of(folder: Path) -> str:
-    """The data set of the run in that folder; empty where there is no run."""
-    try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-        return str(config["recipe"]["data"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""

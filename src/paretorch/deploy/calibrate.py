@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from paretorch.core.options import require_number
 from paretorch.core.spots import BOUNDED
-from paretorch.deploy.onnx_int8 import overrides
+from paretorch.deploy.onnx.int8 import overrides
 from paretorch.errors import ConfigError, MissingExtraError
 
 _ACTIVATIONS: tuple[type[nn.Module], ...] = (nn.ReLU, nn.GELU, nn.SiLU, nn.LeakyReLU, *BOUNDED)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from paretorch.deploy import values
 from paretorch.deploy.entropy import Array
-from paretorch.deploy.onnx_grid import read_grid
 from paretorch.deploy.parts import Sink, Source
 from paretorch.deploy.sizes import TensorSize
+from paretorch.deploy.steps import read_grid
 from paretorch.deploy.ways import SMALL, WAYS, Book, Constant, Dense, Grid, Small, Sparse, Steps, Way
 
 _SURE = 1 << 12  # from this many weights on, a grid with a small alphabet needs no comparison: its table is negligible

@@ -17,8 +17,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from paretorch.deploy import onnx_grid as steps
-from paretorch.deploy import values
+from paretorch.deploy import steps, values
 from paretorch.deploy.entropy import Array
 from paretorch.deploy.parts import Sink, Source, Spent
 from paretorch.deploy.planes import Planes, read_planes

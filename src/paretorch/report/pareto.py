@@ -9,7 +9,7 @@ from typing import Any
 
 from paretorch.deploy.text import human, table
 from paretorch.report.marks import mark
-from paretorch.report.style import CSS
+from paretorch.report.picture import in_report_colours
 from paretorch.report.svg import WIDTH, figure, line, path, text, ticks
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, WIDTH - 14.0, 28.0, 310.0
@@ -83,7 +83,7 @@ def draw(title: str, points: Sequence[Point], *, ident: str = "pareto", alone: b
     told = "; ".join(f"{point.name}, {point.bytes:,} bytes, {point.accuracy:.2%}" for point in front)
     said = f"{len(points)} files, accuracy against bytes on disk. On the Pareto front: {told}."
     svg = figure(ident, title, said, last + 12, body)
-    return _standing_alone(svg) if alone else svg
+    return in_report_colours(svg) if alone else svg
 
 
 def _accuracies(points: Sequence[Point], best: float) -> tuple[float, float]:
@@ -123,13 +123,3 @@ def _sizes(start: float, end: float) -> list[float]:
     powers = range(math.floor(start), math.ceil(end) + 1)
     steps = (1, 2, 5) if end - start < 2.2 else (1,)
     return [step * 10.0**power for power in powers for step in steps if start <= math.log10(step * 10.0**power) <= end]
-
-
-def _standing_alone(svg: str) -> str:
-    """As a file: with a name space, the report's colours (dark ones too) and a ground to stand on."""
-    css = "\n".join(line for line in CSS.splitlines() if not line.startswith(("body", "main", "table", "th", "td")))
-    head, _, rest = svg.partition(">")
-    ground = '<rect x="-4" y="-4" width="102%" height="102%" fill="var(--bg)"/>'
-    # The title must stay the first thing inside: that is what is read aloud.
-    title, mark_, others = rest.partition("</desc>")
-    return f'{head} xmlns="http://www.w3.org/2000/svg">{title}{mark_}<style>{css}</style>{ground}{others}\n'

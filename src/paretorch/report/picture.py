@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from paretorch.report.style import CSS
+
 SERIES = ("#1f6feb", "#b45309", "#0f766e", "#7c3aed", "#6b7280", "#be185d")
 _HEAT = ("#08306b", "#1c5ca3", "#3f8fc5", "#79b7d9", "#b3d3e8", "#d9e7f5", "#f2f6fb")
 _STYLE = (
-    "text{font:11px system-ui,sans-serif;fill:#57606a}svg{background:#fff}.grid{stroke:#e4e8ec}.axis{stroke:#57606a}"
+    "text{font:11px system-ui,sans-serif;fill:#57606a}.grid{stroke:#e4e8ec}.axis{stroke:#57606a}"
     ".line{fill:none;stroke-width:1.8;stroke-linejoin:round}.band{opacity:.15}.best{fill:#ffb000}"
     ".diverged{fill:#c9c9c9}.unknown{fill:none;stroke:#e4e8ec}"
     + "".join(f".h{i}{{fill:{colour}}}" for i, colour in enumerate(_HEAT))
@@ -18,6 +20,19 @@ _STYLE = (
 
 def save(chart: str, file: Path) -> None:
     """Write a chart as a file of its own, with its colours."""
-    opening, rest = chart.split(">", 1)
-    head = opening.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    file.write_text(f"{head}><style>{_STYLE}</style>{rest}\n", encoding="utf-8")
+    file.write_text(alone(chart, _STYLE, "#fff"), encoding="utf-8")
+
+
+def in_report_colours(chart: str) -> str:
+    """A chart of a report as a file of its own, light or dark as the reader likes it."""
+    css = "\n".join(line for line in CSS.splitlines() if not line.startswith(("body", "main", "table", "th", "td")))
+    return alone(chart, css, "var(--bg)")
+
+
+def alone(chart: str, css: str, ground: str) -> str:
+    """An <svg> with a name space, a style sheet, and a ground to stand on."""
+    head, _, rest = chart.partition(">")
+    below = f'<rect x="-4" y="-4" width="102%" height="102%" fill="{ground}"/>'
+    # The title must stay the first thing inside: that is what is read aloud.
+    title, mark, others = rest.partition("</desc>")
+    return f'{head} xmlns="http://www.w3.org/2000/svg">{title}{mark}<style>{css}</style>{below}{others}\n'

@@ -3,7 +3,7 @@
 from statistics import fmean
 
 from paretorch.report.charts import line_chart
-from paretorch.report.style import CSS
+from paretorch.report.picture import in_report_colours
 from paretorch.sparsity.tickets.result import Result
 
 
@@ -25,9 +25,4 @@ def draw(result: Result) -> str:
         x_label="sparsity in per cent (accuracy on the validation split)",
         form=lambda value: f"{value:.4g} %",
     )
-    # On its own, the figure needs a name space, and the style sheet that a page would give it.
-    head, _, body = plot.partition(">")
-    return f"{head.replace('<svg', _SVG, 1)}><style>{CSS}</style>{body}\n"
-
-
-_SVG = '<svg xmlns="http://www.w3.org/2000/svg"'
+    return in_report_colours(plot)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paretorch.deploy.onnx_grid import Grid, read_grid
+from paretorch.deploy.steps import Grid, read_grid
 from paretorch.precision.grid import quantize
 
 _STEPS = st.floats(2.0**-20, 2.0**20, width=32)

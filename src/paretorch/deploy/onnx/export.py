@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from paretorch.deploy.artefact import StrPath
 from paretorch.deploy.calibrate import check_percentile, quantize_int8
-from paretorch.deploy.onnx_graph import Model, merge_equal, optimize, prune, shared, trace
-from paretorch.deploy.onnx_int8 import SIGNS, narrow, share_codes
-from paretorch.deploy.onnx_pack import FORMS, STEPS, Packing, find_packing, pack
-from paretorch.deploy.onnx_types import CODES, LOW, finished
+from paretorch.deploy.onnx.graph import Model, merge_equal, optimize, prune, shared, trace
+from paretorch.deploy.onnx.int8 import SIGNS, narrow, share_codes
+from paretorch.deploy.onnx.pack import FORMS, STEPS, Packing, find_packing, pack
+from paretorch.deploy.onnx.types import CODES, LOW, finished
 from paretorch.errors import ArtefactError, ConfigError, MissingExtraError
 from paretorch.precision.activations_quantized import QuantizedActivation
 
