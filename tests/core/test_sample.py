@@ -35,7 +35,7 @@ def test_small_layers_are_read_whole() -> None:
 
 @pytest.mark.parametrize("group", ["weight", "channel", "layer", (2, 2)])
 def test_estimates_are_close_on_large_layers(group: str | tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample, "_WHOLE", 0)
+    monkeypatch.setattr(sample, "WHOLE", 0)
     monkeypatch.setattr(sample, "_SIZE", 2**15)
     model = nn.Sequential(nn.Conv2d(64, 96, 3), nn.Linear(512, 300), nn.Linear(10, 10))
     plan = compress(model, ContinuousSparsification(group=group), SMOL(group=group), steps=4)
@@ -91,7 +91,7 @@ def test_a_change_of_layout_makes_a_new_sample() -> None:
 
 
 def test_the_steps_see_every_weight_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample, "_WHOLE", 0)
+    monkeypatch.setattr(sample, "WHOLE", 0)
     monkeypatch.setattr(sample, "_LEAST", 2**8)
     monkeypatch.setattr(sample, "_SIZE", 2**8)
     plan = compress(nn.Linear(90, 70), ContinuousSparsification(), steps=4)
@@ -108,7 +108,7 @@ def test_the_steps_see_every_weight_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_share_is_kept_closer_than_one_sample_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample, "_WHOLE", 0)
+    monkeypatch.setattr(sample, "WHOLE", 0)
     monkeypatch.setattr(sample, "_SIZE", 2**12)
     plan = compress(nn.Linear(500, 400), ContinuousSparsification(target=0.99), steps=4)
     (term,) = prepared(plan)

@@ -85,7 +85,7 @@ def test_what_cannot_be_meant_is_refused_by_name(make: Make) -> None:
         ConfigError, match="choose one of smol, smol-printed, uniform, dorefa, pact, lsq, lqnets, dsq, slb, bsq, given"
     ):
         Recipe(quantization="lqs", bits=2.0)
-    for bits, message in ((2.5, "whole number of bits, not 2.5"), (17.0, "bits=17"), (-1.0, "bits=-1")):
+    for bits, message in ((2.5, "whole number of bits everywhere, not 2.5"), (17.0, "bits=17"), (-1.0, "bits=-1")):
         with pytest.raises(ConfigError, match=message):
             make(_recipe("uniform", bits=bits))
     for bits in (-1.0, 17.0):
