@@ -1,14 +1,18 @@
 """Runs whose layers share: trained, resumed, stored with their templates once, folded."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from torch import nn
 from typer.testing import CliRunner
 
+from paretorch import SoftSharing, compress
 from paretorch.cli.app import app
 from paretorch.studies.study import load_study, study_names
 from paretorch.training import Recipe
+from paretorch.training.similarities import similarities
 from paretorch.zoo.registry import shares
 
 _SMALL = ["--network", "swrn-16-1-1", "--data", "digits", "--epochs", "1", "--set", 'network_options={"channels": 1}']
@@ -29,6 +33,11 @@ def test_a_network_that_shares_is_trained_so(tmp_path: Path) -> None:
     assert result["dense_bytes"] < 4 * 130_000  # 175 k parameters without sharing
     told = _pare("fold", str(out))
     assert "2 layers are 1; layer 1 runs twice; exact" in told
+    page = (out / "similarities.html").read_text()
+    assert page.count("<h3>epoch 1</h3>") == 3  # one a stage
+    assert "default-src 'none'" in page
+    told = _pare("fold", str(out), "--beside", str(shutil.copytree(out, tmp_path / "other")))
+    assert (out / "similarities.html").read_text().count("<h3>other</h3>") == 3
     told = _pare("fold", str(out), "--curve", "--device", "cpu")
     points = json.loads((out / "folding.json").read_text())
     assert [point["layers"] for point in points] == [6, 5, 4, 3]
@@ -37,6 +46,18 @@ def test_a_network_that_shares_is_trained_so(tmp_path: Path) -> None:
     assert points[0]["bytes"] >= points[-1]["bytes"]
     assert (out / "folding.svg").read_text().startswith("<svg")
     assert "3 layers (threshold 1.000): test accuracy" in told
+
+
+def test_similarities_are_kept_at_a_few_epochs() -> None:
+    network = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    plan = compress(network, SoftSharing(templates=2), steps=4)
+    kept = [epoch for epoch in range(1, 41) if similarities(plan, epoch, 40)]
+    assert kept == [5, 10, 20, 30, 40]
+    (matrix,) = similarities(plan, 40, 40)["similarities"]
+    assert [row[i] for i, row in enumerate(matrix)] == [1.0] * 3
+    assert similarities(None, 40, 40) == {}
+    plan.harden()
+    assert similarities(plan, 40, 40) == {}
 
 
 def test_which_recipes_share() -> None:

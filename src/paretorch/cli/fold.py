@@ -19,18 +19,23 @@ def fold(
     curve: Annotated[
         bool, typer.Option("--curve", help="Fold one layer further at a time, and measure each time.")
     ] = False,
+    beside: Annotated[
+        list[Path] | None, typer.Option(help="Another run (again for more): similarities.html over runs, not epochs.")
+    ] = None,
     root: Annotated[str | None, typer.Option(help="Folder of the data sets, for --curve.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1, for --curve.")] = "auto",
 ) -> None:
     """Fold layers that have become alike into loops: folded.pare and folding.html in the run's folder.
 
-    With --curve: folding.json and folding.svg there, the metric of the run's data against the layers that are left.
+    Beside them similarities.html, how alike the layers became over the epochs. With --curve: folding.json and folding.svg there, the metric of the run's data against the layers that are left.
 
     Examples:
 
         pare fold runs/swrn --threshold 0.9
 
         pare fold runs/swrn --only "stages.1.*" --layers 2
+
+        pare fold runs/swrn-seed0 --beside runs/swrn-seed1 --beside runs/swrn-seed2
 
         pare fold runs/swrn --curve --root data
     """
@@ -59,6 +64,26 @@ def fold(
     for folding in foldings:
         typer.echo(str(folding))
     typer.echo(f"{before:,} bytes with all layers, {after:,} folded; {run / 'folded.pare'}, {page}")
+    _similarities(run, beside or [])
+
+
+def _similarities(run: Path, beside: list[Path]) -> None:
+    from paretorch.errors import ConfigError
+    from paretorch.report.similarities import write_similarities
+    from paretorch.training.folder import read_history
+
+    histories = {one.name: [row for row in read_history(one) if "similarities" in row] for one in (run, *beside)}
+    if short := [name for name, rows in histories.items() if not rows]:
+        if beside:
+            raise ConfigError(f"{', '.join(short)} kept no similarities: name runs that were trained with SoftSharing")
+        return
+    if beside:
+        columns = {name: rows[-1]["similarities"] for name, rows in histories.items()}
+    else:
+        columns = {f"epoch {row['epoch']}": row["similarities"] for row in histories[run.name]}
+    if len({tuple(len(matrix) for matrix in matrices) for matrices in columns.values()}) > 1:
+        raise ConfigError("these runs have different groups of layers: name runs of one network")
+    typer.echo(str(write_similarities(run / "similarities.html", title=f"{run.name}, layers alike", columns=columns)))
 
 
 def _curve(run: Path, only: str | None, root: str | None, device: str) -> None:

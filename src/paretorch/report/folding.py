@@ -8,10 +8,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paretorch.deploy.container import write_file
 from paretorch.deploy.text import human
+from paretorch.report.frame import write_page
 from paretorch.report.sharing import folded_diagram, heat_map
-from paretorch.report.style import CSS
 from paretorch.report.tables import table
 
 if TYPE_CHECKING:
@@ -50,15 +49,4 @@ def write_folding(
             f"<main><section><h2>Group {number}: {len(names)} layers are {max(folding.runs)}</h2>"
             f'<p>{escape(folding.words)}</p><div class="grid">{inside}</div><h2>Layers in numbers</h2>{numbers}</section></main>'
         )
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-    page = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{CSS}</style></head><body>'
-        + "".join(sections)
-        + "</body></html>\n"
-    )
-    target = Path(path)
-    write_file(target, page.encode("utf-8", "replace"))
-    return target
+    return write_page(path, title, sections)

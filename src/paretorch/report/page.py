@@ -8,14 +8,13 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paretorch.deploy.container import write_file
 from paretorch.deploy.sizes import KINDS
 from paretorch.deploy.structure import MACS
 from paretorch.deploy.text import human
 from paretorch.report.charts import bar_rows, histogram, stacked_bar
+from paretorch.report.frame import write_page
 from paretorch.report.history import history_charts
 from paretorch.report.inside import activations, shared
-from paretorch.report.style import CSS
 from paretorch.report.tables import table
 
 if TYPE_CHECKING:
@@ -50,18 +49,7 @@ def write_html(
     """
     sections = [_head(title, report), "<main>", _comparison(comparison), _bytes(report), _layers(report)]
     sections += [activations(report), shared(report), _history(history), _latency(report), "</main>", _foot()]
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-    page = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{CSS}</style></head><body>'
-        + "".join(sections)
-        + "</body></html>\n"
-    )
-    target = Path(path)
-    write_file(target, page.encode("utf-8", "replace"))  # a forged name may hold half a character
-    return target
+    return write_page(path, title, sections)
 
 
 def _head(title: str, report: Report) -> str:

@@ -19,6 +19,7 @@ from paretorch.training.compression import harden
 from paretorch.training.folder import RunFolder
 from paretorch.training.progress import Progress
 from paretorch.training.recipe import Recipe, Runtime
+from paretorch.training.similarities import similarities
 from paretorch.training.stepper import Stepper
 from paretorch.training.task import Task, mix
 
@@ -135,6 +136,7 @@ class Trainer:
         evaluation = self.task.evaluate(self.model)
         decisions = {} if self.plan is None else self.plan.metrics()
         row = {"epoch": self._epoch, **row, **evaluation, **decisions, "step": self._epoch * self.task.steps}
+        row |= similarities(self.plan, self._epoch, self.recipe.epochs)
         broken = next((name for name, value in evaluation.items() if not math.isfinite(value)), None)
         if broken:
             raise self._diverged(self._epoch * self.task.steps, evaluation[broken], broken)
