@@ -21,7 +21,7 @@ def write_similarities(path: str | os.PathLike[str], *, title: str, columns: Map
     for group, matrices in enumerate(zip(*columns.values(), strict=True), 1):
         cards = []
         for place, (name, matrix) in enumerate(zip(columns, matrices, strict=True), 1):
-            layers = [f"layer {i + 1}" for i in range(len(matrix))]
+            layers = ["layer"] * len(matrix)  # the picture numbers them
             picture = heat_map(f"lsm-{group}-{place}", f"Similarity, group {group}, {name}", layers, matrix)
             cards.append(f'<div class="card"><h3>{escape(name)}</h3>{picture}</div>')
         sections.append(f'<section><h2>Group {group}</h2><div class="grid">{"".join(cards)}</div></section>')
