@@ -13,28 +13,29 @@ same weight is learned too, so that the grid stays a grid). What differs from th
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from paretorch.core.channels import Coupling
 from paretorch.core.groups import Grouping
-from paretorch.core.method import Method, Term
-from paretorch.core.options import require_a_group, require_count, require_number
+from paretorch.core.method import Term
+from paretorch.core.options import require_count, require_number
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.schedule import cubic, geometric, progress
 from paretorch.core.sites import Site
 from paretorch.core.tensors import on_one_gpu, whole, write
 from paretorch.errors import ConfigError
 from paretorch.sparsity.gates import GATES
+from paretorch.sparsity.pruning import Pruning
 
 _TINY = 1e-4  # the least |s + τ| after rounding: far above the rounding error of s + τ
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContinuousSparsification(Method):
+class ContinuousSparsification(Pruning):
     """Learn which weights to drop.
 
     target: share of the selected weights to drop, met exactly at `harden`; None: `init` and `penalty` decide.
@@ -45,7 +46,6 @@ class ContinuousSparsification(Method):
     on AVX-512, which is slow at odd widths).
     """
 
-    target: float | None = None
     init: float = 0.0
     penalty: float = 0.0
     final_temperature: float = 200.0
@@ -56,18 +56,12 @@ class ContinuousSparsification(Method):
     count: str = "weights"
     multiple: int = 1
 
-    room: ClassVar[str] = "sparsity"
-    unit: ClassVar[str] = "kept"
-    order: ClassVar[int] = 2
     scalars: ClassVar[tuple[str, ...]] = ("temperature", "shift")
     per_layer: ClassVar[frozenset[str]] = frozenset({"group", "init", "gate"})
     couples: ClassVar[bool] = True
 
     def check(self) -> None:
         super().check()
-        if self.target is not None:
-            hint = "give the share of weights to drop, from 0 to just below 1, such as 0.95"
-            require_number("target", self.target, 0.0, math.nextafter(1.0, 0.0), hint)
         if self.gate not in GATES:
             raise ConfigError(f"gate={self.gate!r} is not known: use one of {', '.join(GATES)}")
         require_number("init", self.init, -10.0, 10.0, "give a number from -10 to 10; the thesis uses -0.3 to 0.3")
@@ -93,9 +87,6 @@ class ContinuousSparsification(Method):
     @property
     def block(self) -> int:
         return self.multiple
-
-    def check_groups(self, smallest: float, total: float) -> None:
-        require_a_group(self.target, smallest, total)
 
     def undecided(self, term: Term) -> Tensor:
         def distance(relaxation: Relaxation, s: Tensor) -> Tensor:
@@ -155,13 +146,6 @@ class ContinuousSparsification(Method):
         for (decision, _, _), score, kept in zip(groups, scores, keep, strict=True):
             size = score.abs().clamp_min(_TINY)
             write(decision, torch.where(kept, size, -size) - shift)
-
-    @property
-    def share(self) -> float | None:
-        return None if self.target is None else 1.0 - self.target
-
-    def aim(self, share: float) -> Self:
-        return self if self.target is not None else replace(self, target=1.0 - share)
 
     def measure(self, term: Term) -> dict[str, Tensor]:
         return {

@@ -1,40 +1,26 @@
-"""What the pruning rivals share: a target share of dropped weights, met exactly when rounded."""
+"""What the pruning rivals have in common: masks chosen by scores, exactly on target."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from paretorch.core.budget import keep_best
-from paretorch.core.method import Method, Term
-from paretorch.core.options import require_a_group
+from paretorch.core.method import Term
 from paretorch.core.tensors import whole
 from paretorch.errors import ConfigError
+from paretorch.sparsity.pruning import Pruning
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rival(Method):
-    """target: share of the selected weights to drop, met exactly at `harden`."""
-
-    target: float | None = None
-
-    room: ClassVar[str] = "sparsity"
-    unit: ClassVar[str] = "kept"
-    order: ClassVar[int] = 2
+class Rival(Pruning):
+    """A method that CS is compared with."""
 
     def check(self) -> None:
         super().check()
-        if self.target is not None and not 0.0 <= self.target < 1.0:
-            raise ConfigError(
-                f"target={self.target!r}: give the share of weights to drop, from 0 to just below 1, such as 0.95"
-            )
         if self.group == "network":
             raise ConfigError(f'{type(self).__name__} decides within a layer: use group="weight", "channel" or a block')
-
-    def check_groups(self, smallest: float, total: float) -> None:
-        require_a_group(self.target, smallest, total)
 
     def need_target(self) -> float:
         """The target of a method that cannot do without one."""
@@ -52,13 +38,6 @@ class Rival(Method):
 
     def schedule(self, term: Term, step: Tensor) -> None:
         """Most rivals have no schedule."""
-
-    @property
-    def share(self) -> float | None:
-        return None if self.target is None else 1.0 - self.target
-
-    def aim(self, share: float) -> Self:
-        return self if self.target is not None else replace(self, target=1.0 - share)
 
     def measure(self, term: Term) -> dict[str, Tensor]:
         return {"sparsity": sparsity(term)}
