@@ -1,12 +1,13 @@
 """A small thing to learn: two blobs on a line, with dropout so that random state matters."""
 
+import contextlib
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paretorch.training import Trainer
+from paretorch.training import Recipe, Trainer
 from paretorch.training.task import Batch, mix, shuffled
 
 
@@ -64,3 +65,16 @@ def state_of(trainer: Trainer) -> dict[str, Tensor]:
 def rows_of(trainer: Trainer) -> list[dict[str, float]]:
     """The rows of metrics without the time they took."""
     return [{name: value for name, value in row.items() if name != "seconds"} for row in trainer.folder.history()]
+
+
+def ends_where_it_does(whole: Trainer, make: Make, recipe: Recipe) -> None:
+    """A run of the same recipe, broken off two steps before the end and resumed, ends where the whole one does."""
+    broken = make(recipe, name="broken")
+    broken.task.fail_at = whole.task.taken - 2  # type: ignore[attr-defined]
+    with contextlib.suppress(KeyboardInterrupt):
+        broken.run()
+    continued = make(recipe, name="broken", resume=True)
+    continued.run(resume=True)
+    assert rows_of(continued) == rows_of(whole)
+    expected, found = state_of(whole), state_of(continued)
+    assert all(torch.equal(expected[key], found[key]) for key in expected)

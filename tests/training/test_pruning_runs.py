@@ -1,21 +1,19 @@
 """Runs by every pruning method: chosen by name, on target, resumed at any step, ended as the method asks for."""
 
 import contextlib
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from paretorch.errors import ConfigError
 from paretorch.sparsity.rivals import AMC
 from paretorch.training import Recipe, compression
 from paretorch.training.methods import pruning_methods
-from paretorch.training.recipe import PRUNING, recipe_from
+from paretorch.training.recipe import PRUNING
 
-from .blobs import Blobs, Make, rows_of, state_of
+from .blobs import Blobs, Make, ends_where_it_does, rows_of
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     "gmp": {"every": 1},
@@ -42,15 +40,7 @@ def test_every_method_goes_through_the_loop_on_target_and_resumes(make: Make, na
     assert whole.plan is not None
     assert type(whole.plan.methods()[0]) is pruning_methods()[name]
 
-    broken = make(_recipe(name), name="broken")
-    broken.task.fail_at = whole.task.taken - 2  # type: ignore[attr-defined]
-    with contextlib.suppress(KeyboardInterrupt):
-        broken.run()
-    continued = make(_recipe(name), name="broken", resume=True)
-    continued.run(resume=True)
-    assert rows_of(continued) == rows_of(whole)
-    expected, found = state_of(whole), state_of(continued)
-    assert all(torch.equal(expected[key], found[key]) for key in expected)
+    ends_where_it_does(whole, make, _recipe(name))
 
 
 @pytest.mark.parametrize("name", ["l0", "stochastic", "amc"])
@@ -157,21 +147,3 @@ def test_without_a_sparsity_the_method_s_own_options_decide(make: Make) -> None:
     assert (method.target, method.init) == (None, -0.1)  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="needs a target"):
         make(Recipe(epochs=1, batch=4, pruning="gmp"), name="other")
-
-
-def test_runs_from_before_the_field_are_continued(make: Make) -> None:
-    recipe = Recipe(epochs=2, finetune=1, batch=4, lr=0.05, sparsity=0.5)
-    first = make(recipe)
-    first.task.fail_at = 5  # type: ignore[attr-defined]
-    with contextlib.suppress(KeyboardInterrupt):
-        first.run()
-    content = json.loads(first.folder.config.read_text())
-    del content["recipe"]["pruning"]
-    first.folder.config.write_text(json.dumps(content))
-    stored = torch.load(first.folder.checkpoint, weights_only=True)
-    del stored["recipe"]["pruning"]
-    torch.save(stored, first.folder.checkpoint)
-    assert recipe_from(content["recipe"]) == recipe
-    assert make(recipe, resume=True).run(resume=True)["phase"] == "finetune"
-    with pytest.raises(ConfigError, match=r"pruning \(there None, now 'gmp'\)"):
-        make(replace(recipe, pruning="gmp"), resume=True)

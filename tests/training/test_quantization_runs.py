@@ -1,6 +1,5 @@
 """Runs by every quantization method: chosen by name, at the bits asked for, resumed at any step."""
 
-import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +16,9 @@ from paretorch.precision.rivals import LSQ, Uniform
 from paretorch.precision.shuffle import precision_map
 from paretorch.training import Recipe, Runtime, train
 from paretorch.training.methods import quantization_methods
-from paretorch.training.recipe import QUANTIZATION, recipe_from
+from paretorch.training.recipe import QUANTIZATION
 
-from .blobs import Make, rows_of, state_of
+from .blobs import Make, ends_where_it_does
 
 _RIVALS = [name for name in QUANTIZATION if name not in ("smol", "smol-printed", "given")]
 _DIGITS = {"network": "digits-cnn", "network_options": {"width": 4}, "data": "digits", "batch": 256, "lr": 0.05}
@@ -44,15 +43,7 @@ def test_every_method_goes_through_the_loop_and_resumes(make: Make, name: str) -
     if name != "bsq":
         assert last["bits"] == pytest.approx(2.0, abs=0.05)
 
-    broken = make(_recipe(name), name="broken")
-    broken.task.fail_at = whole.task.taken - 2  # type: ignore[attr-defined]
-    with contextlib.suppress(KeyboardInterrupt):
-        broken.run()
-    continued = make(_recipe(name), name="broken", resume=True)
-    continued.run(resume=True)
-    assert rows_of(continued) == rows_of(whole)
-    expected, found = state_of(whole), state_of(continued)
-    assert all(torch.equal(expected[key], found[key]) for key in expected)
+    ends_where_it_does(whole, make, _recipe(name))
 
 
 def test_options_go_to_the_method_that_is_named(make: Make) -> None:
@@ -97,24 +88,6 @@ def test_what_cannot_be_meant_is_refused_by_name(make: Make) -> None:
         make(Recipe(epochs=1, batch=4, quantization="given"))
     with pytest.raises(ConfigError, match="leave bits out"):
         make(_recipe("given"))
-
-
-def test_runs_from_before_the_field_are_continued(make: Make) -> None:
-    recipe = Recipe(epochs=2, finetune=1, batch=4, lr=0.05, bits=2.0)
-    first = make(recipe)
-    first.task.fail_at = 5  # type: ignore[attr-defined]
-    with contextlib.suppress(KeyboardInterrupt):
-        first.run()
-    content = json.loads(first.folder.config.read_text())
-    del content["recipe"]["quantization"]
-    first.folder.config.write_text(json.dumps(content))
-    stored = torch.load(first.folder.checkpoint, weights_only=True)
-    del stored["recipe"]["quantization"]
-    torch.save(stored, first.folder.checkpoint)
-    assert recipe_from(content["recipe"]) == recipe
-    assert make(recipe, resume=True).run(resume=True)["phase"] == "finetune"
-    with pytest.raises(ConfigError, match=r"quantization \(there None, now 'lsq'\)"):
-        make(replace(recipe, quantization="lsq"), resume=True)
 
 
 def test_a_whole_run_of_each_arm_of_the_shuffled_precisions(tmp_path: Path) -> None:
