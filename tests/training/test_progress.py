@@ -27,3 +27,9 @@ def test_a_bar_shows_the_row(capsys: pytest.CaptureFixture[str]) -> None:
         progress.advance(10)
         progress.epoch(_ROW)
     assert "3/20 loss 0.412" in capsys.readouterr().out
+
+
+def test_a_validation_run_says_so() -> None:
+    row = {"phase": "train", "epoch": 1, "loss": 1.0, "test_accuracy": 0.5}
+    assert describe(row, 2, "validation") == "train 1/2  loss 1  validation accuracy 50.00 %"
+    assert brief(row, 2, "validation") == "1/2 loss 1 validation 50.0 %"

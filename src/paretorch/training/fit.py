@@ -78,7 +78,8 @@ class Trainer:
         """Train to the end of the recipe; returns the last row of metrics."""
         if resume and self.folder.checkpoint.exists():
             self._restore()
-        with Progress(self.runtime.progress) as progress:
+        held_out = "validation" if self.recipe.validation else "test"
+        with Progress(self.runtime.progress, held_out) as progress:
             progress.start(self.epochs, self.task.steps, self._epoch * self.task.steps + self._step)
             while self._epoch < self.epochs:
                 self._harden_when_due(progress)

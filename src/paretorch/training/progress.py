@@ -6,13 +6,17 @@ from types import TracebackType
 from typing import Any, Self
 
 _HEADLINES = ("test_accuracy", "test_f1", "test_bleu", "test_bpc", "test_perplexity", "test_frechet")
-_SHOWN = ("loss", "accuracy", *_HEADLINES, "sparsity", "bits")
+_SHOWN = ("loss", "accuracy", *_HEADLINES, "sparsity", "bits", "activation_bits")
 
 
 class Progress:
-    """Shows epochs and, on a terminal, the steps within them with the time left."""
+    """Shows epochs and, on a terminal, the steps within them with the time left.
 
-    def __init__(self, mode: str = "auto") -> None:
+    held_out: what metrics are over, "test" or "validation".
+    """
+
+    def __init__(self, mode: str = "auto", held_out: str = "test") -> None:
+        self._held_out = held_out
         if mode == "auto":
             mode = "bar" if sys.stdout.isatty() else "plain"
         self._mode = mode
@@ -46,9 +50,9 @@ class Progress:
     def epoch(self, row: dict[str, Any]) -> None:
         """A row of metrics is complete."""
         if self._bar is not None:
-            self._bar.update(self._task, description=brief(row, self._epochs))
+            self._bar.update(self._task, description=brief(row, self._epochs, self._held_out))
         elif self._mode == "plain":
-            print(describe(row, self._epochs), flush=True)
+            print(describe(row, self._epochs, self._held_out), flush=True)
 
     def __enter__(self) -> Self:
         return self
@@ -60,12 +64,13 @@ class Progress:
             self._bar.stop()
 
 
-def describe(row: dict[str, Any], epochs: int) -> str:
+def describe(row: dict[str, Any], epochs: int, held_out: str = "test") -> str:
     """One line of a row: 'search 3/20  loss 0.4123  accuracy 87.10 %  sparsity 50.00 %  bits 3.20'."""
     parts = [f"{row['phase']} {row['epoch']}/{epochs}"]
     for name in _SHOWN:
         if name in row:
-            parts.append(f"{name.replace('_', ' ')} {told(name, row[name])}")
+            words = name.replace("test_", f"{held_out}_").replace("_", " ")
+            parts.append(f"{words} {told(name, row[name])}")
     if "seconds" in row:
         parts.append(f"{row['seconds']:.2f} s")
     return "  ".join(parts)
@@ -81,9 +86,9 @@ def told(name: str, value: float) -> str:
     return f"{100 * value:.2f} %" if name.endswith(("accuracy", "sparsity", "f1")) else f"{value:.4g}"
 
 
-def brief(row: dict[str, Any], epochs: int) -> str:
+def brief(row: dict[str, Any], epochs: int, held_out: str = "test") -> str:
     """What fits beside a bar: '3/20 loss 0.412 acc 87.1 % test 86.0 % zeros 50.0 % bits 3.2'."""
-    labels = {"loss": "loss", "accuracy": "acc", "test_accuracy": "test", "sparsity": "zeros", "bits": "bits"}
+    labels = {"loss": "loss", "accuracy": "acc", "test_accuracy": held_out, "sparsity": "zeros", "bits": "bits"}
     parts = [f"{row['epoch']}/{epochs}"]
     for name, label in labels.items():
         if name in row:
