@@ -2,7 +2,6 @@
 
 import copy
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -98,7 +97,6 @@ def test_int8_weights_are_a_quarter(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.95])
 def test_pruned_files_shrink_with_the_zeros(tmp_path: Path, zeros: float) -> None:
-    pytest.importorskip("zstandard")
     model = network()
     with torch.no_grad():
         for weight in model.parameters():
@@ -128,7 +126,7 @@ def test_every_layout_gives_the_values_back(sizes: list[int], masked: bool, apar
 
 def test_without_zstandard_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    with pytest.raises(MissingExtraError, match="pip install zstandard"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'paretorch\[bench\]'"):
         write_sparse(nn.Linear(2, 2), tmp_path / "x")
 
 
@@ -150,12 +148,14 @@ def test_weak_channels_go_and_strong_ones_stay(tmp_path: Path, share: float) -> 
     assert off(small, deploy.load(tmp_path / "small.pare")) == 0.0
 
 
+def test_without_torch_pruning_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch_pruning", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'paretorch\[slim\]'"):
+        prune_channels(network(), images(), 0.5, by="torch-pruning")
+
+
 def test_torch_pruning_may_choose() -> None:
     model = network()
-    if find_spec("torch_pruning") is None:
-        with pytest.raises(MissingExtraError, match="pip install torch-pruning"):
-            prune_channels(model, images(), 0.5, by="torch-pruning")
-        return
     small = prune_channels(model, images(), 0.5, exclude=("head",), by="torch-pruning")
     counted = [sum(w.numel() for w in one.parameters() if w.dim() > 1) for one in (small, model)]
     assert counted[0] == pytest.approx(0.5 * counted[1], rel=0.15)

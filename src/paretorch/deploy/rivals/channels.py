@@ -85,7 +85,7 @@ def _kept_by_torch_pruning(network: nn.Module, example: Tensor, coupling: Coupli
     try:
         torch_pruning: Any = importlib.import_module("torch_pruning")
     except ImportError as error:
-        raise MissingExtraError('by="torch-pruning" needs that package: pip install torch-pruning') from error
+        raise MissingExtraError("by='torch-pruning' needs that package: pip install 'paretorch[slim]'") from error
     trial = copy.deepcopy(network)
     own = {cut.module: cut for cut in coupling.cuts if cut.side == "out"}
     left_alone: list[Any] = [

@@ -51,7 +51,7 @@ def _zstandard() -> Any:
     try:
         import zstandard
     except ImportError as error:
-        raise MissingExtraError("this file needs zstandard: pip install zstandard") from error
+        raise MissingExtraError("this file needs zstandard: pip install 'paretorch[bench]'") from error
     return zstandard
 
 
