@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from paretorch import save, zoo
 from paretorch.cli.app import app
+from paretorch.cli.inputs import data_of
 
 
 def _pare(*words: str, code: int = 0) -> str:
@@ -75,3 +76,13 @@ def test_the_page_names_only_flags_that_exist() -> None:
     assert len(lines) == 3
     told = _pare("export", "--help")
     assert [flag for line in lines for flag in re.findall(r"--[a-z0-9]+", line) if flag not in told] == []
+
+
+def test_the_data_of_runs_below_count_too(tmp_path: Path) -> None:
+    assert data_of(tmp_path) == ""
+    for name, data in (("dense", "digits"), ("small", "digits"), ("other", "cifar10")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"recipe": {"data": data}}))
+        assert data_of(tmp_path) == ("digits" if name != "other" else "")
+    (tmp_path / "config.json").write_text("{")
+    assert data_of(tmp_path) == ""

@@ -9,9 +9,15 @@ SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
 
 
 def data_of(folder: Path) -> str:
-    """The data set of the run in that folder; empty where there is no run."""
+    """The data set of the run in that folder, or of the runs below it; empty where there is none, or several are."""
+    files = [folder / "config.json"] if (folder / "config.json").exists() else sorted(folder.glob("*/config.json"))
+    found = {_data_in(file) for file in files}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _data_in(file: Path) -> str:
     try:
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        config: dict[str, Any] = json.loads(file.read_text())
         return str(config["recipe"]["data"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
