@@ -6,13 +6,13 @@ finds them through the module, so `deepcopy`, wrappers and the compiler follow i
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.looking import Hook, run_example, watched
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation
 from paretorch.core.sites import Site
 from paretorch.errors import ConfigError
@@ -68,7 +68,8 @@ def find_spots(model: nn.Module, example: Tensor | None, asked_by: str) -> list[
         if name and not module._modules:
             names.setdefault(module, []).append(name)
     seen: dict[nn.Module, list[tuple[torch.Size, float, torch.device]]] = {module: [] for module in names}
-    _run(model, example, {module: _recorder(calls) for module, calls in seen.items()})
+    with watched(model, {module: _recorder(calls) for module, calls in seen.items()}):
+        run_example(model, example)
     spots = []
     for module, calls in seen.items():
         if calls:
@@ -80,29 +81,12 @@ def find_spots(model: nn.Module, example: Tensor | None, asked_by: str) -> list[
     return spots
 
 
-def _recorder(calls: list[tuple[torch.Size, float, torch.device]]) -> Callable[..., None]:
+def _recorder(calls: list[tuple[torch.Size, float, torch.device]]) -> Hook:
     def record(_: nn.Module, __: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.is_floating_point() and output.numel():
             calls.append((output.shape, float(output.max()), output.device))
 
     return record
-
-
-def _run(model: nn.Module, example: Tensor, hooks: Mapping[nn.Module, Callable[..., None]]) -> None:
-    modes = {module: module.training for module in model.modules()}
-    handles = [module.register_forward_hook(hook) for module, hook in hooks.items()]
-    parameter = next(model.parameters(), None)
-    try:
-        model.eval()
-        with torch.no_grad():
-            model(example if parameter is None else example.to(parameter.device))
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(f"the example of shape {tuple(example.shape)} does not run: {error}") from error
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def attach_output(spot: Spot, chain: Chain) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.looking import watched
 from paretorch.core.options import require_number
 from paretorch.core.spots import BOUNDED
 from paretorch.deploy.onnx.int8 import overrides
@@ -38,24 +39,12 @@ def activation_ranges(
     A batch is a tensor, or a tuple that begins with it. With a percentile the ranges of the batches are averaged.
     """
     check_percentile(percentile)
-    seen: dict[str, list[tuple[float, float]]] = {}
-    handles = []
-    modes = {module: module.training for module in model.modules()}
-    try:
-        for name, module in model.named_modules():
-            if isinstance(module, _ACTIVATIONS):
-                calls = seen.setdefault(name, [])
-                handles.append(module.register_forward_hook(_recorder(calls, percentile)))
-        model.eval()
-        parameter = next(model.parameters(), None)
-        with torch.no_grad():
-            for inputs in inputs_of(batches):
-                model(inputs if parameter is None else inputs.to(parameter.device))
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, mode in modes.items():
-            module.training = mode
+    looked_at = {module: name for name, module in model.named_modules() if isinstance(module, _ACTIVATIONS)}
+    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in looked_at.values()}
+    parameter = next(model.parameters(), None)
+    with watched(model, {module: _recorder(seen[name], percentile) for module, name in looked_at.items()}):
+        for inputs in inputs_of(batches):
+            model(inputs if parameter is None else inputs.to(parameter.device))
     return {name: _joined(calls, percentile) for name, calls in seen.items() if calls}
 
 

@@ -7,40 +7,23 @@ eval mode with hooks that are gone afterwards.
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from paretorch.errors import ConfigError
+from paretorch.core.looking import Hook, run_example, watched
 
 
 def count_macs(model: nn.Module, example: Tensor) -> dict[str, int]:
     """Module name -> MACs for the first example of the batch, in order of the modules. A reused module counts each run."""
-    found: dict[str, int] = {}
-    handles = []
-    training = {module: module.training for module in model.modules()}
-    try:
-        for name, module in model.named_modules():
-            if isinstance(module, _ConvNd | nn.Linear):
-                found[name] = 0
-                handles.append(module.register_forward_hook(_counter(name, found)))
-        model.eval()
-        parameter = next(model.parameters(), None)
-        with torch.no_grad():
-            model(example[:1] if parameter is None else example[:1].to(parameter.device))
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(f"the example of shape {tuple(example.shape)} does not run: {error}") from error
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, flag in training.items():
-            module.training = flag
+    counted = {module: name for name, module in model.named_modules() if isinstance(module, _ConvNd | nn.Linear)}
+    found = dict.fromkeys(counted.values(), 0)
+    with watched(model, {module: _counter(name, found) for module, name in counted.items()}):
+        run_example(model, example[:1])
     return found
 
 
-def _counter(name: str, found: dict[str, int]) -> Any:
+def _counter(name: str, found: dict[str, int]) -> Hook:
     def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if isinstance(module, nn.Linear):
             found[name] += output.numel() * module.in_features

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.attach import chains_of
+from paretorch.core.looking import watched
 
 FEATURES = 11
 
@@ -46,16 +47,8 @@ def layers_of(model: nn.Module, example: Tensor) -> dict[nn.Module, Layer]:
         if module not in found:
             found[module] = _layer(module, weights[module], inputs[0], output)
 
-    handles = [module.register_forward_hook(look) for module in weights]
-    modes = {module: module.training for module in model.modules()}
-    try:
-        with torch.no_grad():
-            model.eval()(example[:1])
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, mode in modes.items():
-            module.training = mode
+    with watched(model, dict.fromkeys(weights, look)):
+        model(example[:1])
     return found
 
 

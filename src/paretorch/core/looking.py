@@ -1,0 +1,46 @@
+"""Looking at a model from outside: run in eval mode, with hooks, without leaving a trace."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.errors import ConfigError
+
+Hook = Callable[[nn.Module, Any, Any], None]
+
+
+@contextmanager
+def in_eval(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in eval mode and nothing has a gradient; afterwards every module is in its own mode again."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextmanager
+def watched(model: nn.Module, hooks: Mapping[nn.Module, Hook]) -> Iterator[None]:
+    """As `in_eval`, with a hook on each of these modules' outputs."""
+    handles = [module.register_forward_hook(hook) for module, hook in hooks.items()]
+    try:
+        with in_eval(model):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def run_example(model: nn.Module, example: Tensor) -> None:
+    """Run the model on an example, on the model's device; one that does not run is the caller's mistake."""
+    parameter = next(model.parameters(), None)
+    try:
+        model(example if parameter is None else example.to(parameter.device))
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"the example of shape {tuple(example.shape)} does not run: {error}") from error
