@@ -43,12 +43,15 @@ def continues_bit_for_bit(start: Start, phase: str) -> None:
     network(x)
     twin, twin_optimizer = copy.deepcopy((network, optimizer))
     saved = copy.deepcopy((network.state_dict(), plan.state_dict(), optimizer.state_dict()))
+    before = snapshot(twin)
     losses = train(network, plan, optimizer, x, 3)
+    assert equal(snapshot(twin), before), "a copy lives its own life"
 
     fresh, again, own, _ = start(0, 1)
     fresh.load_state_dict(saved[0])
     again.load_state_dict(saved[1])
     own.load_state_dict(saved[2])
+    assert again.is_hard == plan.is_hard
     assert train(fresh, again, own, x, 3) == losses
     assert equal(snapshot(fresh), snapshot(network))
     assert train(twin, Plan.of(twin), twin_optimizer, x, 3) == losses

@@ -9,6 +9,8 @@ from paretorch import SMOL, Plan, SMOLActivations, compress
 from paretorch.core.method import Method
 from paretorch.precision.activations_fixed import FixedActivations
 from paretorch.precision.rivals import PACTActivations
+from tests.contract.loop import optimizer_of, train
+from tests.contract.promises import Run
 
 STEPS = 12
 
@@ -54,42 +56,17 @@ def attach(network: nn.Module, method: str) -> Plan:
     return compress(network, *METHODS[method](), steps=STEPS, example=batch(2))
 
 
-def optimizer_of(plan: Plan) -> torch.optim.Optimizer:
-    return torch.optim.SGD(plan.param_groups(weight_decay=1e-3), lr=0.05, momentum=0.9)
-
-
-def train(
-    model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer, x: Tensor, steps: int, parts: int = 1
-) -> list[float]:
-    losses = []
-    for _ in range(steps):
-        total = 0.0
-        for piece, target in zip(x.chunk(parts), torch.arange(len(x)).chunk(parts), strict=True):
-            loss = nn.functional.cross_entropy(model(piece), target % 3) / parts
-            loss.backward()
-            total += loss.item()
-        optimizer.step()
-        plan.step()
-        optimizer.zero_grad()
-        losses.append(total)
-    return losses
+def started(method: str, steps: int = 0, seed: int = 0) -> Run:
+    network = build(seed)
+    plan = attach(network, method)
+    optimizer = optimizer_of(plan)
+    train(network, plan, optimizer, batch(), steps)
+    return network, plan, optimizer, batch()
 
 
 def run_to(method: str, phase: str) -> tuple[nn.Module, Plan, torch.optim.Optimizer]:
-    network = build()
-    plan = attach(network, method)
-    optimizer = optimizer_of(plan)
-    if phase != "start":
-        train(network, plan, optimizer, batch(), 5)
+    network, plan, optimizer, x = started(method, 0 if phase == "start" else 5)
     if phase == "hard":
         plan.harden(optimizer)
-        train(network, plan, optimizer, batch(), 2)
+        train(network, plan, optimizer, x, 2)
     return network, plan, optimizer
-
-
-def snapshot(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)

@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tests.contract.loop import optimizer_of
 from tests.contract.rank import half_a_batch, spread
 from tests.meeting import meet
-from tests.precision_activations.nets import attach, batch, build, optimizer_of
+from tests.precision_activations.nets import attach, batch, build
 
 CASES = [
     ("ddp", "position"),

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from paretorch import SMOLActivations, compress
 from paretorch.precision.activations import ActivationPrecision
 from paretorch.precision.activations_quantized import QuantizedActivation, steps_of
+from tests.contract.loop import optimizer_of, train
 from tests.contract.reference import noise
-from tests.precision_activations.nets import batch, build, optimizer_of, run_to, train
+from tests.precision_activations.nets import batch, build, run_to
 
 
 def perturbed(u: Tensor, s: Tensor, low: float, high: float, name: str, step: int) -> Tensor:

@@ -1,47 +1,33 @@
 """State, copies, compilers and ranks: what every method promises, for decisions on activations."""
 
 import copy
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from paretorch import Plan
+from tests.contract.loop import equal, optimizer_of, snapshot, train
+from tests.contract.promises import continues_bit_for_bit
 from tests.meeting import both_ranks
-from tests.precision_activations.nets import METHODS, attach, batch, build, equal, optimizer_of, run_to, snapshot, train
+from tests.precision_activations.nets import METHODS, attach, batch, build, run_to, started
 from tests.precision_activations.rank import CASES
 
 
 @pytest.mark.parametrize("phase", ["start", "searching", "hard"])
 @pytest.mark.parametrize("method", list(METHODS))
-def test_continues_bit_for_bit(method: str, phase: str) -> None:
-    network, plan, optimizer = run_to(method, phase)
-    saved = copy.deepcopy((network.state_dict(), plan.state_dict(), optimizer.state_dict()))
-    losses = train(network, plan, optimizer, batch(), 3)
-    fresh = build(seed=1)
-    again = attach(fresh, method)
-    own = optimizer_of(again)
-    fresh.load_state_dict(saved[0])
-    again.load_state_dict(saved[1])
-    own.load_state_dict(saved[2])
-    assert again.is_hard == plan.is_hard
-    assert train(fresh, again, own, batch(), 3) == losses
-    assert equal(snapshot(fresh), snapshot(network))
+def test_state_and_deepcopy_continue_bit_for_bit(method: str, phase: str) -> None:
+    continues_bit_for_bit(partial(started, method), phase)
 
 
 @pytest.mark.parametrize("phase", ["searching", "hard"])
 @pytest.mark.parametrize("method", list(METHODS))
-def test_deepcopy_lives_its_own_life(method: str, phase: str) -> None:
-    network, plan, optimizer = run_to(method, phase)
+def test_a_copy_is_finalized_alone(method: str, phase: str) -> None:
+    network, plan, _ = run_to(method, phase)
     network(batch())
-    twin, twin_optimizer = copy.deepcopy((network, optimizer))
-    before = snapshot(twin)
-    losses = train(network, plan, optimizer, batch(), 3)
-    assert equal(snapshot(twin), before)
-    twin_plan = Plan.of(twin)
+    twin_plan = Plan.of(copy.deepcopy(network))
     assert twin_plan is not plan
-    assert train(twin, twin_plan, twin_optimizer, batch(), 3) == losses
-    assert equal(snapshot(twin), snapshot(network))
     plain = twin_plan.finalize()
     assert not any("paretorch" in name for name, _ in plain.named_modules())
     assert any("paretorch" in name for name, _ in network.named_modules())

@@ -8,22 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from paretorch import Plan, compress
-from paretorch.core.method import Method
 from paretorch.precision.rivals import BSQ, DSQ, LSQ, PACT, SLB, DoReFa, LQNets, Uniform
 from tests.contract.cases import MODELS, build
 from tests.contract.loop import optimizer_of, train
 from tests.contract.reference import quantized
-from tests.sparsity_rivals.test_formula import computed, decisions, originals, outer_gradients
-
-STEPS = 20
-
-
-def at_step(method: Method, steps: int, model: str = "linear") -> tuple[nn.Module, Plan, torch.optim.Optimizer, Tensor]:
-    network = build(model)
-    plan = compress(network, method, steps=STEPS)
-    optimizer, x = optimizer_of(plan), MODELS[model].batch(6)
-    train(network, plan, optimizer, x, steps)
-    return network, plan, optimizer, x
+from tests.sparsity_rivals.test_formula import STEPS, at_step, computed, decisions, originals, outer_gradients
 
 
 def slopes(plan: Plan, outer: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:

@@ -3,18 +3,20 @@
 import copy
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from paretorch import Plan
 from paretorch.deploy import load, save
 from tests.contract.loop import equal, optimizer_of, snapshot, train
+from tests.contract.promises import Run, continues_bit_for_bit
 from tests.contract.ranks import ranks_follow_one
 from tests.contract.test_finalize import anatomy
 from tests.sharing.cases import METHODS, MODELS, STEPS, attach, batch, build, every
@@ -118,46 +120,18 @@ def test_a_template_exists_once(method: str) -> None:
     assert sum(p.shape == (8, 8) for p in copied.parameters()) == count
 
 
-def run_to(method: str, model: str, phase: str) -> tuple[nn.Module, Plan, torch.optim.Optimizer]:
-    network = build(model)
+def started(method: str, model: str, steps: int = 0, seed: int = 0) -> Run:
+    network = build(model, seed)
     plan = attach(network, method)
     optimizer = optimizer_of(plan)
-    if phase != "start":
-        train(network, plan, optimizer, batch(model), 5)
-    if phase == "hard":
-        plan.harden(optimizer)
-        train(network, plan, optimizer, batch(model), 2)
-    return network, plan, optimizer
+    train(network, plan, optimizer, batch(model), steps)
+    return network, plan, optimizer, batch(model)
 
 
 @pytest.mark.parametrize("phase", ["start", "searching", "hard"])
 @pytest.mark.parametrize(("method", "model"), every())
-def test_continues_bit_for_bit(method: str, model: str, phase: str) -> None:
-    network, plan, optimizer = run_to(method, model, phase)
-    saved = copy.deepcopy((network.state_dict(), plan.state_dict(), optimizer.state_dict()))
-    losses = train(network, plan, optimizer, batch(model), 3)
-    fresh = build(model, seed=1)
-    again = attach(fresh, method)
-    own = optimizer_of(again)
-    fresh.load_state_dict(saved[0])
-    again.load_state_dict(saved[1])
-    own.load_state_dict(saved[2])
-    assert again.is_hard == plan.is_hard
-    assert train(fresh, again, own, batch(model), 3) == losses
-    assert equal(snapshot(fresh), snapshot(network))
-
-
-@pytest.mark.parametrize("phase", ["searching", "hard"])
-@pytest.mark.parametrize(("method", "model"), every())
-def test_deepcopy_lives_its_own_life(method: str, model: str, phase: str) -> None:
-    network, plan, optimizer = run_to(method, model, phase)
-    network(batch(model))
-    twin, twin_optimizer = copy.deepcopy((network, optimizer))
-    before = snapshot(twin)
-    losses = train(network, plan, optimizer, batch(model), 3)
-    assert equal(snapshot(twin), before)
-    assert train(twin, Plan.of(twin), twin_optimizer, batch(model), 3) == losses
-    assert equal(snapshot(twin), snapshot(network))
+def test_state_and_deepcopy_continue_bit_for_bit(method: str, model: str, phase: str) -> None:
+    continues_bit_for_bit(partial(started, method, model), phase)
 
 
 @pytest.mark.parametrize(

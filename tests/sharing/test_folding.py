@@ -7,18 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paretorch import Plan, compress, export_onnx
 from paretorch.deploy import load, report, save
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.sharing import Folding, SoftSharing, fold, layer_similarity
-from paretorch.sharing.clusters import cluster, collapse
 from paretorch.sharing.curve import folding_curve
-from paretorch.sharing.loops import backward_edges, loops_in_words
-from paretorch.sharing.similarity import absolute_cosine
 from tests.contract.loop import equal, optimizer_of, snapshot, train
 from tests.sharing.cases import attach, batch, build
 
@@ -300,55 +295,6 @@ def test_export_accepts_a_folded_network(tmp_path: Path) -> None:
     x = batch("conv")
     torch.testing.assert_close(torch.export.export(small, (x,)).module()(x), small(x))
     assert export_onnx(small, x, tmp_path / "folded.onnx", tolerance=1e-4).exists()  # compares the outputs itself
-
-
-@pytest.mark.parametrize(
-    ("order", "words"),
-    [
-        ([1, 2, 3, 4, 3, 4, 1, 2, 3, 4], "layers 3-4 run twice, then back to 1"),
-        ([1, 1, 1, 1, 1, 1], "layer 1 runs 6 times"),
-        ([1, 2, 1, 2, 1, 2], "layers 1-2 run 3 times"),
-        ([1, 2, 3], "no loop: layers 1-3 run once"),
-        ([1], "no loop: layer 1 runs once"),
-        ([1, 2, 1, 3], "back to 1, then on to 3"),
-        ([1, 2, 3, 1, 2, 4], "back to 1-2, then on to 4"),
-        ([1, 2, 3, 1, 1], "back to 1, where layer 1 runs twice"),
-    ],
-)
-def test_loops_in_words(order: list[int], words: str) -> None:
-    assert loops_in_words(order) == words
-
-
-def test_backward_edges_are_in_order_of_execution() -> None:
-    assert backward_edges([1, 2, 3, 4, 3, 4, 1, 2]) == [(4, 3), (4, 1)]
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 10_000), st.integers(1, 7), st.floats(0.0, 1.0))
-def test_members_of_a_group_are_alike(seed: int, layers: int, threshold: float) -> None:
-    rows = torch.randn(layers, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    s = absolute_cosine(rows)
-    (labels,) = cluster([s], threshold, None)
-    assert labels[0] == 0
-    assert sorted(set(labels)) == list(range(max(labels) + 1))
-    for i in range(layers):
-        for j in range(layers):
-            assert labels[i] != labels[j] or i == j or s[i, j] >= threshold - 1e-6
-    for left in range(1, layers + 1):
-        assert len(set(cluster([s], None, left)[0])) == left
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 10_000), st.integers(2, 5))
-def test_collinear_rows_collapse_exactly(seed: int, count: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    direction = torch.randn(4, generator=generator, dtype=torch.float64)
-    scales = torch.randn(count, generator=generator, dtype=torch.float64)
-    scales = torch.where(scales.abs() < 0.05, 0.5, scales)
-    templates = torch.randn(4, 9, generator=generator, dtype=torch.float64)
-    found, own = collapse(scales[:, None] * direction, templates @ templates.T)
-    torch.testing.assert_close(own[:, None] * found, scales[:, None] * direction, rtol=1e-7, atol=1e-9)
-    assert own[0] == pytest.approx(1.0)
 
 
 def test_a_folding_is_plain_data() -> None:
