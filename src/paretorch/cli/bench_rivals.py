@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paretorch.cli.bench_sources import Source
+from paretorch.cli.inputs import SHAPES
 from paretorch.errors import ConfigError
 from paretorch.training.recipe import Recipe, Runtime
 
@@ -51,8 +52,6 @@ def _cut(dense: Source, share: float, path: Path, chooser: str) -> None:
     from paretorch.deploy.rivals import prune_channels
 
     network = deploy.load(dense.artefact)
-    first = next(weight for weight in network.parameters() if weight.dim() == 4)
-    side = 8 if dense.data == "digits" else 32
-    example = torch.zeros(1, first.shape[1], side, side)
+    example = torch.zeros(1, *SHAPES[dense.data])
     path.parent.mkdir(parents=True, exist_ok=True)
     deploy.save(prune_channels(network, example, share, exclude=("head",), by=chooser), path)

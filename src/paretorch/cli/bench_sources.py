@@ -1,13 +1,13 @@
 """What `pare bench` compares: networks from run folders and artefacts, each with the kind of file it is to be."""
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paretorch.errors import ArtefactError, ConfigError
-from paretorch.training.recipe import Recipe, recipe_from
+from paretorch.cli.inputs import SHAPES, recipe_of
+from paretorch.errors import ConfigError
+from paretorch.training.recipe import Recipe
 
-IMAGES = ("digits", "cifar10", "cifar100")
+IMAGES = tuple(SHAPES)
 _OURS = {"cs": "CS", "smol": "SMOL", "smol-printed": "SMOL", "given": "SMOL"}
 
 
@@ -82,12 +82,7 @@ def find_sources(paths: list[Path], data: str | None, out: Path) -> tuple[list[S
 
 def _of_run(folder: Path) -> Source:
     artefact = folder / "model.pare"
-    try:
-        recipe = recipe_from(json.loads((folder / "config.json").read_text())["recipe"], str(folder))
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ArtefactError(f"{folder}/config.json is not the configuration of a run.") from error
+    recipe = recipe_of(folder)
     if recipe.data not in IMAGES or recipe.network == "dcgan-generator":
         raise ConfigError(
             f"{folder} has no accuracy to draw: {recipe.network} on {recipe.data} is no classifier of images."

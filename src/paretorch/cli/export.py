@@ -82,8 +82,12 @@ def export(
     typer.echo(f"{target}: {target.stat().st_size:,} bytes ({artefact.name}: {artefact.stat().st_size:,})")
     typer.echo(_told(target))
     if found is not None:
+        from paretorch.deploy.accuracy import measure_accuracy
+        from paretorch.deploy.rivals import OnnxNetwork
+
         inputs = normalise(found.test[0], found.mean, found.std, torch.float32)
-        ours, theirs = _accuracies(model, target, inputs, found.test[1])
+        batches = list(zip(inputs.split(_BATCH), found.test[1].split(_BATCH), strict=True))
+        ours, theirs = (measure_accuracy(one, batches) for one in (model, OnnxNetwork(target)))
         typer.echo(f"accuracy on {len(inputs):,} test images: {theirs:.2%} in onnxruntime, {ours:.2%} in torch")
 
 
@@ -92,18 +96,3 @@ def _told(path: Path) -> str:
     import onnx
 
     return "; ".join(entry.value for entry in onnx.load(path).metadata_props if entry.key == "paretorch")
-
-
-def _accuracies(model: Any, path: Path, inputs: Any, labels: Any) -> tuple[float, float]:
-    """Of the module, and of the file."""
-    import onnxruntime
-    import torch
-
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    right = torch.zeros(2)
-    with torch.no_grad():
-        for x, y in zip(inputs.split(_BATCH), labels.split(_BATCH), strict=True):
-            outputs = model(x), torch.from_numpy(session.run(None, {"input": x.numpy()})[0])
-            right += torch.stack([(output.argmax(1) == y).sum() for output in outputs])
-    ours, theirs = (right / len(labels)).tolist()
-    return ours, theirs

@@ -90,7 +90,8 @@ def _curve(run: Path, only: str | None, root: str | None, device: str) -> None:
     import json
     from dataclasses import asdict
 
-    from paretorch.cli.fold_run import recipe_of, shared_network
+    from paretorch.cli.fold_run import shared_network
+    from paretorch.cli.inputs import recipe_of
     from paretorch.report.curves import Curve, curves
     from paretorch.report.picture import save
     from paretorch.sharing.curve import folding_curve

@@ -11,13 +11,6 @@ from torch import nn
 from paretorch.core.compress import compress
 from paretorch.core.relaxation import PREFIX
 from paretorch.errors import ArtefactError, ConfigError
-from paretorch.training.recipe import Recipe, read_config, recipe_from
-
-
-def recipe_of(folder: Path) -> Recipe:
-    """The recipe of a run."""
-    config = read_config(folder / "config.json")
-    return recipe_from(config.get("recipe", {}), str(folder / "config.json"))
 
 
 def shared_network(folder: Path) -> nn.Module:

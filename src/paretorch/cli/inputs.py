@@ -1,11 +1,24 @@
-"""What the inputs of a run look like, from its folder."""
+"""What a run folder says of a run: its recipe, its data, the shape of its inputs."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from paretorch.errors import ArtefactError, ConfigError
+from paretorch.training.recipe import Recipe, recipe_from
+
 SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
 """Of one image of a data set."""
+
+
+def recipe_of(folder: Path) -> Recipe:
+    """The recipe of a run."""
+    try:
+        return recipe_from(json.loads((folder / "config.json").read_text())["recipe"], str(folder))
+    except ConfigError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ArtefactError(f"{folder}/config.json is not the configuration of a run.") from error
 
 
 def data_of(folder: Path) -> str:

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor, nn
 
+from paretorch.core.looking import in_eval
 from paretorch.errors import ConfigError
 
 
 def measure_accuracy(model: nn.Module, data: Iterable[tuple[Tensor, Tensor]]) -> float:
     """The share of inputs whose class comes out on top, in eval mode."""
-    modes = {module: module.training for module in model.modules()}
     parameter = next(model.parameters(), None)
     right, count = 0, 0
     try:
-        model.eval()
-        with torch.no_grad():
+        with in_eval(model):
             for inputs, classes in data:
                 logits = model(inputs if parameter is None else inputs.to(parameter.device))
                 right += int((logits.argmax(1).cpu() == classes.cpu()).sum())
                 count += len(classes)
     except (RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(f"data must give batches of inputs and their classes: {error}") from error
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     if not count:
         raise ConfigError("data gives no batches: nothing to measure accuracy on")
     return right / count
