@@ -124,7 +124,9 @@ def test_the_compiled_step_of_a_gpu_takes_the_same_steps(rival: str) -> None:
             for term in terms:
                 term.prepare()
             weights = [original(site).data for site in twin_plan._sites]
-            compiled[0](terms, [_places(t) for t in terms], [_state(t) for t in terms], twin_plan._chains, weights)
+            trained = [term for term in terms if term.optimizer is not None]
+            places, states = [_places(term) for term in trained], [_state(term) for term in trained]
+            compiled[0](terms, trained, places, states, twin_plan._chains, weights)
             compiled[1](terms, twin_plan._state.step)
             for decision in twin_plan._decisions():
                 decision.grad = None

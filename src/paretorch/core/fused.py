@@ -21,7 +21,7 @@ from paretorch.core.update import add_price, advance, clip_weights, gradients_of
 _State = dict[str, Tensor]
 _SMALL = 2**22  # decisions: up to here launches cost more than memory traffic
 _PLAIN: dict[type, dict[str, Any]] = {
-    torch.optim.SGD: {"weight_decay": 0, "dampening": 0, "nesterov": False, "maximize": False},
+    torch.optim.SGD: {"weight_decay": 0, "dampening": 0, "maximize": False},
     torch.optim.Adam: {"weight_decay": 0, "amsgrad": False, "maximize": False},
 }
 
@@ -34,8 +34,9 @@ class FusedStep:
         self._advance: Any = None
 
     def fits(self, terms: list[Term]) -> bool:
-        """Every optimizer is a plain SGD with momentum or Adam that has taken its first step."""
-        return self._compiled is not False and all(_is_plain(term.optimizer) for term in terms)
+        """Every optimizer, where there is one, is a plain SGD with momentum or Adam that has taken its first step."""
+        optimizers = [term.optimizer for term in terms if term.optimizer is not None]
+        return self._compiled is not False and all(_is_plain(optimizer) for optimizer in optimizers)
 
     def __call__(self, terms: list[Term], step: Tensor, chains: list[Chain], weights: list[Tensor]) -> bool:
         """Take the step; False, and nothing done, where no compiler works."""
@@ -45,10 +46,11 @@ class FusedStep:
             options: dict[str, Any] = {"combo_kernels": True} if share else {}
             self._compiled = torch.compile(_update, dynamic=False, options=options)
             self._advance = torch.compile(advance, dynamic=False, options=options)
-        places = [_places(term) for term in terms]
-        states = [_state(term) for term in terms]
+        trained = [term for term in terms if term.optimizer is not None]
+        places = [_places(term) for term in trained]
+        states = [_state(term) for term in trained]
         try:
-            self._compiled(terms, places, states, chains, weights)
+            self._compiled(terms, trained, places, states, chains, weights)
         except torch._dynamo.exc.TorchDynamoException as error:
             self._compiled = False
             warnings.warn(f"paretorch: torch.compile fails here, so steps take longer: {error}", stacklevel=3)
@@ -60,9 +62,9 @@ class FusedStep:
         return FusedStep()
 
 
-def _is_plain(optimizer: torch.optim.Optimizer | None) -> bool:
+def _is_plain(optimizer: torch.optim.Optimizer) -> bool:
     plain = _PLAIN.get(type(optimizer))
-    if optimizer is None or plain is None or len(optimizer.param_groups) != 1:
+    if plain is None or len(optimizer.param_groups) != 1:
         return False
     group = optimizer.param_groups[0]
     started = all(optimizer.state.get(p) for p in group["params"])
@@ -86,16 +88,17 @@ def _places(term: Term) -> list[int]:
 
 def _update(
     terms: list[Term],
+    trained: list[Term],
     places: list[list[int]],
     states: list[tuple[dict[str, Any], list[_State]]],
     chains: list[Chain],
     weights: list[Tensor],
 ) -> None:
     # Copies that are never made: fused into the update, the price is not written back to memory.
-    gradients = [[d.grad.clone() for d in term.decisions() if d.grad is not None] for term in terms]
-    for term, own, place in zip(terms, gradients, places, strict=True):
+    gradients = [[d.grad.clone() for d in term.decisions() if d.grad is not None] for term in trained]
+    for term, own, place in zip(trained, gradients, places, strict=True):
         add_price(term, terms, [own[i] for i in place])
-    for term, own, (group, state) in zip(terms, gradients, states, strict=True):
+    for term, own, (group, state) in zip(trained, gradients, states, strict=True):
         update = _adam if "betas" in group else _sgd
         update(term.decisions(), own, state, group)
     clip_weights(chains, weights)
@@ -103,8 +106,8 @@ def _update(
 
 def _sgd(decisions: list[nn.Parameter], gradients: list[Tensor], state: list[_State], group: dict[str, Any]) -> None:
     for s, gradient, one in zip(decisions, gradients, state, strict=True):
-        one["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
-        s.add_(one["momentum_buffer"], alpha=-group["lr"])
+        run = one["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
+        s.sub_(group["lr"] * (gradient + group["momentum"] * run if group["nesterov"] else run))
 
 
 def _adam(decisions: list[nn.Parameter], gradients: list[Tensor], state: list[_State], group: dict[str, Any]) -> None:

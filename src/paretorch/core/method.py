@@ -88,9 +88,9 @@ class Method(ABC):
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Relaxation:
         """The relaxation of one weight; `together` names all rooms that act on it."""
 
-    @abstractmethod
-    def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
-        """The method's own optimizer for decisions."""
+    def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer | None:
+        """The method's own optimizer for decisions; None: they are not trained."""
+        return None
 
     @abstractmethod
     def schedule(self, term: "Term", step: Tensor) -> None:

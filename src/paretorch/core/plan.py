@@ -92,6 +92,7 @@ class Plan:
             if not self.is_hard:
                 for term in self._terms:
                     term.prepare()
+                    self._optimizer(term)
                 if scaler is None and on_one_gpu(self._decisions()) and self._fused.fits(self._terms):
                     done = self._fused(self._terms, self._state.step, self._chains, weights)
                 if not done:
@@ -105,22 +106,21 @@ class Plan:
     def _update(self, scaler: torch.amp.GradScaler | None) -> None:
         """Price and update the decisions of all methods, from the same state."""
         scaled = []
-        for term in self._terms:
-            optimizer = self._optimizer(term)
+        trained = [(term, term.optimizer) for term in self._terms if term.optimizer is not None]
+        for term, optimizer in trained:
             check_finite(term, self._state.step, scaler)
             if scaler is not None and any(d.grad is not None for d in term.decisions()):
                 scaler.unscale_(optimizer)
                 scaled.append(optimizer)
-        for term in self._terms:
+        for term, _ in trained:
             add_price(term, self._terms, gradients_of(term))
-        for term in self._terms:
-            optimizer = self._optimizer(term)
+        for _, optimizer in trained:
             if scaler is not None and optimizer in scaled:
                 scaler.step(optimizer)
             else:
                 optimizer.step()
 
-    def _optimizer(self, term: Term) -> torch.optim.Optimizer:
+    def _optimizer(self, term: Term) -> torch.optim.Optimizer | None:
         # Made at the first step: sharding after `compress` replaces the parameter objects.
         if term.optimizer is None:
             parameters = term.decisions()
@@ -281,8 +281,9 @@ class Plan:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the decisions' optimizers; load the model's own state first."""
         for term in self._terms:
-            if term.method.room in state:
-                self._optimizer(term).load_state_dict(state[term.method.room])
+            optimizer = self._optimizer(term)
+            if optimizer is not None and term.method.room in state:
+                optimizer.load_state_dict(state[term.method.room])
 
     def methods(self) -> tuple[Method, ...]:
         """The methods, in the order given."""

@@ -55,9 +55,6 @@ class GivenBits(Method):
     def quantizer(self, spot: Spot, grouping: Grouping) -> OutputRelaxation:
         """What to put on one output."""
 
-    def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.0, momentum=0.9)  # nothing is decided; momentum suits the fused step
-
     def schedule(self, term: Term, step: Tensor) -> None:
         """Nothing runs on a schedule."""
 

@@ -40,9 +40,6 @@ class Rival(Method):
             known = " or ".join(f'"{one}"' for one in self.grouped)
             raise ConfigError(f"group={self.group!r}: {name} has one grid for each {known}")
 
-    def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.0)  # nothing is trained, or another optimizer is given
-
     def schedule(self, term: Term, step: Tensor) -> None:
         """Most rivals have no schedule."""
 

@@ -64,9 +64,6 @@ class AMC(Rival):
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Allotted":
         return _Allotted(grouping, self.need_target(), site.weight.device)
 
-    def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.0)  # the agent decides: there is nothing to train
-
     def round(self, term: Term, factor: float) -> None:
         members = [r for r in term.relaxations if isinstance(r, _Allotted)]
         goal = min((1.0 - self.need_target()) * factor, 1.0) * term.weights

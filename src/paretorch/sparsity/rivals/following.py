@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paretorch.core.attach import original
 from paretorch.core.groups import Grouping
@@ -23,6 +23,7 @@ from paretorch.core.relaxation import Relaxation
 from paretorch.core.sample import WHOLE
 from paretorch.core.tensors import whole, write
 from paretorch.errors import ConfigError
+from paretorch.sparsity.rivals.quantile import quantile
 from paretorch.sparsity.rivals.rival import Rival, boundary
 
 _CAP = 2**14  # scores of a layer, where the network is not read whole
@@ -50,22 +51,23 @@ class FollowingRival(Rival):
         """Whether the masks are renewed at this step; None: at every one."""
         return None
 
-    def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.0)  # s follows the weights: there is nothing to train
-
     def schedule(self, term: Term, step: Tensor) -> None:
-        goal, due = self.goal(step, term.steps), self.is_due(step, term.steps)
+        goal = self.goal(step, term.steps)
         term.set_scalar("goal", goal)
+        self.follow(term, goal, self.is_due(step, term.steps))
+
+    def follow(self, term: Term, goal: Tensor, due: Tensor | None = None) -> None:
+        """Write the masks that the weights of now have at this sparsity, if they are due."""
         members = [r for r in term.relaxations if isinstance(r, Following)]
         weights = [whole(original(site)).to(torch.float32) for site in term.sites]
         scores = [r.score(weight) for r, weight in zip(members, weights, strict=True)]
         most = WHOLE if term.weights <= WHOLE else _CAP
         samples = [_sample(score, r.grouping, most) for score, r in zip(scores, members, strict=True)]
         if self.scope == "layer":
-            cuts = [_quantile(*sample, goal) for sample in samples]
+            cuts = [quantile(*sample, goal) for sample in samples]
         else:
             values, sizes = zip(*samples, strict=True)
-            cuts = [_quantile(torch.cat(values), torch.cat(sizes), goal)] * len(samples)
+            cuts = [quantile(torch.cat(values), torch.cat(sizes), goal)] * len(samples)
         for r, weight, score, cut in zip(members, weights, scores, cuts, strict=True):
             r.follow(weight, score, cut, due)
 
@@ -129,14 +131,3 @@ def _sample(score: Tensor, grouping: Grouping, most: int) -> tuple[Tensor, Tenso
     # Filled on the device: a number copied there could not be captured in a CUDA graph.
     sizes = size.flatten()[::every] if isinstance(size, Tensor) else torch.full_like(values, size)
     return values, sizes * (math.prod(grouping.shape) / sizes.sum())
-
-
-def _quantile(values: Tensor, sizes: Tensor, goal: Tensor) -> Tensor:
-    """The score below which a share `goal` of the weights lies, midway between neighbours; 0 where none shall go."""
-    ranked, order = torch.sort(values)
-    own = sizes[order]
-    below = torch.cumsum(own, 0)
-    count = ((below - own / 2) / below[-1] < goal).sum().view(1)
-    last = len(ranked) - 1
-    low, high = ranked[(count - 1).clamp(0, last)], ranked[count.clamp(0, last)]
-    return torch.where(count > 0, (low + high) / 2, 0.0).squeeze(0)

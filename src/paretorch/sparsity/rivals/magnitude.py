@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paretorch.core.groups import Grouping
+from paretorch.core.method import Term
 from paretorch.core.sites import Site
 from paretorch.sparsity.rivals.following import Following, FollowingRival
 
@@ -29,6 +30,13 @@ class MagnitudePruning(FollowingRival):
 
     def goal(self, step: Tensor, steps: int) -> Tensor:
         return torch.full((), self.need_target(), device=step.device)
+
+    def schedule(self, term: Term, step: Tensor) -> None:
+        term.set_scalar("goal", self.goal(step, term.steps))  # until rounding no mask is looked at
+
+    def round(self, term: Term, factor: float) -> None:
+        self.follow(term, term.scalar("goal"))
+        super().round(term, factor)
 
 
 class _Later(Following):

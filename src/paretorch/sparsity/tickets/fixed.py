@@ -25,9 +25,6 @@ class FixedMask(Rival):
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Following:
         return Following(grouping, site.weight.device)
 
-    def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=0.0)
-
     def round(self, term: Term, factor: float) -> None:
         """The mask is rounded already."""
 
