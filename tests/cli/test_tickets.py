@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paretorch.cli.app import app
-from paretorch.cli.tickets import _searches
+from paretorch.cli.tickets_searches import make_searches
 from paretorch.training.recipe import recipe_from
 
 _SMALL = ["--network", "digits-cnn", "--data", "digits", "--device", "cpu", "--set", 'network_options={"width": 2}']
@@ -162,7 +162,7 @@ def test_help_has_examples() -> None:
 def test_the_setting_in_the_documentation_is_one() -> None:
     page = (Path(__file__).parents[2] / "docs" / "tickets.md").read_text()
     values = tomllib.loads(page.split("```toml\n")[1].split("```")[0])
-    searches = _searches({"seeds": [0], **values.pop("tickets")}, "the page")
+    searches = make_searches({"seeds": [0], **values.pop("tickets")}, "the page")
     assert recipe_from(values).milestones == (56, 71)
     assert len(searches) == 33
     assert {search.method.label for search in searches} >= {"cs-init-0.3", "cs-init0", "cs-init0.3"}

@@ -13,6 +13,9 @@ from paretorch.errors import ConfigError, PareError
 
 P = ParamSpec("P")
 
+_TO_CONTINUE = {"train": " --resume", "tickets": " --resume", "study": "", "tune": "", "bench": ""}
+"""What to add to the same command; those that are not here begin anew."""
+
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
     """The command with its errors told briefly: 2 for wrong arguments, 1 for a failed run, 130 for an interrupt."""
@@ -45,8 +48,5 @@ def _stop(message: str, code: int) -> typer.Exit:
 
 def _how_to_resume() -> str:
     words = [word for word in sys.argv[1:] if word != "--resume"]
-    again = shlex.join(["pare", *words])
-    flag = {"train": " --resume", "tickets": " --resume", "study": "", "tune": "", "bench": ""}.get(
-        words[0] if words else ""
-    )
-    return "" if flag is None else f"Continue with: {again}{flag}"
+    flag = _TO_CONTINUE.get(words[0]) if words else None
+    return "" if flag is None else f"Continue with: {shlex.join(['pare', *words])}{flag}"

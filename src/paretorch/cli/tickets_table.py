@@ -5,21 +5,23 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
 
 from paretorch.cli.bar import epochs_bar
-
-if TYPE_CHECKING:
-    from paretorch.sparsity.tickets import Result, Storage
+from paretorch.sparsity.tickets import Result, Storage, collect
+from paretorch.sparsity.tickets.result import write_result
 
 Row = dict[str, Any]
-_SHOWN = 60
+_MOST_SHOWN = 60  # tickets; more are a file to look into
 
 
 @contextlib.contextmanager
-def watched(storage: "Storage", *, quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[[Row], None]]]:
+def watched(storage: Storage, *, quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[[Row], None]]]:
     """Functions to tell a line and to show a row; on a terminal with a bar over the epochs of all workers."""
     if quiet:
         yield (lambda words: None), (lambda row: None)
@@ -43,10 +45,8 @@ def watched(storage: "Storage", *, quiet: bool) -> Iterator[tuple[Callable[[str]
                 bar.watch(*storage.epochs())
 
 
-def write_and_show(storage: "Storage") -> None:
+def write_and_show(storage: Storage) -> None:
     """Write what there is beside the searches and print it; nothing where no round is done yet."""
-    from paretorch.sparsity.tickets.result import collect, write_result
-
     result = collect(storage)
     if not result.tickets:
         return
@@ -63,13 +63,9 @@ def _line(row: Row) -> str:
     )
 
 
-def _print(result: "Result") -> None:
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.table import Table
-
+def _print(result: Result) -> None:
     rows = sorted(result.tickets, key=lambda row: (row["method"], row["sparsity"]))
-    if len(rows) <= _SHOWN:
+    if len(rows) <= _MOST_SHOWN:
         table = Table(title="Tickets, retrained", box=SIMPLE)
         table.add_column("search", no_wrap=True)
         for name in ("round", "zeros", "accuracy", "test", "epochs"):

@@ -5,7 +5,8 @@ from typing import Any
 
 from paretorch.errors import ConfigError
 
-DATA = ("digits", "cifar10", "cifar100", "ptb", "ptb-char", "multi30k", "shortest-paths")
+IMAGES = ("digits", "cifar10", "cifar100")
+DATA = (*IMAGES, "ptb", "ptb-char", "multi30k", "shortest-paths")
 """What --data takes."""
 
 # Options that may be left out.
@@ -14,13 +15,13 @@ Number = float | None
 Whole = int | None
 
 
-def assignments(texts: list[str]) -> dict[str, Any]:
-    """NAME=VALUE with the value as JSON, or as text where it is none."""
+def assignments(texts: list[str] | None, example: str = "--set cutout=8") -> dict[str, Any]:
+    """NAME=VALUE with the value as JSON, or as text where it is none; the example is told where there is no `=`."""
     made: dict[str, Any] = {}
-    for text in texts:
+    for text in texts or []:
         name, equals, value = text.partition("=")
         if not equals:
-            raise ConfigError(f"--set takes NAME=VALUE, such as --set cutout=8, not {text!r}.")
+            raise ConfigError(f"{example.split()[0]} takes NAME=VALUE, such as {example}, not {text!r}.")
         try:
             made[name.strip().replace("-", "_")] = json.loads(value)
         except ValueError:

@@ -1,0 +1,87 @@
+"""One trial of `pare tune`: a learning rate and an ε, trained, and the error that they give."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paretorch import zoo
+from paretorch.cli.values import IMAGES
+from paretorch.errors import DivergenceError
+from paretorch.training.folder import RunFolder
+from paretorch.training.progress import headline
+from paretorch.training.recipe import Recipe, Runtime
+from paretorch.training.run import prepare, trainer_of
+
+# Of each metric, the error that is made of it, smaller the better: its name and its unit.
+_ERRORS = {
+    "test_accuracy": ("validation error", " %"),
+    "test_f1": ("validation 100 − F1", " %"),
+    "test_bleu": ("validation 100 − BLEU", ""),
+    "test_bpc": ("validation bits per character", ""),
+    "test_perplexity": ("validation perplexity", ""),
+    "test_frechet": ("Fréchet distance", ""),
+    "test_loss": ("validation loss", ""),
+}
+
+
+class Trial:
+    """Trains one setting into a folder of its own, from its checkpoint where an earlier worker left one."""
+
+    def __init__(self, recipe: Recipe, runtime: Runtime, folder: Path) -> None:
+        self.recipe, self.folder = recipe, folder
+        self._runtime = runtime
+        self._metric = "test_loss"
+        self._limit = float("inf")
+        self._images: Any = None
+
+    def check(self) -> None:
+        """Build everything once; what the untrained network loses tells what divergence is."""
+        if self.recipe.data in IMAGES:
+            self._images = zoo.data.load(self.recipe.data, self._runtime.root, self._runtime.download)
+        setup = prepare(self.recipe, self._runtime, self._images)
+        untrained = setup.task.evaluate(setup.model.eval())
+        self._metric = headline(untrained)
+        self._limit = 2 * untrained.get("test_loss", float("inf"))
+
+    def __call__(self, alpha: float, eps: float, beat: Callable[[], None]) -> float:
+        """The error of a setting; `beat` is called after each epoch."""
+        recipe = replace(self.recipe, lr=alpha, eps=eps or None)
+        setup = prepare(recipe, self._runtime, self._images)
+        place = self.folder / f"lr{alpha:g}-eps{eps:g}"
+        folder = _WatchedFolder(place, recipe, setup.device, beat, self._limit)
+        last = trainer_of(setup, recipe, folder, self._runtime).run(resume=True)
+        folder.checkpoint.unlink(missing_ok=True)
+        value = float(last[self._metric])
+        if self._metric in ("test_accuracy", "test_f1"):
+            return 100 * (1 - value)
+        return 100 - value if self._metric == "test_bleu" else value
+
+    @property
+    def error(self) -> tuple[str, str]:
+        """The name of the error, and its unit."""
+        return _ERRORS[self._metric]
+
+    def told(self, error: float) -> str:
+        """The error with its name and unit."""
+        label, unit = self.error
+        return f"{label} {error:.4g}{unit}"
+
+
+class _WatchedFolder(RunFolder):
+    """Says after each epoch that the worker lives, and ends what is worse than no training at all."""
+
+    def __init__(
+        self, path: Path, recipe: Recipe, device: torch.device, beat: Callable[[], None], limit: float
+    ) -> None:
+        super().__init__(path, recipe, resume=True, device=device)
+        self._beat, self._limit = beat, limit
+
+    def append(self, row: dict[str, Any]) -> int:
+        self._beat()
+        loss = row.get("loss", 0.0)
+        if not loss <= self._limit:  # also: NaN
+            raise DivergenceError(f"The loss is {loss:g}, twice that of the untrained network.")
+        return super().append(row)

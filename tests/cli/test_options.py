@@ -1,0 +1,71 @@
+"""Options that several commands have: one meaning, one place in the help, one way to read their values."""
+
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from paretorch.cli.app import app
+from paretorch.cli.options import HOW, SEARCH, WHAT, WHERE
+from paretorch.cli.recipes import given
+from paretorch.cli.values import assignments, integers, numbers
+from paretorch.errors import ConfigError
+from paretorch.sparsity.tickets import METHODS
+
+_COMMANDS = ("train", "tickets", "tune")
+
+
+def _options(command: str) -> dict[str, Any]:
+    # Any: what typer makes of a function is of click or of its own, by its version.
+    made: Any = typer.main.get_command(app)
+    return {option.name: option for option in made.commands[command].params if option.name != "help"}
+
+
+def test_an_option_is_called_and_placed_alike_in_every_command() -> None:
+    found = [_options(command) for command in _COMMANDS]
+    shared = {name for one in found for name in one if sum(name in each for each in found) > 1}
+    assert {"network", "data", "epochs", "schedule", "set_", "method", "device", "compile", "quiet"} <= shared
+    for name in sorted(shared):
+        places = {
+            (*each[name].opts, *each[name].secondary_opts, each[name].rich_help_panel) for each in found if name in each
+        }
+        assert len(places) == 1, name
+
+
+@pytest.mark.parametrize("name", ["network", "weight_decay", "schedule", "set_", "device", "root", "compile", "graph"])
+def test_a_shared_option_says_the_same_in_every_command(name: str) -> None:
+    says = {(one.help, one.default, one.multiple) for one in (_options(command)[name] for command in _COMMANDS)}
+    assert len(says) == 1
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_panels_come_in_the_same_order(command: str) -> None:
+    told = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    panels = [WHAT, HOW, "How small", WHERE] if command == "train" else [WHAT, HOW, SEARCH, WHERE]
+    places = [told.index(f"─ {panel} ─") for panel in panels]
+    assert places == sorted(places)
+
+
+def test_the_help_of_tickets_names_every_method() -> None:
+    assert _options("tickets")["method"].help == f"One or several of {', '.join(sorted(METHODS))}."
+
+
+def test_only_what_was_given_counts() -> None:
+    assert given(lr=0.0, resume=False, seeds=[], network=None) == {"lr": 0.0, "resume": False, "seeds": []}
+
+
+def test_assignments_are_json_or_text() -> None:
+    assert assignments(["a-b=1e-3", "c = [1, 2]", "d=x=y", "e="]) == {"a_b": 1e-3, "c": [1, 2], "d": "x=y", "e": ""}
+    assert assignments(None) == {}
+
+
+def test_a_wrong_value_is_told_with_its_flag_and_a_right_one() -> None:
+    with pytest.raises(ConfigError, match=r"^--set takes NAME=VALUE, such as --set cutout=8, not 'cutout'\.$"):
+        assignments(["flip=true", "cutout"])
+    with pytest.raises(ConfigError, match=r"^--option takes NAME=VALUE, such as --option penalty=1e-8, not 'x'\.$"):
+        assignments(["x"], "--option penalty=1e-8")
+    with pytest.raises(ConfigError, match=r"^--alphas takes numbers such as 80,120, not '1,,2'\.$"):
+        numbers("1,,2", "--alphas")
+    with pytest.raises(ConfigError, match=r"^--seeds takes whole numbers such as 0,1,2, not '0,-1'\.$"):
+        integers("0,-1", "--seeds")
