@@ -8,9 +8,9 @@ from torch import Tensor
 
 from paretorch.deploy import values
 from paretorch.deploy.entropy import Array
+from paretorch.deploy.grids import read_binary, read_grid
 from paretorch.deploy.parts import Sink, Source
 from paretorch.deploy.sizes import TensorSize
-from paretorch.deploy.steps import read_grid
 from paretorch.deploy.ways import SMALL, WAYS, Book, Constant, Dense, Grid, Small, Sparse, Steps, Way
 
 _SURE = 1 << 12  # from this many weights on, a grid with a small alphabet needs no comparison: its table is negligible
@@ -55,7 +55,7 @@ def _smallest(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple
     ways: list[Way] = []
     precisions: dict[int, int] = {}
     scale = 0
-    grid = values.to_grid(values.to_floats(words, dtype))
+    grid = read_binary(values.to_floats(words, dtype))
     if grid:
         on_grid = Grid(*grid, shape)
         precisions, scale = on_grid.precisions, on_grid.scale

@@ -1,4 +1,4 @@
-"""Tensors as words and integers: which dtypes are stored, and which weights lie on a power-of-two grid."""
+"""Tensors as words, their bit patterns, and back: which dtypes are stored, and under which number."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ DTYPES = (
 )
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_GRID_BITS = 16  # |v| < 2**16: up to 17 bits of precision within one tensor
 
 
 def dtype_number(name: str, dtype: torch.dtype) -> int:
@@ -59,34 +58,11 @@ def to_floats(words: Array, dtype: torch.dtype) -> Array:
     return (tensor.float() if dtype in (torch.float16, torch.bfloat16) else tensor).numpy()
 
 
-def to_grid(values: Array) -> tuple[Array, int] | None:
-    """Integers v and the exponent e with values == v * 2**e and |v| < 2**16, v as small as possible; or None."""
-    if values.dtype.kind in "iub":
-        low, high = int(values.min()), int(values.max())
-        return (values.astype(np.int32), 0) if max(-low, high) < 1 << _GRID_BITS else None
-    top = float(np.abs(values).max())
-    if top == 0.0:
-        return np.zeros(values.size, dtype=np.int32), 0
-    if not 2.0**-60 < top < 2.0**_GRID_BITS:  # also: NaN, infinity
-        return None  # scaling up by at most 2**76 is exact in float32, scaling down would lose subnormals
-    shift = _GRID_BITS - int(np.frexp(top)[1])
-    sample = values[:: max(1, values.size // 1024)] * values.dtype.type(2.0**shift)
-    if not np.array_equal(np.rint(sample), sample):
-        return None
-    scaled = values * values.dtype.type(2.0**shift)
-    if not np.array_equal(np.rint(scaled), scaled):
-        return None
-    ints = scaled.astype(np.int32)
-    used = int(np.bitwise_or.reduce(np.abs(ints)))
-    common = (used & -used).bit_length() - 1
-    return ints >> common, common - shift
-
-
-def from_grid(alphabet: Array, exponent: int, dtype: torch.dtype) -> Array:
-    """The words of the values alphabet * 2**exponent."""
+def binary_words(codes: Array, exponent: int, dtype: torch.dtype) -> Array:
+    """The words of the values codes * 2**exponent."""
     if dtype.is_floating_point:
         with np.errstate(over="ignore", under="ignore"):  # a forged exponent gives infinities, which harm nobody
-            tensor = torch.from_numpy(np.ldexp(alphabet.astype(np.float64), exponent)).to(dtype)
+            tensor = torch.from_numpy(np.ldexp(codes.astype(np.float64), exponent)).to(dtype)
     else:
-        tensor = torch.from_numpy(alphabet.astype(np.int64)).to(dtype)
+        tensor = torch.from_numpy(codes.astype(np.int64)).to(dtype)
     return to_words(tensor)

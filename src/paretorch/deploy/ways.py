@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from paretorch.deploy import steps, values
+from paretorch.deploy import grids, values
 from paretorch.deploy.entropy import Array
 from paretorch.deploy.parts import Sink, Source, Spent
 from paretorch.deploy.planes import Planes, read_planes
@@ -49,7 +49,7 @@ class Constant:
         self._word = int(words[0]) if words.size else 0
         self.precisions: dict[int, int] = {}
         self.scale = 0
-        if words.size and (grid := values.to_grid(values.to_floats(words[:1], dtype))):
+        if words.size and (grid := grids.read_binary(values.to_floats(words[:1], dtype))):
             self.precisions, self.scale = count_precisions(*grid, np.array([words.size]))
 
     def write(self, sink: Sink) -> Spent:
@@ -106,7 +106,7 @@ class Grid:
     def read(source: Source, shape: Shape, dtype: torch.dtype) -> Array:
         exponent = source.index.signed(2000)
         tables = read_symbols(source.index, source.coded, math.prod(shape), shape)
-        letters = values.from_grid(tables.alphabet, exponent, dtype)
+        letters = values.binary_words(tables.alphabet, exponent, dtype)
         return take_symbols(source.coded, tables, math.prod(shape), letters, shape)
 
 
@@ -133,7 +133,7 @@ class Book:
 class Steps:
     name = "steps"
 
-    def __init__(self, grid: steps.Grid) -> None:
+    def __init__(self, grid: grids.Grid) -> None:
         assert grid.axis is not None
         self._axis, shape = grid.axis, grid.codes.shape
         self._steps = Planes(grid.steps.view(np.uint32), torch.float32)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paretorch.deploy.grids import Codes, Floats, read_grid
 from paretorch.deploy.onnx.graph import Model
 from paretorch.deploy.onnx.norms import output_axis
 from paretorch.deploy.onnx.types import choose_layout, put_first, store
-from paretorch.deploy.steps import Codes, Floats, read_grid
 
 SIGNS = ".signs"  # behind the name of a weight
 _LARGEST = 127

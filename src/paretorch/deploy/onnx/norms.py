@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paretorch.deploy.grids import Grid
 from paretorch.deploy.onnx.graph import Graph
-from paretorch.deploy.steps import Grid
 
 
 def absorb_norm(graph: Graph, node: Any, grid: Grid, positive: bool) -> Grid | None:

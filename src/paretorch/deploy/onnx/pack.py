@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paretorch.deploy.grids import Grid, read_grid
 from paretorch.deploy.onnx.graph import OPSET, Graph, Model, readers
 from paretorch.deploy.onnx.norms import absorb_norm
 from paretorch.deploy.onnx.types import Layout, choose_layout, opset_of, put_first, store
-from paretorch.deploy.steps import Grid, read_grid
 
 FORMS = ("packed", "qdq")
 STEPS = ".steps"  # behind the name of a weight

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paretorch.deploy.grids import WIDTHS, Codes, are_odd, width_of
 from paretorch.deploy.onnx.graph import OPSET, Graph, Model
-from paretorch.deploy.steps import WIDTHS, Codes, are_odd, width_of
 
 CODES, LOW = ".codes", ".low"  # behind the name of a weight
 _PLANES = {6: (4, 2), 10: (8, 2), 12: (8, 4), 16: (8, 8)}  # bits -> those of the signed and of the unsigned tensor

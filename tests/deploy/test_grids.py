@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paretorch.deploy.steps import Grid, read_grid
+from paretorch.deploy.grids import Grid, read_binary, read_grid
 from paretorch.precision.grid import quantize
 
 _STEPS = st.floats(2.0**-20, 2.0**20, width=32)
@@ -104,3 +104,54 @@ def test_zeros_and_negative_zeros_are_code_zero() -> None:
     empty = read_grid(np.zeros((3, 3), dtype=np.float32))
     assert empty is not None
     assert empty.bits == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    codes=st.lists(st.integers(-(2**16) + 1, 2**16 - 1), min_size=1, max_size=20),
+    exponent=st.integers(-59, 0),
+    dtype=st.sampled_from([np.float32, np.float64]),
+)
+def test_a_binary_grid_is_found_with_the_smallest_codes(codes: list[int], exponent: int, dtype: type) -> None:
+    values = np.ldexp(np.array(codes, dtype=dtype), exponent)
+    found = read_binary(values)
+    assert found is not None
+    np.testing.assert_array_equal(np.ldexp(found[0].astype(dtype), found[1]), values)
+    assert (found[0] & 1).any() or not any(codes)
+
+
+def test_codes_of_a_binary_grid_end_at_sixteen_bits_and_a_sign() -> None:
+    assert read_binary(np.array([1.0, 2.0**16], dtype=np.float32) * 0.25) is None
+    found = read_binary(np.array([1.0, 1.0 - 2.0**16], dtype=np.float32) * 0.25)
+    assert found is not None
+    assert (found[0].tolist(), found[1]) == ([1, 1 - 2**16], -2)
+
+
+def test_one_value_among_many_spoils_a_binary_grid() -> None:
+    values = np.full(5000, 0.5, dtype=np.float32)
+    assert read_binary(values) is not None
+    values[4321] = 0.1  # no value of the sample that is looked at first
+    assert read_binary(values) is None
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, 2.0**16, 2.0**-61, 0.1])
+def test_what_is_no_binary_grid(wrong: float) -> None:
+    assert read_binary(np.array([wrong, 0.0], dtype=np.float32)) is None
+
+
+def test_integers_are_their_own_codes() -> None:
+    found = read_binary(np.array([4, -8, 12], dtype=np.int64))
+    assert found is not None
+    assert (found[0].tolist(), found[1]) == ([4, -8, 12], 0)
+    assert read_binary(np.array([0, 2**16], dtype=np.int64)) is None
+    assert read_binary(np.array([0, 255], dtype=np.uint8)) is not None
+
+
+def test_the_two_readers_agree_on_a_binary_grid() -> None:
+    torch.manual_seed(0)
+    values = quantize(torch.randn(6, 7), torch.randint(0, 6, (6, 7), dtype=torch.int32)).numpy()
+    binary, grid = read_binary(values.ravel()), read_grid(values, (None,))
+    assert binary is not None
+    assert grid is not None
+    assert float(grid.steps) == 2.0 ** binary[1]
+    np.testing.assert_array_equal(grid.codes.ravel(), binary[0])

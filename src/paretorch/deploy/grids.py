@@ -1,9 +1,10 @@
-"""Which weights are whole multiples of a step, read off the values alone: w = fl(c · s), |c| small, exact in fp32.
+"""Which grid values lie on, read off the values alone: whole multiples of a step, w = fl(c · s), |c| small, exact.
 
-An odd p-bit code (chapter 5) is such a multiple with s = 2^(1−p) times the scale, and takes p + 1 bits as an integer in
-two's complement; zeros are c = 0. The steps of LSQ, DoReFa and others are any numbers, and c · s has been rounded once.
-So s is found in two moves: a ratio by which all values are near integers, then the fp32 numbers s that explain every
-rounding, which are the intersection of one small interval a value, and of which one is tried after the other.
+A binary grid has a power of two as its step, and is found by scaling, in any dtype. An odd p-bit code (chapter 5) is such
+a multiple with s = 2^(1−p) times the scale, and takes p + 1 bits as an integer in two's complement; zeros are c = 0.
+The steps of LSQ, DoReFa and others are any numbers, and c · s has been rounded once to fp32. So s is found in two moves:
+a ratio by which all values are near integers, then the fp32 numbers s that explain every rounding, which are the
+intersection of one small interval a value, and of which one is tried after the other.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paretorch.deploy.values import to_grid
+from paretorch.deploy.entropy import Array
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.signedinteger[Any]]
 
 WIDTHS = (2, 4, 6, 8, 10, 12, 16)  # bits that a code may take
+_BINARY_BITS = 16  # |c| < 2**16 on a binary grid: up to 17 bits of precision within one tensor
 _MOST = 512  # magnitudes, where steps are any numbers; with a power of two, 2^15
 _SAMPLE = 4096
 _NEAR = 4.0 * 2.0**-24  # two values, their ratio and a product are each off by half a unit in the last place
@@ -81,6 +83,32 @@ def read_grid(values: NDArray[Any], axes: tuple[int | None, ...] = (None, 0, 1),
     return min(grids, key=lambda grid: (not grid.exact, grid.cost), default=None)
 
 
+def read_binary(values: Array) -> tuple[Array, int] | None:
+    """Codes c and the exponent e with values == c * 2**e and |c| < 2**16, c as small as possible; or None.
+
+    The values are flat. Integers are their own codes, with e = 0.
+    """
+    if values.dtype.kind in "iub":
+        low, high = int(values.min()), int(values.max())
+        return (values.astype(np.int32), 0) if max(-low, high) < 1 << _BINARY_BITS else None
+    top = float(np.abs(values).max())
+    if top == 0.0:
+        return np.zeros(values.size, dtype=np.int32), 0
+    if not 2.0**-60 < top < 2.0**_BINARY_BITS:  # also: NaN, infinity
+        return None  # scaling up by at most 2**76 is exact in float32, scaling down would lose subnormals
+    shift = _BINARY_BITS - int(np.frexp(top)[1])
+    sample = values[:: max(1, values.size // 1024)] * values.dtype.type(2.0**shift)
+    if not np.array_equal(np.rint(sample), sample):
+        return None
+    scaled = values * values.dtype.type(2.0**shift)
+    if not np.array_equal(np.rint(scaled), scaled):
+        return None
+    codes = scaled.astype(np.int32)
+    used = int(np.bitwise_or.reduce(np.abs(codes)))
+    common = (used & -used).bit_length() - 1
+    return codes >> common, common - shift
+
+
 def _coarser(grid: Grid, axis: int) -> Grid | None:
     """The same weights with a step a slice: factors of two that all codes of a slice have move into its step."""
     others = tuple(i for i in range(grid.codes.ndim) if i != axis)
@@ -93,31 +121,35 @@ def _coarser(grid: Grid, axis: int) -> Grid | None:
 
 
 def _binary(values: Floats) -> Grid | None:
-    """A grid of up to 16 bits on binary fractions, such as those of chapter 5: found without a search."""
-    found = to_grid(values.reshape(-1))
+    """A binary grid of up to 16 bits, with the factor that all codes have moved into the step."""
+    found = read_binary(values.reshape(-1))
     if found is None:
         return None
-    lowest = int(found[0].min())
-    distinct = np.flatnonzero(np.bincount(found[0] - lowest)) + lowest
+    codes, exponent = found
+    lowest = int(codes.min())
+    distinct = np.flatnonzero(np.bincount(codes - lowest)) + lowest
     common = max(1, int(np.gcd.reduce(distinct)))
-    codes = found[0] // common if common > 1 else found[0]
-    step = np.array(common * 2.0 ** found[1], dtype=np.float32)
+    codes = codes // common if common > 1 else codes
+    step = np.array(common * 2.0**exponent, dtype=np.float32)
     if codes.max() >= 1 << 15 or codes.min() < -(1 << 15) or not np.array_equal(codes * step, values.reshape(-1)):
         return None
     return Grid(codes.astype(np.int16).reshape(values.shape), step, None, True)
 
 
 def _along(values: Floats, axis: int | None) -> Grid | None:
+    """A grid with any step for each slice along the axis, or for all values."""
     rows = values.reshape(1, -1) if axis is None else np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1)
     codes, steps = np.zeros(rows.shape, dtype=np.int16), np.ones(len(rows), dtype=np.float32)
     exact = True
     for i, row in enumerate(rows):
         sizes = np.abs(row)
         distinct = _distinct(sizes)
-        if distinct is not None and not distinct.size:
-            continue
-        fit = None if distinct is None else _fit(distinct)
-        if distinct is None or fit is None:
+        if distinct is None:
+            return None
+        if not distinct.size:
+            continue  # zeros have any step
+        fit = _fit(distinct)
+        if fit is None:
             return None
         numbers, steps[i], good = fit
         exact &= good
