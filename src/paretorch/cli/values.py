@@ -20,12 +20,13 @@ def assignments(texts: list[str] | None, example: str = "--set cutout=8") -> dic
     made: dict[str, Any] = {}
     for text in texts or []:
         name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
         if not equals:
             raise ConfigError(f"{example.split()[0]} takes NAME=VALUE, such as {example}, not {text!r}.")
         try:
-            made[name.strip().replace("-", "_")] = json.loads(value)
+            made[name] = json.loads(value)
         except ValueError:
-            made[name.strip().replace("-", "_")] = value
+            made[name] = value
     return made
 
 
