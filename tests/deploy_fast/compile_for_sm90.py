@@ -16,11 +16,11 @@ POINTERS = {"x": "*bf16", "out": "*bf16", "bias": "*bf16", "partial": "*fp32"}
 NUMBERS = ("batch", "outputs", "inputs", "x_stride", "tiles")
 
 
-def main(width: int, batch: int, early: bool) -> str:
-    numbers = {"ROWS": 64, "COLUMNS": 128, "BATCH": batch, "WAYS": 4, "SPLITS": 2, "STAGES": 3}
+def main(width: int, batch: int, early: int) -> str:
+    numbers = {"ROWS": 32, "COLUMNS": 256, "BATCH": batch, "WAYS": 4, "SPLITS": 2, "STAGES": 3, "EARLY": early}
     constants = {
         **numbers,
-        "EARLY": early,
+        **({"batch": 1} if batch == 1 else {}),  # Triton makes a constant of every argument that is 1
         **{f"HAS{w}": w == width for w in WIDTHS},
         **{f"ASM{w}": _assembly(w, True) for w in WIDTHS},
         **dict.fromkeys(("ODD", "FULL", "REGULAR", "WHOLE", "BIAS"), True),
@@ -39,4 +39,4 @@ def main(width: int, batch: int, early: bool) -> str:
 
 
 if __name__ == "__main__":
-    print(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "early"))
+    print(main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

@@ -51,6 +51,15 @@ def test_one_width(bits, batch, splits) -> None:
     check(torch.full((70, 300), bits), batch, splits)
 
 
+def test_pieces_of_the_one_row_that_meet_other_weights_leave_no_trace() -> None:
+    """A product sees all pieces of x and keeps one: what the others give may be anything, here infinite."""
+    weight = on_the_grid(torch.full((32, 128), 2)).to(DEVICE)
+    layer = PackedLinear(pack(weight, *TILE)).to(DEVICE)
+    x = torch.zeros(1, 128, dtype=torch.bfloat16, device=DEVICE)
+    x[0, 17] = torch.inf
+    assert torch.equal(layer(x).float()[0], torch.inf * weight[:, 17].sign())
+
+
 @pytest.mark.parametrize("batch", [1, 9])
 def test_channels_of_several_widths(batch) -> None:
     layer = check(by_channel(150, 260, (0, 2, 4, 8)), batch, 2)
@@ -85,15 +94,22 @@ def test_runs_repeat_bit_for_bit() -> None:
 def test_optimize_takes_it_where_the_timer_says_so(monkeypatch) -> None:
     """On a CPU the choice of the kind is made as on a GPU; the times are given."""
     from paretorch.deploy.fast import candidates
+    from paretorch.deploy.fast.settings import SETTINGS
 
-    monkeypatch.setattr(candidates, "_without_zeros", candidates._with_fewer_bits)
+    def timer(calls: dict) -> dict[str, list[float]]:
+        given = {"dense": 2.0, "packed": 1.0, "before": 3.0, "after": 2.0, str(SETTINGS[2]): 0.5}
+        return {name: [given.get(name, 0.8)] * 4 for name in calls}
+
+    monkeypatch.setattr(candidates, "_without_zeros", lambda a, b: candidates._with_fewer_bits(a, b, timer))
     model = nn.Sequential(nn.Linear(130, 70), nn.ReLU()).to(DEVICE, torch.bfloat16)
     with torch.no_grad():
         model[0].weight.copy_(on_the_grid(torch.full((70, 130), 4)))
     x = torch.randn(2, 130).bfloat16().to(DEVICE)
-    fast, account = optimize(model, x, timer=lambda calls: {n: [2.0 - i] * 4 for i, n in enumerate(calls)})
+    fast, account = optimize(model, x, timer=timer)
     assert isinstance(fast[0], PackedLinear)
+    assert fast[0].tuning == SETTINGS[2].tuning
     assert account.choices[0].chosen == "packed"
+    assert f"2.0 × faster ({SETTINGS[2]}: the best of {len(SETTINGS)})" in account.choices[0].reason
     many = torch.randn(17, 130).bfloat16().to(DEVICE)
     assert "17 rows" in optimize(model, many, timer=lambda calls: {}).account.choices[0].reason
 

@@ -7,6 +7,10 @@ programs share a row tile; first come the tiles of 8 bits, then those of 4, then
 pipelines. Code i of the words of a tile meets a contiguous piece of x, so a tile is 16/p small products, none of which moves
 a weight between threads. With SPLITS > 1 every program leaves its sums and takes a ticket; the one that takes the last adds
 them up, in a fixed order, so that runs repeat, and there is one launch.
+
+Tensor cores multiply by 8 columns at least. A batch of one has one: its 16/p pieces of x take the place of the others, all
+products see all pieces, each with sums of its own, and of product i column i is kept. So x is loaded once, not 8 times with 7
+rows of zeros.
 """
 
 import triton
@@ -27,16 +31,21 @@ def packed_linear(
     BATCH: tl.constexpr, WAYS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
     ASM8: tl.constexpr, ASM4: tl.constexpr, ASM2: tl.constexpr,
 ):  # fmt: skip
-    """x (batch, inputs), out (batch, outputs); BATCH is batch rounded up.
+    """x (batch, inputs), out (batch, outputs); BATCH is batch rounded up to 1, 8 or 16.
 
     spans: for each row tile the first and last tile of each width, unless it has all of one width (FULL). places: which
     columns a tile covers, unless it can be told from its number (REGULAR). rows: which output a packed row is.
-    EARLY: this kernel may start before the one in front of it has ended, and lets the next one do so. Until then it
-    touches nothing but the weights, which no kernel writes.
+    EARLY: this kernel may start before the one in front of it has ended. Until then it does nothing but ask for the tiles of
+    its first EARLY turns, if it can tell which they are. It lets the next one start when all programs are through with
+    their tiles: sooner, programs of the next would take places unevenly and hold them while they wait.
     """
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
     split, tile = tl.program_id(0), tl.program_id(1)
+    if EARLY > 0:
+        if FULL:
+            WIDTH: tl.constexpr = 8 * HAS8 + 4 * HAS4 + 2 * HAS2
+            words = words8 if HAS8 else words4 if HAS4 else words2
+            _prefetch(words, tile, split, inputs, WIDTH, ROWS, COLUMNS, WAYS, SPLITS, EARLY)
+        tl.extra.cuda.gdc_wait()
     r, b = tl.arange(0, ROWS), tl.arange(0, BATCH)
     # What is needed at the end is asked for at the start: memory takes its time.
     row = tl.load(rows + tile * ROWS + r)
@@ -45,24 +54,26 @@ def packed_linear(
     offset = tl.zeros((ROWS,), tl.float32)
     if BIAS:
         offset = tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)
-    sums = tl.zeros((WAYS, ROWS, BATCH), tl.float32)
+    sums = tl.zeros((WAYS, ROWS, BATCH if BATCH > 1 else 8), tl.float32)
     if HAS8:
         sums += _unit(exponent) * _stream(
             x, words8, places8, span, tile, split, batch, inputs, x_stride,
-            8, ODD, FULL, REGULAR, WHOLE, ROWS, COLUMNS, BATCH, WAYS, SPLITS, STAGES, EARLY, ASM8,
+            8, ODD, FULL, REGULAR, WHOLE, ROWS, COLUMNS, BATCH, WAYS, SPLITS, STAGES, ASM8,
         )  # fmt: skip
     if HAS4:
         sums += _unit(exponent + padded) * _stream(
             x, words4, places4, span + 2, tile, split, batch, inputs, x_stride,
-            4, ODD, FULL, REGULAR, WHOLE, ROWS, COLUMNS, BATCH, WAYS, SPLITS, STAGES, EARLY, ASM4,
+            4, ODD, FULL, REGULAR, WHOLE, ROWS, COLUMNS, BATCH, WAYS, SPLITS, STAGES, ASM4,
         )  # fmt: skip
     if HAS2:
         sums += _unit(exponent + 2 * padded) * _stream(
             x, words2, places2, span + 4, tile, split, batch, inputs, x_stride,
-            2, ODD, FULL, REGULAR, WHOLE, ROWS, COLUMNS, BATCH, WAYS, SPLITS, STAGES, EARLY, ASM2,
+            2, ODD, FULL, REGULAR, WHOLE, ROWS, COLUMNS, BATCH, WAYS, SPLITS, STAGES, ASM2,
         )  # fmt: skip
-    if EARLY:
-        tl.extra.cuda.gdc_wait()  # a row tile without tiles, too: what comes behind counts on it
+    if EARLY > 0:
+        tl.extra.cuda.gdc_launch_dependents()
+    if BATCH == 1:
+        sums = tl.sum(sums, axis=2, keep_dims=True)
     total = tl.sum(sums, axis=0)
     present = b[None, :] < batch
     target = out + b[None, :] * outputs + row[:, None]
@@ -86,22 +97,24 @@ def _stream(
     x, words, places, span, tile, split, batch, inputs, x_stride,
     WIDTH: tl.constexpr, ODD: tl.constexpr, FULL: tl.constexpr, REGULAR: tl.constexpr, WHOLE: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BATCH: tl.constexpr, WAYS: tl.constexpr, SPLITS: tl.constexpr,
-    STAGES: tl.constexpr, EARLY: tl.constexpr, ASM: tl.constexpr,
+    STAGES: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Σ integer · x over this program's tiles of one width, for each of its warps (first dimension)."""
     LENGTH: tl.constexpr = COLUMNS * WIDTH // 16  # words of one row of a tile
+    PARTS: tl.constexpr = 16 // WIDTH
+    LANES: tl.constexpr = BATCH if BATCH > 1 else 8
     if FULL:
         blocks = tl.cdiv(inputs, COLUMNS)
         first, last = tile * blocks, tile * blocks + blocks
     else:
         first, last = tl.load(span), tl.load(span + 1)
-    way, b, j = tl.arange(0, WAYS), tl.arange(0, BATCH)[None, None, :], tl.arange(0, LENGTH)[None, :]
+    way, b, j = tl.arange(0, WAYS), tl.arange(0, LANES)[None, None, :], tl.arange(0, LENGTH)[None, :]
     r = tl.arange(0, ROWS)[None, :, None]
     at = (way[:, None, None] * ROWS + r) * LENGTH + j[:, None, :]
-    sums = tl.zeros((WAYS, ROWS, BATCH), tl.float32)
-    if EARLY:
-        _prefetch(words, first + split * WAYS, last, WAYS, ROWS * LENGTH)
-        tl.extra.cuda.gdc_wait()
+    zeros = tl.zeros((WAYS, ROWS, LANES), tl.float32)
+    sums = ()
+    for _ in tl.static_range(PARTS if BATCH == 1 else 1):
+        sums += (zeros,)
     for i in tl.range(first + split * WAYS, last, SPLITS * WAYS, num_stages=STAGES):
         own = i + way
         here = own < last
@@ -110,26 +123,50 @@ def _stream(
         else:
             column = tl.load(places + own, mask=here, other=0) * COLUMNS
         w = tl.load(words + tl.cast(i, tl.int64) * (ROWS * LENGTH) + at, mask=here[:, None, None], other=0)
-        present = here[:, None, None] & (b < batch)
-        for part in tl.static_range(16 // WIDTH):
-            k = column[:, None] + part * LENGTH + j
-            wanted = present
-            if not WHOLE:
-                wanted = present & (k < inputs)[:, :, None]
-            piece = tl.load(x + k[:, :, None] + b * x_stride, mask=wanted, other=0.0)
-            sums = _product(w, piece, sums, WIDTH, part, ODD, ASM)
-    return sums
+        k = (column[:, None] + j)[:, :, None]
+        if BATCH == 1:
+            k += b * LENGTH
+            piece = _load(x + k, here[:, None, None] & (b < PARTS), k, inputs, WHOLE)
+            more = ()
+            for part in tl.static_range(PARTS):
+                more += (_product(w, piece, sums[part], WIDTH, part, ODD, ASM),)
+            sums = more
+        else:
+            for part in tl.static_range(PARTS):
+                present = here[:, None, None] & (b < batch)
+                piece = _load(x + k + b * x_stride, present, k, inputs, WHOLE)
+                sums = (_product(w, piece, sums[0], WIDTH, part, ODD, ASM),)
+                k += LENGTH
+    total = sums[0]
+    if BATCH == 1:
+        total = zeros
+        for part in tl.static_range(PARTS):
+            total += tl.where(b == part, sums[part], 0.0)
+    return total
 
 
 @triton.jit
-def _prefetch(words, first, last, COUNT: tl.constexpr, SIZE: tl.constexpr):
-    """Ask for COUNT tiles, those that there are, to be brought to the second level cache, a line of 64 words at a time."""
-    line = tl.arange(0, COUNT * SIZE // 64)
-    tile = tl.maximum(tl.minimum(first + line // (SIZE // 64), last - 1), 0)
-    address = (words + tile.to(tl.int64) * SIZE + line % (SIZE // 64) * 64).to(tl.int64)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
-    )
+def _load(pointer, wanted, k, inputs, WHOLE: tl.constexpr):
+    if not WHOLE:
+        wanted = wanted & (k < inputs)
+    return tl.load(pointer, mask=wanted, other=0.0)
+
+
+@triton.jit
+def _prefetch(
+    words, tile, split, inputs, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WAYS: tl.constexpr,
+    SPLITS: tl.constexpr, TURNS: tl.constexpr,
+):  # fmt: skip
+    """Ask for the tiles of the first turns to be brought to the second level cache, a line of 64 words at a time."""
+    SIZE: tl.constexpr = ROWS * COLUMNS * WIDTH // 16  # words of a tile
+    blocks = tl.cdiv(inputs, COLUMNS)
+    line = tl.arange(0, WAYS * SIZE // 64)
+    for turn in tl.static_range(TURNS):
+        block = tl.minimum((turn * SPLITS + split) * WAYS + line // (SIZE // 64), blocks - 1)
+        address = (words + (tile * blocks + block).to(tl.int64) * SIZE + line % (SIZE // 64) * 64).to(tl.int64)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+        )
 
 
 @triton.jit

@@ -16,17 +16,26 @@ from paretorch.deploy.fast.packing import Order, Packed
 LARGEST_BATCH = 16
 
 
+_IN_FLIGHT = 48 << 10
+"""Bytes of weights that a multiprocessor should be waiting for: an H200 brings it 32 KB in a microsecond, about as long as
+memory takes to answer."""
+_ASKED_FOR = 96 << 10
+"""Bytes of weights that a multiprocessor asks for before its turn (`early`): what memory brings in the meantime."""
+_MOST_STAGES = 6
+_MOST_WARPS = 16  # of this kernel on one multiprocessor: its registers last for no more
+
+
 @dataclass(frozen=True)
 class Tuning:
     """programs: about how many per multiprocessor, each of so many warps, with stages − 1 tiles for each on their way.
 
-    splits: how many programs share a row tile; 0: as many as it takes. early: start while the kernel in front still runs,
-    on GPUs that can (Hopper and later).
+    stages 0: as many as keep memory busy. splits: how many programs share a row tile; 0: as many as it takes. early: start
+    while the kernel in front still runs, on GPUs that can (Hopper and later).
     """
 
     programs: int = 4
-    warps: int = 4
-    stages: int = 3
+    warps: int = 2
+    stages: int = 0
     splits: int = 0
     early: bool = False
 
@@ -54,8 +63,14 @@ class Launch:
 
         device = packed.rows.device
         (outputs, inputs), (height, columns) = packed.shape, packed.tile
-        tiles = len(packed.spans)
-        splits = tuning.splits or _splits(tiles, -(-inputs // columns), _processors(device), tuning)
+        tiles, turns = len(packed.spans), _up(_up(inputs, columns), tuning.warps)
+        processors = _processors(device)
+        splits = tuning.splits or _splits(tiles, turns, processors, tuning.programs)
+        padded = 1 if batch == 1 else 8 if batch <= 8 else LARGEST_BATCH
+        sizes = [words[0].nbytes for words in packed.words if len(words)] or [1]
+        warps = max(tuning.warps, min(tuning.warps * _up(tiles * splits, processors), _MOST_WARPS))
+        beside = columns * (max(WIDTHS) if padded == 1 else 2 * padded)
+        stages = tuning.stages or _stages(sizes, beside, warps, _shared_memory(device))
         early = tuning.early and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
         has = {width: len(words) > 0 for width, words in zip(WIDTHS, packed.words, strict=True)}
         spoken = {
@@ -78,11 +93,11 @@ class Launch:
             "BIAS": bias is not None,
             "ROWS": height,
             "COLUMNS": columns,
-            "BATCH": 8 if batch <= 8 else LARGEST_BATCH,
+            "BATCH": padded,
             "WAYS": tuning.warps,
             "SPLITS": splits,
-            "STAGES": tuning.stages + (order is Order.FREE),  # to look up the place of a tile is a stage of its own
-            "EARLY": early,
+            "STAGES": stages + (order is Order.FREE),  # to look up the place of a tile is a stage of its own
+            "EARLY": max(1, min(_up(turns, splits), _ASKED_FOR // (warps * max(sizes)))) if early else 0,
             "num_warps": tuning.warps,
             **({"launch_pdl": True} if early else {}),
         }
@@ -97,12 +112,22 @@ class Launch:
         return out
 
 
-def _splits(tiles: int, blocks: int, processors: int, tuning: Tuning) -> int:
+def _splits(tiles: int, turns: int, processors: int, programs: int) -> int:
     """About `programs` programs for each multiprocessor, and of the choices near that the one with the evenest load."""
-    turns = -(-blocks // tuning.warps)
-    fewest = min(turns, max(1, round(tuning.programs * processors / tiles)))
+    fewest = min(turns, max(1, round(programs * processors / tiles)))
     choices = range(fewest, min(turns, 2 * fewest) + 1)
-    return min(choices, key=lambda splits: -(-tiles * splits // processors) * -(-turns // splits))
+    return min(choices, key=lambda splits: _up(tiles * splits, processors) * _up(turns, splits))
+
+
+def _stages(sizes: list[int], beside: int, warps: int, shared: int) -> int:
+    """A tile is computed with, stages − 2 are waited for; all of them, with so many bytes of x beside each, must fit."""
+    wanted = 2 + _up(_IN_FLIGHT, warps * sum(sizes) // len(sizes))
+    room = 1 + shared // (warps * (max(sizes) + beside))
+    return max(2, min(wanted, room, _MOST_STAGES))
+
+
+def _up(number: int, step: int) -> int:
+    return -(-number // step)
 
 
 @cache
@@ -113,3 +138,12 @@ def _assembly(width: int, odd: bool) -> str:
 @cache
 def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    """Bytes of a multiprocessor, without what sums and the system need."""
+    whole = (
+        torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor if device.type == "cuda" else 1 << 17
+    )
+    return whole - (24 << 10)

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from paretorch.deploy.fast import _launch
 from paretorch.deploy.fast.adopting import Adopting
 from paretorch.deploy.fast.codes import WIDTHS
-from paretorch.deploy.fast.packing import Order, Packed, pack, unpack
+from paretorch.deploy.fast.packing import COLUMNS, ROWS, Order, Packed, pack, unpack
+from paretorch.deploy.fast.settings import unmeasured
 
 
 class PackedLinear(Adopting):
@@ -36,12 +37,12 @@ class PackedLinear(Adopting):
         for name in ("spans", "exponents", "rows"):
             self.register_buffer(name, getattr(packed, name))
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
-        self.tuning = _launch.Tuning()
+        self.tuning = unmeasured(packed)
 
     @classmethod
-    def of(cls, linear: nn.Linear) -> PackedLinear:
+    def of(cls, linear: nn.Linear, tile: tuple[int, int] = (ROWS, COLUMNS)) -> PackedLinear:
         """The packed form, on the same device; a ConfigError says why a weight cannot be packed."""
-        return cls(pack(linear.weight), linear.bias).to(linear.weight.device)
+        return cls(pack(linear.weight, *tile), linear.bias).to(linear.weight.device)
 
     @property
     def packed(self) -> Packed:

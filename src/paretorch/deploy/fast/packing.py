@@ -21,7 +21,7 @@ from paretorch.deploy.fast.lattice import Extent, assign, measure
 from paretorch.errors import ConfigError
 from paretorch.precision.grid import power_of_two
 
-ROWS, COLUMNS = 64, 128
+ROWS, COLUMNS = 32, 256
 _AT_ONCE = 1 << 22  # weights that are packed or unpacked at a time
 
 

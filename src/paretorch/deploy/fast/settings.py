@@ -1,0 +1,46 @@
+"""The ways to cut and run a packed product that are worth a measurement, and the one to take without.
+
+Chosen from a sweep on an H200 (results/fast-linear): about eight warps on a multiprocessor are best, small layers wanting them in
+many small programs and large ones in few; more warps, or fewer than two tiles on their way, were slower everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paretorch.deploy.fast._launch import Tuning
+from paretorch.deploy.fast.packing import COLUMNS, ROWS, Packed
+
+_SMALL = 32 << 20
+"""Bytes of codes below which a layer is read in about the time that starting and ending takes."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """tile: ROWS × COLUMNS, fixed when a weight is packed."""
+
+    tuning: Tuning
+    tile: tuple[int, int] = (ROWS, COLUMNS)
+
+    def __str__(self) -> str:
+        tuning = self.tuning
+        asked = {"stages": tuning.stages, "splits": tuning.splits}
+        words = [f"{tuning.programs} × {tuning.warps} warps", *(f"{n} {name}" for name, n in asked.items() if n)]
+        return ", ".join([f"tiles {self.tile[0]}x{self.tile[1]}", *words, *["early"] * tuning.early])
+
+
+_MANY, _FEW, _ONE = Tuning(4, 2), Tuning(2, 4), Tuning(1, 8)
+SETTINGS = (
+    Setting(_MANY),
+    Setting(_FEW),
+    Setting(_ONE),  # no row tile is shared where there are enough of them: no partial sums, no tickets
+    Setting(Tuning(1, 8, early=True)),
+    Setting(Tuning(4, 2, early=True)),
+    Setting(_MANY, (64, 256)),
+)
+"""Few, since every one is compiled for every kind of layer."""
+
+
+def unmeasured(packed: Packed) -> Tuning:
+    """For a layer that nobody measured."""
+    return _MANY if packed.bytes < _SMALL else _FEW

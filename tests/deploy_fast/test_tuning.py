@@ -1,0 +1,173 @@
+"""Which setting is taken, with times that are given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
+
+from paretorch.deploy.fast import PackedLinear, _launch, tuning
+from paretorch.deploy.fast._launch import Tuning
+from paretorch.deploy.fast.packing import COLUMNS, ROWS, Order, pack, unpack
+from paretorch.deploy.fast.settings import SETTINGS, Setting, unmeasured
+from paretorch.errors import ConfigError
+from tests.deploy_fast.grids import by_channel, on_the_grid
+
+X = torch.randn(1, 300).bfloat16()
+
+
+class Clock:
+    """Milliseconds by the name of a setting; what is not named takes 2."""
+
+    def __init__(self, **times: float) -> None:
+        self.times = times
+        self.asked: list[list[str]] = []
+
+    def __call__(self, calls: Mapping[str, object]) -> dict[str, list[float]]:
+        self.asked.append(list(calls))
+        return {name: [self.times.get(name, 2.0)] * 4 for name in calls}
+
+
+@pytest.fixture(autouse=True)
+def _forget(monkeypatch) -> None:
+    monkeypatch.setattr(tuning, "_known", {})
+
+
+def layer(bits: int = 4, outputs: int = 70, inputs: int = 300) -> PackedLinear:
+    return PackedLinear(pack(on_the_grid(torch.full((outputs, inputs), bits))))
+
+
+@pytest.mark.parametrize("best", SETTINGS)
+def test_the_fastest_is_taken(best) -> None:
+    found = tuning.tuned(layer(), X, Clock(**{str(best): 1.0}))
+    assert found == (best, 1.0, len(SETTINGS))
+
+
+def test_what_is_not_clearly_faster_changes_nothing() -> None:
+    own = layer()
+    found = tuning.tuned(own, X, Clock(**{str(SETTINGS[3]): 1.95}))
+    assert found.setting == Setting(own.tuning)
+    assert found.milliseconds == 2.0
+
+
+def test_its_own_setting_is_among_those_measured() -> None:
+    own = layer()
+    own.tuning = Tuning(3, 4, 5, 2)
+    clock = Clock()
+    assert tuning.tuned(own, X, clock).setting.tuning == own.tuning
+    assert len(clock.asked[0]) == len(SETTINGS) + 1
+
+
+def test_layers_alike_are_measured_once() -> None:
+    clock = Clock()
+    several = torch.randn(5, 300).bfloat16()
+    cases = [(layer(), X), (layer(2), X), (layer(4, 71), X), (layer(), several)]
+    for own, x in [*cases, *cases]:
+        tuning.tuned(own, x, clock)
+    tuning.tuned(layer(), several[:3], clock)
+    assert len(clock.asked) == len(cases)
+
+
+def test_settings_that_do_not_run_are_left_out(monkeypatch) -> None:
+    right = PackedLinear.forward
+
+    def forward(self: PackedLinear, x: torch.Tensor) -> torch.Tensor:
+        if self.tuning.warps == 8:
+            raise MemoryError("no room")
+        return right(self, x)
+
+    monkeypatch.setattr(PackedLinear, "forward", forward)
+    clock = Clock(**{str(SETTINGS[2]): 0.1})
+    assert tuning.tuned(layer(), X, clock).setting.tuning.warps != 8
+    assert not any("8 warps" in name for name in clock.asked[0])
+    monkeypatch.setattr(PackedLinear, "forward", lambda self, x: 1 / 0)
+    with pytest.raises(ConfigError, match="does not run here"):
+        tuning.measure(layer(), X, clock, SETTINGS)
+
+
+def test_other_tiles_only_where_they_need_no_packing_to_be_measured() -> None:
+    mixed = PackedLinear(pack(on_the_grid(by_channel(150, 300, (2, 4)))))
+    clock = Clock()
+    tuning.tuned(mixed, X, clock)
+    assert mixed.order is not Order.FULL
+    assert all(f"tiles {ROWS}x{COLUMNS}" in name for name in clock.asked[0])
+
+
+def test_weights_take_turns_so_that_they_come_from_memory(monkeypatch) -> None:
+    monkeypatch.setattr(tuning, "_copies", lambda layer, device: 3)
+    seen: list[int] = []
+    monkeypatch.setattr(PackedLinear, "forward", lambda self, x: seen.append(self.words4.data_ptr()))
+
+    def clock(calls: Mapping[str, object]) -> dict[str, list[float]]:
+        seen.clear()
+        calls[str(SETTINGS[1])]()
+        return Clock()(calls)
+
+    found = tuning.measure(layer(), X, clock, SETTINGS)
+    assert len(set(seen)) == len(seen) == 3
+    assert found.milliseconds == 2.0 / 3, "of one call"
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_a_stand_in_has_the_form_of_what_pack_would_make(bits) -> None:
+    own = layer(bits)
+    stand_in, real = tuning._random(own.packed, (64, 128)), pack(own.weight, 64, 128)
+    assert stand_in.order is real.order is Order.FULL
+    assert stand_in.tile == real.tile
+    assert torch.equal(stand_in.spans, real.spans)
+    assert torch.equal(stand_in.rows, real.rows)
+    assert stand_in.bytes == real.bytes
+    assert unpack(stand_in).shape == own.weight.shape
+
+
+def test_settings_are_few_distinct_and_say_what_they_are() -> None:
+    assert len({str(setting) for setting in SETTINGS}) == len(SETTINGS) <= 6
+    assert str(Setting(Tuning(1, 8, 3, 2, early=True))) == "tiles 32x256, 1 × 8 warps, 3 stages, 2 splits, early"
+    assert str(Setting(Tuning(4, 2), (64, 128))) == "tiles 64x128, 4 × 2 warps"
+
+
+def test_unmeasured_small_layers_have_smaller_programs_than_large_ones(monkeypatch) -> None:
+    small = layer()
+    assert small.tuning == unmeasured(small.packed) == SETTINGS[0].tuning
+    monkeypatch.setattr("paretorch.deploy.fast.settings._SMALL", 100)
+    assert layer().tuning == SETTINGS[1].tuning
+    assert not small.tuning.early, "what no sweep found better is not assumed"
+
+
+@limits(max_examples=60, deadline=None)
+@given(st.integers(1, 900), st.integers(1, 300), st.sampled_from([1, 108, 132]), st.integers(1, 6))
+def test_programs_fill_the_gpu_and_none_is_without_work(tiles, turns, processors, programs) -> None:
+    splits = _launch._splits(tiles, turns, processors, programs)
+    assert 1 <= splits <= turns
+    wanted = min(tiles * turns, programs * processors)
+    assert tiles * splits >= 0.6 * wanted
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(4096, 11008), (8192, 28672)])
+def test_no_row_tile_is_shared_where_there_are_as_many_as_multiprocessors(outputs, inputs) -> None:
+    tuning = SETTINGS[2].tuning
+    turns = -(-inputs // COLUMNS // tuning.warps)
+    assert _launch._splits(outputs // ROWS, turns, 132, tuning.programs) == 1
+
+
+@pytest.mark.parametrize(("width", "stages"), [(2, 5), (4, 4), (8, 3)])
+def test_narrow_tiles_are_asked_for_further_ahead(width, stages) -> None:
+    size = ROWS * COLUMNS * width // 8
+    assert _launch._stages([size], 2048, 8, shared=204 << 10) == stages
+
+
+@limits(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([2048, 4096, 8192]), min_size=1, max_size=3), st.integers(1, 16))
+def test_all_stages_fit_into_shared_memory(sizes, warps) -> None:
+    stages = _launch._stages(sizes, 2048, warps, shared=100_000)
+    assert stages == 2 or (stages - 1) * warps * (max(sizes) + 2048) <= 100_000
+    assert 2 <= stages <= 6
+
+
+def test_the_account_names_every_word_of_a_setting() -> None:
+    assert all(re.fullmatch(r"tiles \d+x\d+, \d × \d warps(, early)?", str(setting)) for setting in SETTINGS)
