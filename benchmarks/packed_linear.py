@@ -6,10 +6,12 @@ for 128 weights). On a CPU: `W @ xᵀ` in compressed rows against dense torch an
 
     python benchmarks/packed_linear.py                     # the table of a GPU; on a machine without one, that of --cpu
     python benchmarks/packed_linear.py --cpu --threads 1   # compressed rows, and a small packed layer for its error alone
-    python benchmarks/packed_linear.py --sweep             # which tiles, warps, stages and programs are best
+    python benchmarks/packed_linear.py --sweep --ahead 12  # which settings are best; 12 processes compile them first
 
 On a GPU every candidate goes through so many copies of its weights that none stays in the cache, all launches replayed from
 a CUDA graph. All candidates take turns, several rounds; the tables show medians over rounds, of ratios within a round.
+Packed layers run by the setting that `pt.optimize` would choose, by measurement, unless --settings names one: a tile, programs on
+a multiprocessor x warps, and what else `Tuning` has (32x256:1x8:stages=4:early). Results are written as they come.
 Errors are the largest difference from the product with the dequantized fp32 weight, relative to the largest output.
 """
 
@@ -19,60 +21,50 @@ import argparse
 import copy
 import itertools
 import json
+import multiprocessing
 import statistics
-import tempfile
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from paretorch.deploy.fast import PackedLinear, SparseLinear
+from paretorch.deploy.fast import PackedLinear
 from paretorch.deploy.fast._launch import Tuning
-from paretorch.deploy.fast.codes import WIDTHS, WORD
-from paretorch.deploy.fast.measure import elapsed
+from paretorch.deploy.fast.measure import elapsed, timer
 from paretorch.deploy.fast.packing import COLUMNS, ROWS, Packed
-from paretorch.deploy.latency import timed_rounds
+from paretorch.deploy.fast.settings import SETTINGS, Setting
+from paretorch.deploy.fast.stand_in import stand_in
+from paretorch.deploy.fast.tuning import tuned
 from paretorch.training.folder import environment
 
 DEVICE = "cuda"
 SHAPES = ["4096x11008", "11008x4096", "8192x28672", "28672x8192"]
 BEYOND_CACHE = 400_000_000  # bytes of weights to go through before one is read again
 GROUP = 128
+SWEEP = [  # the most promising first
+    *("32x256:1x8:early", "32x256:1x8", "32x256:4x2", "64x256:4x2", "32x256:2x4", "32x256:4x2:early"),
+    *("32x256:1x16:early", "32x256:1x16", "64x256:2x4", "32x256:2x4:early", "64x128:4x2", "32x512:1x8:early"),
+    *("32x512:1x8", "32x256:2x8", "64x256:2x4:early", "32x256:1x8:stages=3", "32x256:1x8:stages=6:early"),
+    *("32x256:4x2:stages=3", "32x256:4x2:stages=6", "32x512:2x4"),
+]
 Call = Callable[[], Tensor]
-Setting = tuple[str, int, int, int, int]
+Case = tuple[str, str, int]
+Keep = Callable[..., None]
 
 
 def random_packed(shape: tuple[int, int], kind: str, tile: tuple[int, int], device: str) -> Packed:
     """Random codes. kind: a width; "mixed" (channels: a quarter each of 8 and 2 bits, half of 4); "blocks" (any)."""
-    generator = torch.Generator().manual_seed(0)
+    if kind not in ("mixed", "blocks"):
+        return stand_in(shape, tile, int(kind), True, device)
     tiles, blocks = -(-shape[0] // tile[0]), -(-shape[1] // tile[1])
-    if kind == "mixed":
-        widths = torch.tensor([8, 4, 4, 2])[torch.arange(tiles) * 4 // tiles][:, None].expand(-1, blocks)
-    elif kind == "blocks":
-        widths = torch.tensor([8, 4, 4, 2])[torch.randint(4, (tiles, blocks), generator=generator)]
-    else:
-        widths = torch.full((tiles, blocks), int(kind))
-    words, places, spans = [], [], []
-    for width in WIDTHS:
-        here = widths == width
-        size = (int(here.sum()), tile[0], tile[1] * width // WORD)
-        words.append(torch.randint(-(1 << 15), 1 << 15, size, dtype=torch.int16, device=device))
-        places.append(here.nonzero()[:, 1].to(device, torch.int32))
-        spans.append(torch.stack([here.sum(1).cumsum(0) - here.sum(1), here.sum(1).cumsum(0)], dim=1))
-    exponents = torch.tensor([[1 - width] for width in WIDTHS], dtype=torch.int32).expand(-1, tiles * tile[0])
-    rows = torch.arange(tiles * tile[0], dtype=torch.int32).clamp_max(shape[0])
-    return Packed(
-        shape,
-        True,
-        (words[0], words[1], words[2]),
-        (places[0], places[1], places[2]),
-        torch.stack(spans, dim=1).to(device, torch.int32),
-        exponents.contiguous().to(device),
-        rows.to(device),
-    )
+    pick = (torch.arange(tiles) * 4 // tiles)[:, None].expand(-1, blocks)
+    if kind == "blocks":
+        pick = torch.randint(4, (tiles, blocks), generator=torch.Generator().manual_seed(0))
+    return stand_in(shape, tile, torch.tensor([8, 4, 4, 2])[pick], True, device)
 
 
 class Field:
@@ -155,34 +147,55 @@ def copy_bandwidth() -> float:
     return 8 * source.numel() / (1e-3 * min(elapsed(lambda: target.copy_(source), 10) for _ in range(5)))
 
 
-def gpu_table(args: argparse.Namespace, bandwidth: float) -> list[dict[str, Any]]:
-    rows = []
+def gpu_table(args: argparse.Namespace, bandwidth: float, keep: Keep) -> None:
+    rows: list[dict[str, Any]] = []
     for text, batch in itertools.product(args.shapes, args.batch):
-        shape = _shape(text)
-        torch.manual_seed(0)
-        field = Field(torch.randn(batch, shape[1], device=DEVICE).bfloat16())
-        tile = _shape(args.tiles[0])
-        tuning = Tuning(args.programs[0], args.warps[0], args.stages[0], early=bool(args.early[0]))
+        field, settings = new_field(text, batch), {}
         for kind in args.kinds:
-            packed = random_packed(shape, kind, tile, DEVICE)
+            packed = random_packed(_shape(text), kind, (ROWS, COLUMNS), DEVICE)
+            setting = parse(args.settings[0]) if args.settings else chosen(packed, field.x)
+            if setting.tile != packed.tile:
+                packed = random_packed(_shape(text), kind, setting.tile, DEVICE)
             weight = PackedLinear(packed).weight
             if kind == "4":
                 field.add_dense(weight)
                 field.add_int4(weight)
-            field.add_packed(f"packed {kind}", packed, tuning, weight)
+            settings[f"packed {kind}"] = str(setting)
+            field.add_packed(f"packed {kind}", packed, setting.tuning, weight)
         found = field.measure(args.rounds, 5.0)
-        rows += [{"shape": text, "batch": batch, **row, **_ratios(row, found)} for row in found]
+        for row in found:
+            setting_of = {"setting": settings[row["candidate"]]} if row["candidate"] in settings else {}
+            rows.append({"shape": text, "batch": batch, **row, **_ratios(row, found), **setting_of})
+        keep(rows=rows)
         print(f"\n{text}, batch {batch}")
         print(f"{'':16}{'us':>9}{'x bf16':>9}{'x int4':>9}{'TB/s':>8}{'of copy':>9}{'error':>10}")
         for row in rows[-len(found) :]:
             speed = row["bytes"] / row["us"] * 1e-6
             print(
                 f"{row['candidate']:16}{row['us']:>9.2f}{row['vs_bf16']:>9.2f}{row['vs_int4']:>9.2f}{speed:>8.2f}"
-                f"{speed * 1e12 / bandwidth:>9.0%}{row['error']:>10.1e}"
+                f"{speed * 1e12 / bandwidth:>9.0%}{row['error']:>10.1e}  {row.get('setting', '')}",
+                flush=True,
             )
         del field
         torch.cuda.empty_cache()
-    return rows
+
+
+def new_field(shape: str, batch: int) -> Field:
+    torch.manual_seed(0)
+    return Field(torch.randn(batch, _shape(shape)[1], device=DEVICE).bfloat16())
+
+
+def chosen(packed: Packed, x: Tensor) -> Setting:
+    """What `pt.optimize` would choose."""
+    return tuned(PackedLinear(packed), x, timer(x.device, 5, 0.005, graphs=True)).setting
+
+
+def parse(text: str) -> Setting:
+    """32x256:1x8:stages=4:early"""
+    tile, programs, *rest = text.split(":")
+    options = {name: int(value or 1) for name, _, value in (part.partition("=") for part in rest)}
+    early = bool(options.pop("early", 0))
+    return Setting(Tuning(*_shape(programs), **options, early=early), _shape(tile))
 
 
 def _ratios(row: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -197,95 +210,82 @@ def _ratios(row: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, flo
     }
 
 
-def sweep(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """All tiles and warps; for the best three of these all stages and programs; for the best three both ways to start."""
-    names = ("tiles", "warps", "stages", "programs", "early")
+def sweep(args: argparse.Namespace, keep: Keep) -> None:
+    """Setting by setting, each for all cases, so that wherever it is stopped the best are known of those tried."""
     rows: list[dict[str, Any]] = []
-    for text, kind, batch in itertools.product(args.shapes, args.kinds, args.batch):
-        found: dict[Setting, dict[str, Any]] = {}
-        middle = [values[len(values) // 2] for values in (args.tiles, args.warps, args.stages, args.programs)]
-        starts = [(*middle, 0)]
-        for varied in (names[:2], names[2:4], names[4:]):
-            for start in starts:
-                choices = [getattr(args, n) if n in varied else [v] for n, v in zip(names, start, strict=True)]
-                for setting in itertools.product(*choices):
-                    try_setting(found, setting, _shape(text), kind, batch)
-            starts = sorted(found, key=lambda setting: found[setting]["us"])[:3]
+    dense: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for text, batch in itertools.product(args.shapes, args.batch):
+        field, packed = new_field(text, batch), random_packed(_shape(text), "4", (ROWS, COLUMNS), DEVICE)
+        field.add_dense(weight := PackedLinear(packed).weight)
+        field.add_int4(weight)
+        dense[text, batch] = [{"shape": text, "batch": batch, **row} for row in field.measure(3, 3.0)]
+        print(f"{text}, batch {batch}: " + ", ".join(f"{r['candidate']} {r['us']:.2f} us" for r in dense[text, batch]))
+        del field, packed, weight
+    fastest: dict[Case, float] = {}
+    for setting, case in itertools.product(map(parse, args.settings or SWEEP), _cases(args)):
+        torch.cuda.empty_cache()
+        row = try_setting(setting, case)
+        if row is None:
+            continue
+        text, kind, batch = case
+        row |= {
+            "shape": text,
+            "kind": kind,
+            "batch": batch,
+            "setting": str(setting),
+            **_ratios(row, dense[text, batch]),
+        }
+        rows.append(row)
+        keep(sweep=rows, dense=list(itertools.chain(*dense.values())))
+        best = "  best so far" if row["us"] < fastest.get(case, float("inf")) else ""
+        fastest[case] = min(row["us"], fastest.get(case, float("inf")))
         print(
-            f"\n{text}, {kind} bits, batch {batch}: microseconds, error, tile, warps, stages, programs, early",
+            f"{text:12}{kind:>6} bits, batch {batch:<3}{row['us']:>8.2f} us{row['vs_bf16']:>6.2f} x bf16"
+            f"{row['vs_int4']:>6.2f} x int4{row['error']:>9.1e}  {setting}{best}",
             flush=True,
         )
-        for setting, row in sorted(found.items(), key=lambda item: item[1]["us"]):
-            rows.append({"shape": text, "kind": kind, "batch": batch, "setting": setting, **row})
-            if row["us"] <= 1.15 * min(other["us"] for other in found.values()):
-                print(f"{row['us']:>9.2f}{row['error']:>10.1e}  {setting}", flush=True)
-    return rows
 
 
-def try_setting(
-    found: dict[Setting, dict[str, Any]], setting: Setting, shape: tuple[int, int], kind: str, batch: int
-) -> None:
-    tile, warps, stages, programs, early = setting
-    if setting in found:
-        return
-    torch.manual_seed(0)
-    field = Field(torch.randn(batch, shape[1], device=DEVICE).bfloat16())
-    packed = random_packed(shape, kind, _shape(tile), DEVICE)
-    tuning = Tuning(programs, warps, stages, early=bool(early))
+def try_setting(setting: Setting, case: Case) -> dict[str, Any] | None:
+    shape, kind, batch = case
     try:
-        field.add_packed("packed", packed, tuning, PackedLinear(packed).weight)
-        (found[setting],) = field.measure(3, 3.0)
+        field, packed = new_field(shape, batch), random_packed(_shape(shape), kind, setting.tile, DEVICE)
+        field.add_packed("packed", packed, setting.tuning, PackedLinear(packed).weight)
+        return field.measure(3, 3.0)[0]
     except Exception as error:  # Triton has its own types for what does not fit into shared memory
-        print(f"{shape} {kind} {batch} {setting}: {type(error).__name__}", flush=True)
+        print(f"{case} {setting}: {type(error).__name__}", flush=True)
+        return None
 
 
-def cpu_table(args: argparse.Namespace) -> list[dict[str, Any]]:
-    torch.set_num_threads(args.threads)
-    size, rows = args.size, []
-    print(f"Linear {size} x {size}, {args.threads} thread(s): microseconds (lowest - highest round)")
-    for batch, zeros in itertools.product(args.batch, (0.90, 0.95, 0.98, 0.99)):
-        torch.manual_seed(0)
-        layer, x = nn.Linear(size, size), torch.randn(batch, size)
-        with torch.no_grad():
-            layer.weight.mul_(torch.rand_like(layer.weight) >= zeros)
-        sparse = SparseLinear.of(layer)
-        with torch.inference_mode(), tempfile.TemporaryDirectory() as folder:
-            calls = {
-                "torch dense": lambda layer=layer, x=x: layer(x),
-                "onnxruntime dense": _onnxruntime(layer, x, Path(folder) / "linear.onnx", args.threads),
-                "compressed rows": lambda sparse=sparse, x=x: sparse(x),
-            }
-            times = timed_rounds(calls, args.rounds, args.seconds)
-            error = float((sparse(x) - layer(x)).abs().max() / layer(x).abs().max())
-        print(f"\nbatch {batch}, {zeros:.0%} zeros, error {error:.0e}")
-        for name, found in times.items():
-            us = [1e3 * t for t in found]
-            ratio = statistics.median(a / b for a, b in zip(times["onnxruntime dense"], found, strict=True))
-            rows.append({"batch": batch, "zeros": zeros, "candidate": name, "us": statistics.median(us), "times": us})
-            rows[-1] |= {"size": size, "error": error, "vs_onnxruntime": ratio}
-            print(
-                f"{name:20}{statistics.median(us):>9.1f}   ({min(us):.1f} - {max(us):.1f})   {ratio:.2f} x onnxruntime"
-            )
-    return rows
+def compile_ahead(args: argparse.Namespace) -> None:
+    """Fill Triton's cache on disk, by several processes: compiling takes longer than measuring."""
+    settings = map(parse, args.settings or SWEEP) if args.settings or args.sweep else SETTINGS
+    tasks = list(itertools.product(settings, _cases(args)))
+    with ProcessPoolExecutor(args.ahead, mp_context=multiprocessing.get_context("spawn")) as pool:
+        done = sum(pool.map(compile_one, *zip(*tasks, strict=True)))
+    print(f"compiled {done} of {len(tasks)} kernels", flush=True)
 
 
-def _onnxruntime(layer: nn.Module, x: Tensor, path: Path, threads: int) -> Callable[[], object]:
-    import onnxruntime
+def compile_one(setting: Setting, case: Case) -> bool:
+    shape, kind, batch = case
+    try:
+        layer = PackedLinear(random_packed(_shape(shape), kind, setting.tile, DEVICE))
+        layer.tuning = setting.tuning
+        layer(new_field(shape, batch).x)
+    except Exception:  # what does not run is said when it is measured
+        return False
+    return True
 
-    from paretorch.deploy import export_onnx
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(export_onnx(layer, x, path), options, providers=["CPUExecutionProvider"])
-    feed = {session.get_inputs()[0].name: x.numpy()}
-    return lambda: session.run(None, feed)
+def _cases(args: argparse.Namespace) -> list[Case]:
+    return list(itertools.product(args.shapes, args.kinds, args.batch))
 
 
 def packed_errors() -> list[dict[str, Any]]:
     """The packed layer without its kernel: what it computes, and how small it is."""
     rows = []
     for kind in ("2", "4", "8", "mixed", "blocks"):
-        packed = random_packed((256, 512), kind, (64, 128), "cpu")
+        packed = random_packed((256, 512), kind, (ROWS, COLUMNS), "cpu")
         layer, x = PackedLinear(packed), torch.randn(1, 512)
         wanted = x @ layer.weight.T
         error = float((layer(x) - wanted).abs().max() / wanted.abs().max())
@@ -302,44 +302,45 @@ def _shape(text: str) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cpu", action="store_true", help="compressed rows on the CPU, also where there is a GPU")
-    parser.add_argument("--sweep", action="store_true", help="time all combinations of the settings below")
+    parser.add_argument("--sweep", action="store_true", help="time all --settings, or a list of promising ones")
     parser.add_argument("--shapes", nargs="+", help="outputs x inputs, such as 4096x11008")
     parser.add_argument("--batch", type=int, nargs="+")
     parser.add_argument("--kinds", nargs="+", help="bits, mixed, blocks")
-    parser.add_argument("--tiles", nargs="+", help="rows x columns of a tile")
-    parser.add_argument("--warps", type=int, nargs="+")
-    parser.add_argument("--stages", type=int, nargs="+")
-    parser.add_argument("--programs", type=int, nargs="+", help="for each multiprocessor")
-    parser.add_argument("--early", type=int, nargs="+", help="1: start while the kernel in front still runs")
+    parser.add_argument("--settings", nargs="+", help="such as 32x256:1x8:early; without --sweep the first counts")
+    parser.add_argument("--ahead", type=int, default=0, help="compile with so many processes before measuring")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.1, help="of a round of a candidate on the CPU")
     parser.add_argument("--threads", type=int, default=1, help="on the CPU")
     parser.add_argument("--size", type=int, default=1024, help="inputs and outputs on the CPU")
-    parser.add_argument("--json", type=Path, help="write all numbers to this file")
+    parser.add_argument("--json", type=Path, help="write all numbers to this file, as they come")
     args = parser.parse_args()
     cpu = args.cpu or not torch.cuda.is_available()
-    plain, best = Tuning(), args.sweep
+    best = args.sweep
     args.shapes = args.shapes or (SHAPES[::2] if best else SHAPES)
     args.batch = args.batch or ([1, 64] if cpu else [1] if best else [1, 4, 16])
     args.kinds = args.kinds or (["4", "2"] if best else ["4", "2", "8", "mixed", "blocks"])
-    args.tiles = args.tiles or (["64x128", "64x256", "32x256", "32x512"] if best else [f"{ROWS}x{COLUMNS}"])
-    args.warps = args.warps or ([2, 4, 8] if best else [plain.warps])
-    args.stages = args.stages or ([2, 3, 4] if best else [plain.stages])
-    args.programs = args.programs or ([1, 2, 4, 6] if best else [plain.programs])
-    args.early = args.early or ([0, 1] if best else [int(plain.early)])
     facts = {**environment(torch.device("cpu" if cpu else "cuda")), "threads": args.threads}
     print(f"torch {facts['torch']}, {facts['hardware']}")
+
+    def keep(**results: Any) -> None:
+        if args.json:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            part = args.json.with_suffix(".part")
+            part.write_text(json.dumps({**facts, **results}, indent=1) + "\n")
+            part.replace(args.json)  # whole at any time
+
+    if args.ahead and not cpu:
+        compile_ahead(args)
     if cpu:
-        results: dict[str, Any] = {"sparse": cpu_table(args), "packed": packed_errors()}
+        from compressed_rows import cpu_table  # beside this file
+
+        keep(sparse=cpu_table(args), packed=packed_errors())
     elif args.sweep:
-        results = {"sweep": sweep(args)}
+        sweep(args, keep)
     else:
         facts["copy_bytes_per_second"] = copy_bandwidth()
         print(f"copy {facts['copy_bytes_per_second'] / 1e12:.2f} TB/s")
-        results = {"rows": gpu_table(args, facts["copy_bytes_per_second"])}
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({**facts, **results}, indent=1) + "\n")
+        gpu_table(args, facts["copy_bytes_per_second"], keep)
 
 
 if __name__ == "__main__":

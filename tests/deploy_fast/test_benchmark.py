@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from paretorch.deploy.fast.packing import Order, pack, unpack
+from paretorch.deploy.fast.settings import SETTINGS
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "packed_linear.py"
 TILE = (32, 128)
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("packed_linear_benchmark", PATH)
+def load(name: str = "packed_linear") -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", PATH.with_stem(name))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -48,6 +49,13 @@ def int4_product(x: Tensor, packed: Tensor, group: int, scales: Tensor) -> Tenso
     return (x.float() @ ((codes - 8) * scale + zero).T).bfloat16()
 
 
+class Kept(list):
+    """What was written so far, each time anew."""
+
+    def __call__(self, **results: list) -> None:
+        self.append(json.loads(json.dumps(results)))
+
+
 @pytest.fixture
 def options(monkeypatch) -> argparse.Namespace:
     ticks = iter(range(1, 10_000))
@@ -55,16 +63,20 @@ def options(monkeypatch) -> argparse.Namespace:
     monkeypatch.setattr(bench, "BEYOND_CACHE", 100_000)
     monkeypatch.setattr(bench, "_graph", lambda calls: (Graph(calls), 20))
     monkeypatch.setattr(bench, "elapsed", lambda call, count: call() or float(next(ticks)))
+    monkeypatch.setattr(bench, "chosen", lambda packed, x: bench.parse("64x128:2x4"))
     monkeypatch.setattr(torch, "_convert_weight_to_int4pack", lambda codes, tiles: codes)
     monkeypatch.setattr(torch, "_weight_int4pack_mm", int4_product)
     return argparse.Namespace(
-        shapes=["64x256"], batch=[2], kinds=["4", "2", "mixed", "blocks"], tiles=["32x128", "64x128"],
-        warps=[4], stages=[2, 3], programs=[2], early=[0, 1], rounds=2,
-    )  # fmt: skip
+        shapes=["64x256"], batch=[2], kinds=["4", "2", "mixed", "blocks"], settings=None, rounds=2, ahead=2, sweep=True
+    )
 
 
 def test_every_candidate_computes_the_same(options) -> None:
-    rows = bench.gpu_table(options, 1e12)
+    kept = Kept()
+    options.shapes = ["64x256", "128x256"]
+    bench.gpu_table(options, 1e12, kept)
+    assert [len(results["rows"]) for results in kept] == [6, 12], "written shape by shape"
+    rows = kept[0]["rows"]
     assert [row["candidate"] for row in rows] == [
         "bf16",
         "torch int4",
@@ -74,18 +86,82 @@ def test_every_candidate_computes_the_same(options) -> None:
         "packed blocks",
     ]
     assert all(row["error"] < 0.01 for row in rows)
-    assert [row["bytes"] for row in rows[2:5]] == [64 * 256 // 2, 64 * 256 // 4, 64 * 256 * 6 // 8]
+    assert [row["bytes"] for row in rows[2:4]] == [64 * 256 // 2, 64 * 256 // 4]
     assert all(row["copies"] * row["bytes"] >= 100_000 for row in rows)
+    assert {row.get("setting") for row in rows} == {None, "tiles 64x128, 2 × 4 warps"}
 
 
-def test_the_sweep_tries_settings_around_the_best_once(options) -> None:
+def test_a_setting_that_is_given_is_not_chosen(options) -> None:
+    kept = Kept()
+    options.settings, options.kinds = ["32x128:3x2:stages=4:early"], ["4"]
+    bench.gpu_table(options, 1e12, kept)
+    assert kept[-1]["rows"][-1]["setting"] == "tiles 32x128, 3 × 2 warps, 4 stages, early"
+
+
+def test_without_a_setting_the_fastest_of_those_optimize_knows_is_taken(monkeypatch) -> None:
+    def clock(calls: dict) -> dict[str, list[float]]:
+        return {name: [1.0 + (name != str(SETTINGS[-1]))] * 4 for name in calls}
+
+    monkeypatch.setattr(bench, "timer", lambda device, rounds, seconds, graphs: clock)
+    packed = bench.random_packed((64, 512), "2", TILE, "cpu")
+    assert bench.chosen(packed, torch.randn(1, 512)) == SETTINGS[-1]
+
+
+def test_the_sweep_writes_every_row_as_it_comes_the_most_promising_setting_first(options, monkeypatch, capsys) -> None:
+    def fails(setting: object, case: object) -> dict | None:
+        return None if setting.tuning.warps == 16 else right(setting, case)
+
+    right, kept = bench.try_setting, Kept()
+    monkeypatch.setattr(bench, "try_setting", fails)
+    options.kinds = ["4", "2"]
+    bench.sweep(options, kept)
+    lengths = [len(results["sweep"]) for results in kept]
+    tried = [bench.parse(text) for text in bench.SWEEP if "x16" not in text]
+    assert lengths == list(range(1, 2 * len(tried) + 1))
+    rows = kept[-1]["sweep"]
+    assert [row["setting"] for row in rows] == [str(setting) for setting in tried for _ in range(2)]
+    assert [row["kind"] for row in rows[:2]] == ["4", "2"], "every setting for all cases before the next"
+    assert {row["candidate"] for row in kept[0]["dense"]} == {"bf16", "torch int4"}
+    assert all(row["vs_bf16"] > 0 for row in rows)
+    assert capsys.readouterr().out.count("best so far") == 2, "the clock only grows: the first of each case"
+
+
+def test_a_setting_without_room_is_named_and_skipped(options, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(bench.Field, "add_packed", lambda *args: 1 / 0)
+    assert bench.try_setting(bench.parse("32x256:1x8"), ("64x256", "4", 1)) is None
+    assert "1 × 8 warps: ZeroDivisionError" in capsys.readouterr().out
+
+
+def test_all_that_will_be_measured_is_compiled_ahead(options, monkeypatch, capsys) -> None:
+    class Pool(list):
+        def __init__(self, count: int, mp_context: object) -> None:
+            assert count == 2
+
+        def __enter__(self) -> Pool:
+            return self
+
+        def __exit__(self, *args: object) -> None: ...
+
+        map = staticmethod(map)
+
+    done: list = []
+    right = bench.compile_one
+    monkeypatch.setattr(bench, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(bench, "compile_one", lambda *task: done.append(task) or right(*task))
     options.kinds = ["4"]
-    rows = bench.sweep(options)
-    settings = {row["setting"] for row in rows}
-    assert len(rows) == len(settings)
-    assert {setting[:4] for setting in settings} == {(t, 4, s, 2) for t in ("32x128", "64x128") for s in (2, 3)}
-    assert len([setting for setting in settings if setting[4]]) == 3
-    assert [row["us"] for row in rows] == sorted(row["us"] for row in rows)
+    bench.compile_ahead(options)
+    assert [setting for setting, _ in done] == [bench.parse(text) for text in bench.SWEEP]
+    done.clear()
+    options.sweep = False
+    bench.compile_ahead(options)
+    assert tuple(setting for setting, _ in done) == SETTINGS
+    assert f"compiled {len(SETTINGS)} of {len(SETTINGS)}" in capsys.readouterr().out
+
+
+def test_the_sweep_has_all_settings_of_optimize_and_none_twice() -> None:
+    swept = [bench.parse(text) for text in bench.SWEEP]
+    assert set(SETTINGS) <= set(swept)
+    assert len(set(swept)) == len(swept)
 
 
 @pytest.mark.parametrize("kind", ["2", "4", "8", "mixed", "blocks"])
@@ -97,9 +173,10 @@ def test_random_codes_are_what_pack_would_make(kind) -> None:
 
 
 def test_the_cpu_table_is_written_with_its_command(monkeypatch, tmp_path) -> None:
-    target = tmp_path / "rows.json"
-    monkeypatch.setattr(bench, "timed_rounds", lambda calls, rounds, seconds: {n: [2.0, 4.0] for n in calls})
-    monkeypatch.setattr(bench, "_onnxruntime", lambda layer, x, path, threads: lambda: layer(x))
+    target, rows = tmp_path / "new" / "rows.json", load("compressed_rows")
+    monkeypatch.setattr(rows, "timed_rounds", lambda calls, rounds, seconds: {n: [2.0, 4.0] for n in calls})
+    monkeypatch.setattr(rows, "_onnxruntime", lambda layer, x, path, threads: lambda: layer(x))
+    monkeypatch.setitem(sys.modules, "compressed_rows", rows)
     monkeypatch.setattr(sys, "argv", ["packed_linear.py", "--cpu", "--size", "16", "--json", str(target)])
     bench.main()
     found = json.loads(target.read_text())
@@ -107,3 +184,4 @@ def test_the_cpu_table_is_written_with_its_command(monkeypatch, tmp_path) -> Non
     assert {row["us"] for row in found["sparse"]} == {3000.0}
     assert found["threads"] == 1
     assert "packed_linear.py --cpu" in found["command"]
+    assert [path.name for path in target.parent.iterdir()] == ["rows.json"]

@@ -15,6 +15,7 @@ from paretorch.deploy.fast import PackedLinear, _launch, tuning
 from paretorch.deploy.fast._launch import Tuning
 from paretorch.deploy.fast.packing import COLUMNS, ROWS, Order, pack, unpack
 from paretorch.deploy.fast.settings import SETTINGS, Setting, unmeasured
+from paretorch.deploy.fast.stand_in import stand_in
 from paretorch.errors import ConfigError
 from tests.deploy_fast.grids import by_channel, on_the_grid
 
@@ -116,13 +117,13 @@ def test_weights_take_turns_so_that_they_come_from_memory(monkeypatch) -> None:
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_a_stand_in_has_the_form_of_what_pack_would_make(bits) -> None:
     own = layer(bits)
-    stand_in, real = tuning._random(own.packed, (64, 128)), pack(own.weight, 64, 128)
-    assert stand_in.order is real.order is Order.FULL
-    assert stand_in.tile == real.tile
-    assert torch.equal(stand_in.spans, real.spans)
-    assert torch.equal(stand_in.rows, real.rows)
-    assert stand_in.bytes == real.bytes
-    assert unpack(stand_in).shape == own.weight.shape
+    other, real = stand_in((70, 300), (64, 128), bits, True, "cpu"), pack(own.weight, 64, 128)
+    assert other.order is real.order is Order.FULL
+    assert other.tile == real.tile
+    assert torch.equal(other.spans, real.spans)
+    assert torch.equal(other.rows, real.rows)
+    assert other.bytes == real.bytes
+    assert unpack(other).abs().max() < 2
 
 
 def test_settings_are_few_distinct_and_say_what_they_are() -> None:

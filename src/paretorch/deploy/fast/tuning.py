@@ -10,11 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paretorch.deploy.fast.codes import WIDTHS, WORD
+from paretorch.deploy.fast.codes import WIDTHS
 from paretorch.deploy.fast.measure import Call, Timer, is_faster
 from paretorch.deploy.fast.packed_linear import PackedLinear
 from paretorch.deploy.fast.packing import Order, Packed
 from paretorch.deploy.fast.settings import SETTINGS, Setting
+from paretorch.deploy.fast.stand_in import stand_in
 from paretorch.errors import ConfigError
 
 _MOST_COPIES = 32
@@ -52,8 +53,7 @@ def measure(layer: PackedLinear, x: Tensor, timer: Timer, settings: Sequence[Set
         if setting.tile != own.tile and layer.order is not Order.FULL:
             continue  # it had to be packed anew to know
         if setting.tile not in copies:
-            same = layer.packed if setting.tile == own.tile else _random(layer.packed, setting.tile)
-            copies[setting.tile] = [copy.deepcopy(same) for _ in range(count)]
+            copies[setting.tile] = [copy.deepcopy(_cut(layer, setting.tile)) for _ in range(count)]
         call = _in_turn([_run_by(packed, layer, setting) for packed in copies[setting.tile]], x)
         try:
             call()
@@ -69,35 +69,18 @@ def measure(layer: PackedLinear, x: Tensor, timer: Timer, settings: Sequence[Set
     return Tuned(wanted[best], statistics.median(times[best]) / count, len(times))
 
 
+def _cut(layer: PackedLinear, tile: tuple[int, int]) -> Packed:
+    packed = layer.packed
+    if tile == packed.tile:
+        return packed
+    width = next(width for width, words in zip(WIDTHS, packed.words, strict=True) if len(words))
+    return stand_in(packed.shape, tile, width, packed.odd, packed.rows.device)
+
+
 def _run_by(packed: Packed, layer: PackedLinear, setting: Setting) -> PackedLinear:
     result = PackedLinear(packed, layer.bias)
     result.tuning = setting.tuning
     return result
-
-
-def _random(packed: Packed, tile: tuple[int, int]) -> Packed:
-    """Other codes of the same width in other tiles: the time depends on no code."""
-    device = packed.rows.device
-    tiles, blocks = (-(-size // step) for size, step in zip(packed.shape, tile, strict=True))
-    has = [len(words) > 0 for words in packed.words]
-    words, places = [], []
-    for width, here in zip(WIDTHS, has, strict=True):
-        size = (tiles * blocks * here, tile[0], tile[1] * width // WORD)
-        words.append(torch.randint(-(1 << 15), 1 << 15, size, dtype=torch.int16, device=device))
-        places.append(torch.arange(blocks, dtype=torch.int32, device=device).repeat(tiles * here))
-    ends = (
-        torch.arange(tiles + 1, dtype=torch.int32, device=device)[:, None] * blocks * torch.tensor(has, device=device)
-    )
-    rows = torch.arange(tiles * tile[0], dtype=torch.int32, device=device).clamp_max(packed.shape[0])
-    return Packed(
-        packed.shape,
-        packed.odd,
-        (words[0], words[1], words[2]),
-        (places[0], places[1], places[2]),
-        torch.stack([ends[:-1], ends[1:]], dim=2).to(torch.int32),
-        torch.zeros(len(WIDTHS), len(rows), dtype=torch.int32, device=device),
-        rows,
-    )
 
 
 def _copies(layer: PackedLinear, device: torch.device) -> int:
