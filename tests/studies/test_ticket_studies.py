@@ -1,6 +1,7 @@
 """Studies of ticket searches: readable by `pare tickets`, run by workers, kept under results."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from paretorch.cli.app import app
 from paretorch.errors import PareError
 from paretorch.sparsity.tickets import METHODS, make_method
 from paretorch.studies import load_study, study_names
+from paretorch.studies.results import spread
 from paretorch.studies.study import parse_study
 from paretorch.studies.tickets import run_tickets, ticket_lines
 
@@ -62,9 +64,29 @@ def test_a_study_of_tickets_leaves_rows_summary_and_plot(tmp_path: Path) -> None
     assert {path.name for path in target.iterdir()} == {"tickets.jsonl", "summary.json", "tickets.svg"}
     rows = [json.loads(line) for line in (target / "tickets.jsonl").read_text().splitlines()]
     assert [row["method"] for row in rows] == ["dense", "cs", "imp"]
-    lines = ticket_lines(target)
-    assert len(lines) == 2 + 3
-    assert "50.00 %" in lines[-1]
+    summary = json.loads((target / "summary.json").read_text())
+    assert (summary["study"], summary["seeds"], summary["recipe"]["epochs"]) == ("small", [0], 1)
+    lines = ticket_lines(study, target)
+    assert len(lines) == (2 + 3) + 1 + (1 + 2 + 1 + 2 * 2)
+    assert "50.00 %" in lines[4]
+    assert "±" not in "".join(lines), "one seed has no spread"
+
+
+def test_a_study_over_seeds_tells_means_and_spreads_by_method(tmp_path: Path) -> None:
+    study = parse_study("small", _SMALL.replace("seeds = [0]", "seeds = [0, 1]"))
+    run_tickets(study, tmp_path / "results", tmp_path / "runs", options=["--device", "cpu"], tell=lambda line: None)
+    target = tmp_path / "results" / "small"
+    rows = [json.loads(line) for line in (target / "tickets.jsonl").read_text().splitlines()]
+    methods = json.loads((target / "summary.json").read_text())["methods"]
+    assert list(methods) == ["cs", "imp"]
+    for method, one in methods.items():
+        found = [row["test_accuracy"] for row in rows if row["method"] == method]
+        assert one["best_performing"]["test_accuracy"] == spread(found)
+        assert one["epochs"] == spread([2, 2])
+    assert " ± " in ticket_lines(study, target)[-1]
+    alone = ticket_lines(replace(study, seeds=(1,)), target)
+    assert not any("seed0" in line or "±" in line for line in alone)
+    assert ticket_lines(replace(study, seeds=(7,)), target) == []
 
 
 def test_a_search_that_fails_is_told(tmp_path: Path) -> None:
@@ -75,7 +97,12 @@ def test_a_search_that_fails_is_told(tmp_path: Path) -> None:
 
 def test_the_command_says_what_it_cannot_do(tmp_path: Path) -> None:
     words = ["study", "sparsity-imp-rate", "--out", str(tmp_path)]
-    for more, message in ((["--table"], "no results of sparsity-imp-rate"), (["--only", "imp"], "no settings")):
+    for more, message in (
+        (["--table"], "no results of sparsity-imp-rate"),
+        (["--only", "imp"], "no settings"),
+        (["--layers"], "use --table"),
+        (["--curves"], "use --table"),
+    ):
         shown = CliRunner().invoke(app, [*words, *more])
         assert shown.exit_code == 2
         assert message in shown.output

@@ -71,7 +71,11 @@ def study(
     if chosen.tickets:
         if only:
             raise ConfigError(f"{name} is a study of ticket searches, which has no settings to choose by --only.")
-        with service(mps and parallel > 1 and not table and not layers):
+        if layers or curves:
+            raise ConfigError(
+                f"{name} is a study of ticket searches: use --table, or see {out / name}/tickets.jsonl and .svg."
+            )
+        with service(mps and parallel > 1 and not table):
             _tickets(chosen, out, runs, parallel, options, table)
         return
     patterns = only.split(",") if only else []
@@ -110,7 +114,7 @@ def _tickets(study: "Study", out: Path, runs: Path, parallel: int, options: list
 
     if not table:
         run_tickets(study, out, runs, parallel=parallel, options=options, tell=typer.echo)
-    lines = ticket_lines(out / study.name)
+    lines = ticket_lines(study, out / study.name)
     require_some(study, lines, out)
     for line in (*lines, f"Claim: {study.claim}"):
         typer.echo(line)

@@ -84,13 +84,17 @@ def summarize(study: Study, found: Found) -> dict[str, Any]:
         names = [name for name, value in rows[0].items() if isinstance(value, int | float)] if rows else []
         if names:
             settings[setting] = {name: spread([row[name] for row in rows if name in row]) for name in names}
+    return {**heading(study), "settings": settings}
+
+
+def heading(study: Study) -> dict[str, Any]:
+    """How every summary.json begins."""
     return {
         "study": study.name,
         "title": study.title,
         "claim": study.claim,
         "command": shlex.join(["pare", *sys.argv[1:]]),
         "seeds": list(study.seeds),
-        "settings": settings,
     }
 
 

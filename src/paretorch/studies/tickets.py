@@ -1,7 +1,7 @@
 """Studies of ticket searches: the tables [[tickets]] of a study, as `pare tickets` takes them, one after another in one folder.
 
-Several workers share the folder and may be killed; the same command goes on. Every ticket's row, the summary and the
-plot go to results/<study>.
+Several workers share the folder and may be killed; the same command goes on. Every ticket's row, the plot, and the summary
+with mean and spread over the seeds go to results/<study>.
 """
 
 import json
@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from paretorch.deploy.text import table as aligned
 from paretorch.errors import PareError
-from paretorch.studies.results import write_json
+from paretorch.sparsity.tickets.result import collect, write_result
+from paretorch.sparsity.tickets.storage import Storage
+from paretorch.studies.results import heading, write_json
 from paretorch.studies.study import Study
+from paretorch.studies.tickets_table import by_method, result_of, show_methods, show_tickets
 
-_KEPT = ("tickets.jsonl", "summary.json", "tickets.svg")
+_ROWS, _PLOT = "tickets.jsonl", "tickets.svg"
 
 
 def run_tickets(
@@ -31,9 +33,6 @@ def run_tickets(
     tell: Callable[[str], None] = print,
 ) -> None:
     """Do what is not yet done of the study's searches, with `parallel` workers, and write the results."""
-    from paretorch.sparsity.tickets.result import collect, write_result
-    from paretorch.sparsity.tickets.storage import Storage
-
     folder = runs / study.name
     (recipe,) = study.settings.values()
     for number, table in enumerate(study.tickets):
@@ -43,27 +42,29 @@ def run_tickets(
         log = config.with_suffix(".log")
         _work(["tickets", "--config", str(config), "--storage", str(folder), *options], log, parallel)
         tell(f"[{number + 1}/{len(study.tickets)}] {_named(table)}: done")
-    storage = Storage.open(folder)
-    write_result(storage, collect(storage), shlex.join(["pare", *sys.argv[1:]]))
-    target = results / study.name
+    _keep(study, Storage.open(folder), results / study.name)
+
+
+def _keep(study: Study, storage: Storage, target: Path) -> None:
+    """Write the results: every row that there is, and the summary of the study's own seeds."""
+    every = collect(storage)
+    write_result(storage, every, shlex.join(["pare", *sys.argv[1:]]))
     target.mkdir(parents=True, exist_ok=True)
-    for name in _KEPT:
-        shutil.copyfile(folder / name, target / name)
+    for name in (_ROWS, _PLOT):
+        shutil.copyfile(storage.path / name, target / name)
+    own = result_of([*every.dense, *every.tickets], study.seeds)
+    recipe = storage.recipe.as_dict()
+    summary = {**heading(study), "recipe": recipe, "methods": by_method(own), **own.as_dict()}
+    write_json(target / "summary.json", summary)
 
 
-def ticket_lines(target: Path) -> list[str]:
-    """The tickets in a folder of results, a line each; none where there is no such folder."""
-    path = target / "tickets.jsonl"
+def ticket_lines(study: Study, target: Path) -> list[str]:
+    """The tickets in a folder of results, a line each, and what they say of each method; none where there are none."""
+    path = target / _ROWS
     if not path.exists():
         return []
-    rows: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
-    head = ["search", "round", "sparsity", "validation", "test", "epochs"]
-    shares = ("sparsity", "accuracy", "test_accuracy")
-    body = [
-        [row["search"], str(row["round"]), *(f"{100 * row[name]:.2f} %" for name in shares), str(row["epochs"])]
-        for row in rows
-    ]
-    return aligned([head, *body])
+    result = result_of([json.loads(line) for line in path.read_text().splitlines()], study.seeds)
+    return [*show_tickets(result), "", *show_methods(result)] if result.tickets else []
 
 
 def _work(words: Sequence[str], log: Path, parallel: int) -> None:
