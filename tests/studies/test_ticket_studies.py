@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paretorch.cli.app import app
-from paretorch.errors import PareError
+from paretorch.errors import ConfigError, PareError
 from paretorch.sparsity.tickets import METHODS, make_method
 from paretorch.studies import load_study, study_names
 from paretorch.studies.results import spread
@@ -70,6 +70,11 @@ def test_a_study_of_tickets_leaves_rows_summary_and_plot(tmp_path: Path) -> None
     assert len(lines) == (2 + 3) + 1 + (1 + 2 + 1 + 2 * 2)
     assert "50.00 %" in lines[4]
     assert "±" not in "".join(lines), "one seed has no spread"
+    before = (target / "summary.json").read_bytes()
+    with pytest.raises(ConfigError, match=r"epochs \(there 1, now 2\).*remove the file"):
+        run_tickets(parse_study("small", _SMALL, {"epochs": 2}), tmp_path / "results", tmp_path / "other")
+    assert (target / "summary.json").read_bytes() == before
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_study_over_seeds_tells_means_and_spreads_by_method(tmp_path: Path) -> None:

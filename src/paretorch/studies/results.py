@@ -50,7 +50,7 @@ def collect(study: Study, target: Path) -> Found:
 
 def stored_result(path: Path, recipe: Recipe) -> dict[str, Any] | None:
     """The result in the file of a run, or None where there is none of this recipe."""
-    stored, result = _read(path)
+    stored, result = read_stored(path)
     return result if stored is not None and stored.as_dict() == recipe.as_dict() else None
 
 
@@ -58,17 +58,21 @@ def require_mine(study: Study, target: Path) -> None:
     """Refuse to replace results of another recipe: they may have taken hours."""
     for name, recipe in study.jobs():
         path = target / f"{name}.json"
-        stored, result = _read(path)
-        if stored is None or result is None:
-            continue
-        try:
-            require_same(recipe.as_dict(), stored.as_dict(), path)
-        except ConfigError as error:
-            raise ConfigError(f"{error} Or remove the file, to have it measured again.") from None
+        stored, result = read_stored(path)
+        if stored is not None and result is not None:
+            require_recipe(recipe, stored, path)
 
 
-def _read(path: Path) -> tuple[Recipe | None, dict[str, Any] | None]:
-    """Recipe and result in the file of a run."""
+def require_recipe(recipe: Recipe, stored: Recipe, path: Path) -> None:
+    """Refuse to replace the file of results of another recipe, by the names of what differs."""
+    try:
+        require_same(recipe.as_dict(), stored.as_dict(), path)
+    except ConfigError as error:
+        raise ConfigError(f"{error} Or remove the file, to have it measured again.") from None
+
+
+def read_stored(path: Path) -> tuple[Recipe | None, dict[str, Any] | None]:
+    """Recipe and result in a file of results; None for what it does not have."""
     try:
         content = json.loads(path.read_text())
         return recipe_from(content["recipe"]), content.get("result")

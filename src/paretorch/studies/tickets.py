@@ -10,17 +10,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from paretorch.errors import PareError
 from paretorch.sparsity.tickets.result import collect, write_result
 from paretorch.sparsity.tickets.storage import Storage
-from paretorch.studies.results import heading, write_json
+from paretorch.studies.results import heading, read_stored, require_recipe, write_json
 from paretorch.studies.study import Study
 from paretorch.studies.tickets_table import by_method, result_of, show_methods, show_tickets
 
-_ROWS, _PLOT = "tickets.jsonl", "tickets.svg"
+_ROWS, _SUMMARY, _PLOT = "tickets.jsonl", "summary.json", "tickets.svg"
 
 
 def run_tickets(
@@ -35,6 +36,10 @@ def run_tickets(
     """Do what is not yet done of the study's searches, with `parallel` workers, and write the results."""
     folder = runs / study.name
     (recipe,) = study.settings.values()
+    target = results / study.name
+    stored, _ = read_stored(target / _SUMMARY)
+    if stored is not None:
+        require_recipe(replace(recipe, seed=stored.seed), stored, target / _SUMMARY)  # seeds belong to the searches
     for number, table in enumerate(study.tickets):
         config = runs / f"{study.name}-{number}.json"
         runs.mkdir(parents=True, exist_ok=True)
@@ -42,7 +47,7 @@ def run_tickets(
         log = config.with_suffix(".log")
         _work(["tickets", "--config", str(config), "--storage", str(folder), *options], log, parallel)
         tell(f"[{number + 1}/{len(study.tickets)}] {_named(table)}: done")
-    _keep(study, Storage.open(folder), results / study.name)
+    _keep(study, Storage.open(folder), target)
 
 
 def _keep(study: Study, storage: Storage, target: Path) -> None:
@@ -55,7 +60,7 @@ def _keep(study: Study, storage: Storage, target: Path) -> None:
     own = result_of([*every.dense, *every.tickets], study.seeds)
     recipe = storage.recipe.as_dict()
     summary = {**heading(study), "recipe": recipe, "methods": by_method(own), **own.as_dict()}
-    write_json(target / "summary.json", summary)
+    write_json(target / _SUMMARY, summary)
 
 
 def ticket_lines(study: Study, target: Path) -> list[str]:
