@@ -19,6 +19,7 @@ if DEVICE == "cpu" and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
 
 from paretorch.deploy.fast import PackedLinear, _launch, optimize  # noqa: E402
 from paretorch.deploy.fast.packing import Order, pack  # noqa: E402
+from paretorch.deploy.fast.settings import SETTINGS  # noqa: E402
 from tests.deploy_fast.grids import by_block, by_channel, on_the_grid  # noqa: E402
 
 TILE = (32, 128)
@@ -94,7 +95,6 @@ def test_runs_repeat_bit_for_bit() -> None:
 def test_optimize_takes_it_where_the_timer_says_so(monkeypatch) -> None:
     """On a CPU the choice of the kind is made as on a GPU; the times are given."""
     from paretorch.deploy.fast import candidates
-    from paretorch.deploy.fast.settings import SETTINGS
 
     def timer(calls: dict) -> dict[str, list[float]]:
         given = {"dense": 2.0, "packed": 1.0, "before": 3.0, "after": 2.0, str(SETTINGS[2]): 0.5}
@@ -137,6 +137,18 @@ def test_replayed_from_a_graph() -> None:
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize(("bits", "batch"), [(2, 1), (4, 1), (8, 1), (4, 16)])
+def test_all_settings_on_a_gpu(setting, bits, batch) -> None:
+    weight = on_the_grid(torch.full((4096, 2048), bits)).to(DEVICE)
+    layer = PackedLinear(pack(weight, *setting.tile)).to(DEVICE)
+    layer.tuning = setting.tuning
+    x = torch.randn(batch, 2048, device=DEVICE).bfloat16()
+    wanted = x.float() @ weight.T
+    torch.testing.assert_close(layer(x).float(), wanted, rtol=ROUNDING, atol=1e-3 * float(wanted.abs().max()))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 @pytest.mark.parametrize("graphs", [True, False])
 def test_optimize_with_the_clock_of_a_gpu(graphs) -> None:
     model = nn.Sequential(nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 64)).to(DEVICE, torch.bfloat16)
@@ -152,9 +164,10 @@ def test_optimize_with_the_clock_of_a_gpu(graphs) -> None:
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
-def test_kernels_that_start_early_see_what_was_written_before() -> None:
-    first, second = (check(torch.full((512, 512), bits), 4, 2) for bits in (4, 2))
-    x = torch.randn(4, 512, device=DEVICE).bfloat16()
+@pytest.mark.parametrize("batch", [1, 4])
+def test_kernels_that_start_early_see_what_was_written_before(batch) -> None:
+    first, second = (check(torch.full((512, 512), bits), batch, 2) for bits in (4, 2))
+    x = torch.randn(batch, 512, device=DEVICE).bfloat16()
     wanted = [second(first(x * i).relu()) for i in range(1, 9)]
     first.tuning = second.tuning = _launch.Tuning(early=True)
     first(x), second(x)
