@@ -2,6 +2,7 @@
 
 import json
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -144,13 +145,21 @@ def test_divergence_is_a_failure(tmp_path: Path) -> None:
     assert "2 searches failed (dense-seed0, cs-init0-seed0); the same command continues" in told
 
 
-def test_an_interrupt_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [["--out", "a b"], ["--storage", "a b"], []])
+def test_an_interrupt_says_once_how_to_go_on(place: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("paretorch.sparsity.tickets.work", interrupted)
-    told = _pare(*_QUICK, "--out", str(tmp_path / "a b"), code=130)
-    assert f"Continue with: pare tickets --out '{tmp_path}/a b' --resume" in told
+    monkeypatch.chdir(tmp_path)
+    words = [*_QUICK, "--rounds", "1", *place]
+    with monkeypatch.context() as patched:
+        patched.setattr("paretorch.sparsity.tickets.work", interrupted)
+        patched.setattr(sys, "argv", ["pare", "tickets", *words])
+        told = _pare(*words, code=130)
+    assert told.count("Continue with:") == 1
+    again = shlex.split(told.split("Continue with:")[1])
+    assert again == ["pare", "tickets", *words, "--resume"]
+    assert "cs-init0-seed0 round 1" in _pare(*again[2:])
 
 
 def test_help_has_examples() -> None:

@@ -1,6 +1,5 @@
 """`pare tickets`."""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -151,9 +150,6 @@ def _work(opened: "Storage", runtime: Runtime, quiet: bool) -> None:
     try:
         with watched(opened, quiet=quiet) as (tell, show):
             work(opened, runtime, tell, show)
-    except KeyboardInterrupt:
-        typer.echo(f"Continue with: {shlex.join(['pare', 'tickets', '--out', str(opened.path)])} --resume", err=True)
-        raise
     except PareError:
         write_and_show(opened)
         raise
