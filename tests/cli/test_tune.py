@@ -128,6 +128,8 @@ def test_nothing_but_divergence(tmp_path: Path) -> None:
         (["--network", "nonsense"], "nonsense"),
         (["--storage", "nonsense://x"], "storage"),
         (["--trials", "0"], "at least one"),
+        (["--validation", "0"], "never by the test set: set validation, such as 5000."),
+        (["--set", "validation=0"], "never by the test set"),
     ],
 )
 def test_wrong_arguments(tmp_path: Path, words: list[str], said: str) -> None:

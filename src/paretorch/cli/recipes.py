@@ -13,19 +13,25 @@ def given(**flags: Any) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value is not None}
 
 
-def make_recipe(config: Path | None, flags: dict[str, Any]) -> Recipe:
-    """Defaults, then the file, then the flags."""
+def make_recipe(config: Path | None, flags: dict[str, Any], *, holds_out: bool = False) -> Recipe:
+    """Defaults, then the file, then the flags; `holds_out`: with data to judge by, where neither says how much."""
     values: dict[str, Any] = {} if config is None else read_config(config)
     if isinstance(values.get("recipe"), dict):  # the config.json of a run
         values = values["recipe"]
-    return recipe_from({**values, **flags}, source_of(config))
+        if values.get("validation") == 0:  # it has every field, whether anybody asked for it or not
+            del values["validation"]
+    values |= flags
+    return recipe_from(with_held_out(values) if holds_out else values, source_of(config))
+
+
+def with_held_out(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields with the number of training images to judge by, where they have none.
+
+    A 0 that was asked for stays; text has a validation part, which any number above 0 chooses.
+    """
+    return {"validation": _HELD_OUT.get(str(values.get("data")), 5000), **values}
 
 
 def source_of(config: Path | None) -> str:
     """What to name in errors: the file, where there is one."""
     return "the command line" if config is None else str(config)
-
-
-def held_out(data: str) -> int:
-    """How many training images to judge by; text has a validation part, which any number above 0 chooses."""
-    return _HELD_OUT.get(data, 5000)

@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from paretorch.cli.recipes import held_out, source_of
+from paretorch.cli.recipes import source_of, with_held_out
 from paretorch.errors import ConfigError
 from paretorch.sparsity.tickets import METHODS, Bench, Search, Storage, make_method
 from paretorch.training.recipe import Runtime, read_config, recipe_from
@@ -31,9 +31,7 @@ def open_storage(
         if (folder / "recipe.json").exists():
             values = Storage.open(folder).recipe.as_dict()
     source = source_of(config)
-    merged = {**values, **recipe_given}
-    merged.setdefault("validation", held_out(merged.get("data", "")))
-    recipe = recipe_from(merged, source)
+    recipe = recipe_from(with_held_out({**values, **recipe_given}), source)
     folder = folder or Path("runs") / f"tickets-{recipe.network}-{recipe.data}"
     exists = (folder / "recipe.json").exists()
     if exists and not continues:

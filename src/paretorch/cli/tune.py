@@ -1,6 +1,5 @@
 """`pare tune`."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -8,8 +7,9 @@ import typer
 
 from paretorch.cli import options
 from paretorch.cli.options import HOW, SEARCH, WHAT
-from paretorch.cli.recipes import given, held_out, make_recipe
+from paretorch.cli.recipes import given, make_recipe
 from paretorch.cli.values import Text, Whole, assignments, numbers
+from paretorch.errors import ConfigError
 from paretorch.training.recipe import OPTIMIZERS, Runtime
 
 _START = {"sgd": (0.1, 0.0), "avagrad": (0.1, 0.1), "avagradw": (0.1, 0.1), "adabelief": (1e-3, 1e-16)}
@@ -92,9 +92,9 @@ def tune(
         weight_decay=weight_decay,
         schedule=schedule,
     ) | assignments(set_)
-    recipe = make_recipe(config, {"optimizer": "avagrad", **flags} if config is None else flags)
-    if recipe.validation == 0:
-        recipe = replace(recipe, validation=held_out(recipe.data))
+    recipe = make_recipe(config, {"optimizer": "avagrad", **flags} if config is None else flags, holds_out=True)
+    if not recipe.validation:
+        raise ConfigError("Settings are chosen by held-out data, never by the test set: set validation, such as 5000.")
     runtime = Runtime(root, download, device, compile, graph, progress="quiet")
     rates = tuning.alpha_grid() if alphas is None else numbers(alphas, "--alphas")
     smoothing = tuning.eps_grid(recipe.optimizer) if epsilons is None else numbers(epsilons, "--epsilons")
