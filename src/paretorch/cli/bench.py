@@ -2,13 +2,18 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paretorch.cli.values import Text, numbers
 from paretorch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paretorch.cli.bench_points import Bench
+    from paretorch.cli.bench_sources import Source
 
 
 def bench(
@@ -42,8 +47,6 @@ def bench(
     from paretorch.cli.bench_points import Bench
     from paretorch.cli.bench_rivals import pruned
     from paretorch.cli.bench_sources import find_sources
-    from paretorch.report.pareto import as_text, draw
-    from paretorch.training.files import write_atomically
     from paretorch.training.recipe import Runtime
     from paretorch.training.run import choose_device
 
@@ -55,12 +58,8 @@ def bench(
     if shares and not dense:
         raise ConfigError("--prune needs a dense run to prune: give its folder too.")
     for folder in unfinished:
-        typer.echo(f"{folder}: not finished, left out", err=True)
-
-    def tell(line: str) -> None:
-        typer.echo(line, err=True)
-
-    found = Bench(sources[0].data, out, root=root, device=choose_device(device), tell=tell)
+        _tell(f"{folder}: not finished, left out")
+    found = Bench(sources[0].data, out, root=root, device=choose_device(device), tell=_tell)
     for source in sources:
         found.add(source)
     # What is printed may be JSON: while networks are fine-tuned, a bar on a terminal or nothing.
@@ -69,16 +68,32 @@ def bench(
     for source in dense:
         for one in pruned(source, shares, finetune, out / "pruned", runtime, channels_by):
             found.add(one)
+    _write_and_show(found, title or _title(sources), out, as_json)
+
+
+def _write_and_show(found: "Bench", title: str, out: Path, as_json: bool) -> None:
+    """The picture, the table and the record, as files; one of the last two is printed."""
+    from paretorch.report.pareto import as_text, draw
+    from paretorch.training.files import write_atomically
+
     for family, reason in found.missing.items():
-        tell(f"{family}: left out, {reason}")
+        _tell(f"{family}: left out, {reason}")
     points = found.points()
     if not points:
         raise ConfigError("No file could be written, so there is nothing to draw.")
-    networks = ", ".join(dict.fromkeys(one.recipe.network for one in sources if one.recipe is not None))
     told = as_text(points)
-    picture = draw(title or f"{networks or 'networks'} on {sources[0].data}: accuracy against bytes on disk", points)
-    write_atomically(out / "bench.svg", picture.encode())
+    write_atomically(out / "bench.svg", draw(title, points).encode())
     write_atomically(out / "bench.txt", (told + "\n").encode())
     written = found.write()
     typer.echo(json.dumps(found.record(), indent=1) if as_json else told)
-    tell(f"{out / 'bench.svg'}, {out / 'bench.txt'}, {written}")
+    _tell(f"{out / 'bench.svg'}, {out / 'bench.txt'}, {written}")
+
+
+def _title(sources: Sequence["Source"]) -> str:
+    networks = ", ".join(dict.fromkeys(one.recipe.network for one in sources if one.recipe is not None))
+    return f"{networks or 'networks'} on {sources[0].data}: accuracy against bytes on disk"
+
+
+def _tell(line: str) -> None:
+    """Beside what is printed, which may be JSON."""
+    typer.echo(line, err=True)

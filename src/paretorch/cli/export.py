@@ -1,13 +1,19 @@
 """`pare export`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paretorch.cli.inputs import SHAPES, data_of
-from paretorch.cli.values import Number, Text
+from paretorch.cli.values import Number, Text, integers
 from paretorch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+    from paretorch.zoo.data import Images
 
 _BATCH = 500
 
@@ -46,49 +52,66 @@ def export(
 
         pare export runs/mine small.onnx --int8 --root data
     """
-    import torch
-
     from paretorch import deploy, zoo
-    from paretorch.cli.values import integers
-    from paretorch.zoo.data import normalise
 
-    folder = path if path.is_dir() else path.parent
     artefact = path / "model.pare" if path.is_dir() else path
     if not artefact.exists():
         raise ConfigError(f"There is no artefact {artefact}.")
-    known = data_of(folder)
+    known = data_of(artefact.parent)
     if int8 and not (data or known):
         raise ConfigError("--int8 needs images to look at: --data cifar10.")
     if percentile is not None and not int8:
         raise ConfigError("--percentile is about --int8: give that too.")
     name = data or (known if int8 else None)
     found = zoo.data.load(name, root) if name else None
-    size = tuple(integers(shape, "--shape")) if shape else SHAPES.get(known)
-    if found is not None:
-        size = tuple(found.train[0].shape[1:])
-    if size is None:
-        raise ConfigError("The shape of an input is not known: --shape 3,32,32.")
+    example = _example(found, shape, known)
     model = deploy.load(artefact)
     target = out or artefact.with_suffix(".onnx")
     options: dict[str, Any] = {"weights": weights}
-    example = torch.zeros(2, *size)
-    if found is not None:
-        example = normalise(found.test[0][:2], found.mean, found.std, torch.float32)
-        if int8:
-            spread = found.train[0][:: max(1, len(found.train[0]) // images)][:images]  # sets may be sorted
-            seen = normalise(spread, found.mean, found.std, torch.float32)
-            options |= {"calibrate": seen.split(_BATCH), "percentile": percentile}
+    if int8 and found is not None:
+        options |= {"calibrate": _calibration(found, images), "percentile": percentile}
     deploy.export_onnx(model, example, target, **options)
     typer.echo(f"{target}: {target.stat().st_size:,} bytes ({artefact.name}: {artefact.stat().st_size:,})")
     typer.echo(_told(target))
     if found is not None:
-        from paretorch.deploy.accuracy import measure_accuracy
-        from paretorch.deploy.rivals import OnnxNetwork
+        typer.echo(_accuracies(found, model, target))
 
-        inputs = normalise(found.test[0], found.mean, found.std, torch.float32)
-        batches = list(zip(inputs.split(_BATCH), found.test[1].split(_BATCH), strict=True))
-        ours, theirs = (measure_accuracy(one, batches) for one in (model, OnnxNetwork(target)))
-        typer.echo(f"accuracy on {len(inputs):,} test images: {theirs:.2%} in onnxruntime, {ours:.2%} in torch")
+
+def _example(found: "Images | None", shape: str | None, known: str) -> "Tensor":
+    """Two inputs: of the images where there are any, else zeros of the shape that was given or that the data has."""
+    import torch
+
+    size = tuple(integers(shape, "--shape")) if shape else SHAPES.get(known)
+    if found is not None:
+        return _normalised(found, found.test[0][:2])
+    if size is None:
+        raise ConfigError("The shape of an input is not known: --shape 3,32,32.")
+    return torch.zeros(2, *size)
+
+
+def _calibration(found: "Images", count: int) -> list["Tensor"]:
+    """So many training images from all over the set, which may be sorted, in batches."""
+    every = found.train[0]
+    return list(_normalised(found, every[:: max(1, len(every) // count)][:count]).split(_BATCH))
+
+
+def _accuracies(found: "Images", model: "Module", path: Path) -> str:
+    """The accuracy of the file beside that of the network it was written from."""
+    from paretorch.deploy.accuracy import measure_accuracy
+    from paretorch.deploy.rivals import OnnxNetwork
+
+    inputs = _normalised(found, found.test[0])
+    batches = list(zip(inputs.split(_BATCH), found.test[1].split(_BATCH), strict=True))
+    ours, theirs = (measure_accuracy(one, batches) for one in (model, OnnxNetwork(path)))
+    return f"accuracy on {len(inputs):,} test images: {theirs:.2%} in onnxruntime, {ours:.2%} in torch"
+
+
+def _normalised(found: "Images", images: "Tensor") -> "Tensor":
+    import torch
+
+    from paretorch.zoo.data import normalise
+
+    return normalise(images, found.mean, found.std, torch.float32)
 
 
 def _told(path: Path) -> str:
