@@ -48,7 +48,7 @@ def test_one_row_is_loaded_once_a_tile(tmp_path) -> None:
 def test_a_kernel_that_starts_early_touches_nothing_before_the_other_has_ended(tmp_path) -> None:
     code = ptx(4, 1, 3, tmp_path)
     before, after = code.split("griddepcontrol.wait", 1)
-    assert before.count("prefetch.global.L2") >= 3, "the tiles of three turns"
-    assert not re.search(r"(ld|st|red|atom)\.global|cp\.async", before)
+    assert before.count("cp.async.bulk.prefetch.L2.global") == 3, "the tiles of three turns"
+    assert not re.search(r"(ld|st|red|atom)\.global|cp\.async\.c", before)
     assert "cp.async" in after
     assert "griddepcontrol.launch_dependents" in after[after.rindex("mma.sync") :], "when all tiles are through"

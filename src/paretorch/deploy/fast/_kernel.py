@@ -44,7 +44,7 @@ def packed_linear(
         if FULL:
             WIDTH: tl.constexpr = 8 * HAS8 + 4 * HAS4 + 2 * HAS2
             words = words8 if HAS8 else words4 if HAS4 else words2
-            _prefetch(words, tile, split, inputs, WIDTH, ROWS, COLUMNS, WAYS, SPLITS, EARLY)
+            _ask_for(words, tile, split, inputs, WIDTH, ROWS, COLUMNS, WAYS, SPLITS, EARLY)
         tl.extra.cuda.gdc_wait()
     r, b = tl.arange(0, ROWS), tl.arange(0, BATCH)
     # What is needed at the end is asked for at the start: memory takes its time.
@@ -153,20 +153,22 @@ def _load(pointer, wanted, k, inputs, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def _prefetch(
+def _ask_for(
     words, tile, split, inputs, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WAYS: tl.constexpr,
     SPLITS: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
-    """Ask for the tiles of the first turns to be brought to the second level cache, a line of 64 words at a time."""
+    """Have the tiles of the first turns brought to the second level cache: one thread, one instruction for a turn."""
     SIZE: tl.constexpr = ROWS * COLUMNS * WIDTH // 16  # words of a tile
     blocks = tl.cdiv(inputs, COLUMNS)
-    line = tl.arange(0, WAYS * SIZE // 64)
     for turn in tl.static_range(TURNS):
-        block = tl.minimum((turn * SPLITS + split) * WAYS + line // (SIZE // 64), blocks - 1)
-        address = (words + (tile * blocks + block).to(tl.int64) * SIZE + line % (SIZE // 64) * 64).to(tl.int64)
+        block = (turn * SPLITS + split) * WAYS
+        size = tl.maximum(tl.minimum(blocks - block, WAYS), 0) * (2 * SIZE)  # bytes
+        address = (words + (tile * blocks + block).to(tl.int64) * SIZE).to(tl.int64)
         tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
-        )
+            "{ .reg .pred p; .reg .b32 t; mov.u32 t, %tid.x; setp.ne.s32 p, $2, 0; setp.eq.and.u32 p, t, 0, p; "
+            "@p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+            "=r,l,r", [address, size], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
 
 
 @triton.jit
