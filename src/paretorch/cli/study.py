@@ -57,8 +57,7 @@ def study(
 
     from paretorch import studies
     from paretorch.studies.mps import mps as service
-    from paretorch.studies.results import collect, require_some
-    from paretorch.studies.table import show_layers
+    from paretorch.studies.results import collect
 
     if name is None:
         for each in studies.study_names():
@@ -79,23 +78,30 @@ def study(
             _tickets(chosen, out, runs, parallel, options, table)
         return
     patterns = only.split(",") if only else []
+    asked = chosen.only(patterns) if patterns else chosen
     if curves:
-        _draw(chosen.only(patterns) if patterns else chosen, out)
+        _draw(asked, out)
         return
     if table or layers:
-        chosen = chosen.only(patterns) if patterns else chosen
-        found = collect(chosen, out / chosen.name)
-        require_some(chosen, found, out)
-        if table:
-            _show(chosen, found)
-        for line in show_layers(chosen, found) if layers else ():
-            typer.echo(line)
+        _show_stored(asked, out, table, layers)
         return
     with service(mps and parallel > 1), epochs_bar() as bar:
         tell = typer.echo if bar is None else bar.console.print
         watch = None if bar is None else bar.watch
         studies.run_study(chosen, out, runs, only=patterns, parallel=parallel, options=options, tell=tell, watch=watch)
     _show(chosen, collect(chosen, out / chosen.name))
+
+
+def _show_stored(study: "Study", out: Path, table: bool, layers: bool) -> None:
+    from paretorch.studies.results import collect, require_some
+    from paretorch.studies.table import show_layers
+
+    found = collect(study, out / study.name)
+    require_some(study, found, out)
+    if table:
+        _show(study, found)
+    for line in show_layers(study, found) if layers else ():
+        typer.echo(line)
 
 
 def _draw(study: "Study", out: Path) -> None:
