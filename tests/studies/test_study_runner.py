@@ -5,7 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from paretorch.cli.app import app
 from paretorch.errors import ConfigError, PareError
 from paretorch.studies import load_study, run_study, study_names
 from paretorch.studies.mps import mps
@@ -98,6 +100,21 @@ def test_failed_runs_are_told(study: Study, tmp_path: Path) -> None:
         run_study(one, tmp_path / "results", tmp_path / "runs", options=["--device", "toaster"], tell=told.append)
     assert len(told) == 1
     assert "is no device" in told[0]
+
+
+def test_a_spread_is_shown_of_several_seeds_alone(tmp_path: Path) -> None:
+    dense = load_study("dense-resnet20")
+    target = tmp_path / dense.name
+    target.mkdir()
+    for share, (name, recipe) in zip((0.5, 0.7, 0.9), dense.jobs(), strict=True):
+        content = {"recipe": recipe.as_dict(), "result": {"test_accuracy": share}}
+        (target / f"{name}.json").write_text(json.dumps(content))
+    words = ["study", dense.name, "--table", "--out", str(tmp_path)]
+    told = CliRunner().invoke(app, words).output
+    assert "test accuracy 70.00 %, standard deviation 20.00 % over 3 seeds" in told
+    told = CliRunner().invoke(app, [*words, "--seeds", "0"]).output
+    assert "test accuracy 50.00 %, one seed" in told
+    assert "deviation" not in told
 
 
 def test_without_the_service_a_study_runs_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

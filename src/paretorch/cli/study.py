@@ -140,8 +140,8 @@ def _show(study: "Study", found: "Found") -> None:
     for setting, numbers in summarize(study, found)["settings"].items():
         metric = headline(numbers)
         one = numbers[metric]
-        mean, spread = told(metric, one["mean"]), told(metric, one["std"])
-        typer.echo(
-            f"{study.name} {setting}: {metric.replace('_', ' ')} {mean}, standard deviation {spread} over {one['n']} seeds "
-            f"(claim: {study.claim})"
+        many = (
+            f", standard deviation {told(metric, one['std'])} over {one['n']} seeds" if one["n"] > 1 else ", one seed"
         )
+        mean = f"{metric.replace('_', ' ')} {told(metric, one['mean'])}"
+        typer.echo(f"{study.name} {setting}: {mean}{many} (claim: {study.claim})")
