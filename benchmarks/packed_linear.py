@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from paretorch.deploy.fast import PackedLinear
-from paretorch.deploy.fast._launch import Tuning
+from paretorch.deploy.fast.grid import Tuning
 from paretorch.deploy.fast.measure import elapsed, timer
 from paretorch.deploy.fast.packing import COLUMNS, ROWS, Packed
 from paretorch.deploy.fast.settings import SETTINGS, Setting

@@ -7,12 +7,9 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as limits
-from hypothesis import strategies as st
 
-from paretorch.deploy.fast import PackedLinear, _launch, tuning
-from paretorch.deploy.fast._launch import Tuning
+from paretorch.deploy.fast import PackedLinear, tuning
+from paretorch.deploy.fast.grid import Tuning
 from paretorch.deploy.fast.packing import COLUMNS, ROWS, Order, pack, unpack
 from paretorch.deploy.fast.settings import SETTINGS, Setting, unmeasured
 from paretorch.deploy.fast.stand_in import stand_in
@@ -138,36 +135,6 @@ def test_unmeasured_small_layers_have_smaller_programs_than_large_ones(monkeypat
     monkeypatch.setattr("paretorch.deploy.fast.settings._SMALL", 100)
     assert layer().tuning == SETTINGS[1].tuning
     assert not small.tuning.early, "what no sweep found better is not assumed"
-
-
-@limits(max_examples=60, deadline=None)
-@given(st.integers(1, 900), st.integers(1, 300), st.sampled_from([1, 108, 132]), st.integers(1, 6))
-def test_programs_fill_the_gpu_and_none_is_without_work(tiles, turns, processors, programs) -> None:
-    splits = _launch._splits(tiles, turns, processors, programs)
-    assert 1 <= splits <= turns
-    wanted = min(tiles * turns, programs * processors)
-    assert tiles * splits >= 0.6 * wanted
-
-
-@pytest.mark.parametrize(("outputs", "inputs"), [(4096, 11008), (8192, 28672)])
-def test_no_row_tile_is_shared_where_there_are_as_many_as_multiprocessors(outputs, inputs) -> None:
-    tuning = SETTINGS[2].tuning
-    turns = -(-inputs // COLUMNS // tuning.warps)
-    assert _launch._splits(outputs // ROWS, turns, 132, tuning.programs) == 1
-
-
-@pytest.mark.parametrize(("width", "stages"), [(2, 5), (4, 4), (8, 3)])
-def test_narrow_tiles_are_asked_for_further_ahead(width, stages) -> None:
-    size = ROWS * COLUMNS * width // 8
-    assert _launch._stages([size], 2048, 8, shared=204 << 10) == stages
-
-
-@limits(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from([2048, 4096, 8192]), min_size=1, max_size=3), st.integers(1, 16))
-def test_all_stages_fit_into_shared_memory(sizes, warps) -> None:
-    stages = _launch._stages(sizes, 2048, warps, shared=100_000)
-    assert stages == 2 or (stages - 1) * warps * (max(sizes) + 2048) <= 100_000
-    assert 2 <= stages <= 6
 
 
 def test_the_account_names_every_word_of_a_setting() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paretorch.deploy.fast._launch import Tuning
+from paretorch.deploy.fast.grid import Tuning
 from paretorch.deploy.fast.packing import COLUMNS, ROWS, Packed
 
 _SMALL = 32 << 20
