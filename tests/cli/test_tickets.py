@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import warnings
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from paretorch.cli.app import app
 from paretorch.cli.tickets_searches import make_searches
+from paretorch.errors import UndecidedWarning
 from paretorch.training.recipe import recipe_from
 
 _SMALL = ["--network", "digits-cnn", "--data", "digits", "--device", "cpu", "--set", 'network_options={"width": 2}']
@@ -160,6 +162,13 @@ def test_an_interrupt_says_once_how_to_go_on(place: list[str], monkeypatch: pyte
     again = shlex.split(told.split("Continue with:")[1])
     assert again == ["pare", "tickets", *words, "--resume"]
     assert "cs-init0-seed0 round 1" in _pare(*again[2:])
+
+
+def test_no_advice_is_given_about_rounding_since_tickets_are_retrained(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        _pare(*_QUICK, "--rounds", "1", "--option", "final_temperature=2", "--out", str(tmp_path / "run"))
+    assert not [one for one in heard if issubclass(one.category, UndecidedWarning)]
 
 
 def test_help_has_examples() -> None:

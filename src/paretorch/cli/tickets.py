@@ -1,5 +1,6 @@
 """`pare tickets`."""
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ from paretorch.cli import options
 from paretorch.cli.options import HOW, SEARCH, WHAT
 from paretorch.cli.recipes import given
 from paretorch.cli.values import IMAGES, Number, Text, Whole, assignments, integers, numbers
-from paretorch.errors import ConfigError, PareError
+from paretorch.errors import ConfigError, PareError, UndecidedWarning
 from paretorch.training.recipe import Runtime
 
 if TYPE_CHECKING:
@@ -148,7 +149,9 @@ def _work(opened: "Storage", runtime: Runtime, quiet: bool) -> None:
     from paretorch.sparsity.tickets import work
 
     try:
-        with watched(opened, quiet=quiet) as (tell, show):
+        with warnings.catch_warnings(), watched(opened, quiet=quiet) as (tell, show):
+            # What rounding does to the network of a search is measured, and matters little: tickets are retrained.
+            warnings.simplefilter("ignore", UndecidedWarning)
             work(opened, runtime, tell, show)
     except PareError:
         write_and_show(opened)
