@@ -68,9 +68,9 @@ def test_channels_of_several_widths(batch) -> None:
     assert layer.order is Order.REGULAR
 
 
-@pytest.mark.parametrize("splits", [1, 2])
-def test_blocks_of_several_widths(splits) -> None:
-    layer = check(by_block(130, 520, TILE, (0, 2, 4, 8), seed=3), 3, splits)
+@pytest.mark.parametrize(("batch", "splits"), [(1, 1), (1, 2), (3, 2)])
+def test_blocks_of_several_widths(batch, splits) -> None:
+    layer = check(by_block(130, 520, TILE, (0, 2, 4, 8), seed=3), batch, splits)
     assert layer.order is Order.FREE
 
 
@@ -85,6 +85,14 @@ def test_inputs_that_fill_no_tile_and_leading_dimensions() -> None:
     layer = PackedLinear(pack(weight, *TILE)).to(DEVICE)
     x = torch.randn(2, 3, 5).bfloat16().to(DEVICE)
     torch.testing.assert_close(layer(x).float(), x.float() @ weight.T, rtol=ROUNDING, atol=1e-3)
+
+
+@pytest.mark.parametrize("setting", {setting.tile: setting for setting in SETTINGS}.values(), ids=str)
+def test_tiles_as_they_are_chosen(setting) -> None:
+    weight = on_the_grid(torch.full((70, 600), 2)).to(DEVICE)
+    layer = PackedLinear(pack(weight, *setting.tile)).to(DEVICE)
+    x = torch.randn(1, 600).bfloat16().to(DEVICE)
+    torch.testing.assert_close(layer(x).float(), x.float() @ weight.T, rtol=ROUNDING, atol=1e-2)
 
 
 def test_runs_repeat_bit_for_bit() -> None:
