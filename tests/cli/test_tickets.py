@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shlex
 import signal
 import subprocess
@@ -17,14 +18,17 @@ from typer.testing import CliRunner
 from paretorch.cli.app import app
 from paretorch.cli.tickets_searches import make_searches
 from paretorch.errors import UndecidedWarning
+from paretorch.sparsity.tickets import METHODS
+from paretorch.studies import load_study, study_names
 from paretorch.training.recipe import recipe_from
 
 _SMALL = ["--network", "digits-cnn", "--data", "digits", "--device", "cpu", "--set", 'network_options={"width": 2}']
+_WIDE = {"COLUMNS": "200", "TERM": "dumb"}
 _QUICK = [*_SMALL, "--epochs", "1", "--batch", "128", "--lr", "0.05"]
 
 
 def _pare(*words: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["tickets", *words], env={"COLUMNS": "200", "TERM": "dumb"})
+    result = CliRunner().invoke(app, ["tickets", *words], env=_WIDE)
     assert result.exit_code == code, result.output
     assert "Traceback" not in result.output
     return result.output
@@ -184,6 +188,19 @@ def test_the_setting_in_the_documentation_is_one() -> None:
     assert recipe_from(values).milestones == (56, 71)
     assert len(searches) == 33
     assert {search.method.label for search in searches} >= {"cs-init-0.3", "cs-init0", "cs-init0.3"}
+
+
+def test_the_page_names_only_options_studies_and_methods_that_exist() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tickets.md").read_text()
+    shells = "".join(part.split("```")[0] for part in page.split("```sh\n")[1:])
+    commands = re.findall(r"pare (tickets|study) (.*)", shells)
+    assert len(commands) == len(shells.splitlines()) == 6
+    told = {name: CliRunner().invoke(app, [name, "--help"], env=_WIDE).output for name in ("tickets", "study")}
+    for name, words in commands:
+        assert [flag for flag in re.findall(r"--[a-z]+", words) if flag not in told[name]] == [], words
+    studies = set(re.findall(r"sparsity-[a-z0-9-]+", page))
+    assert studies == {name for name in study_names() if load_study(name).tickets}
+    assert set(re.findall(r"^\| `([a-z][a-z-]+)`", page, re.MULTILINE)) == set(METHODS)
 
 
 @pytest.mark.timeout(240)
