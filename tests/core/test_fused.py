@@ -16,7 +16,7 @@ from paretorch.sparsity.rivals import DNW, ST3, GradualMagnitude
 _METHODS = {
     "sparsity": [pt.ContinuousSparsification(target=0.8, penalty=1e-4)],
     "precision": [pt.SMOL(target_bits=2.0)],
-    "both": [pt.ContinuousSparsification(target=0.5), pt.SMOL(target_bits=1.5)],
+    "both": [pt.ContinuousSparsification(target=0.5, final_temperature=50.0), pt.SMOL(target_bits=1.5)],
     "gradual": [GradualMagnitude(target=0.7, every=2)],
     "soft threshold": [ST3(target=0.7)],
     "wirings": [DNW(target=0.7)],

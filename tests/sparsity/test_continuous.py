@@ -126,7 +126,7 @@ def test_the_share_follows_a_cubic_schedule_and_rounding_then_changes_little() -
         plan.step()
         optimizer.zero_grad()
         if t >= steps // 5:
-            goal = 0.8 * (1 - (1 - min(t / (0.75 * steps), 1)) ** 3)
+            goal = 0.8 * (1 - (1 - min(t / (0.5 * steps), 1)) ** 3)
             assert plan.metrics()["sparsity"] == pytest.approx(goal, abs=0.03)
     assert plan.metrics()["sparsity"] == pytest.approx(0.8, abs=0.01)
     soft = model.eval()(x).detach()
@@ -142,6 +142,33 @@ def test_temperature_is_a_function_of_the_step(anneal: float) -> None:
         expected = 200.0 ** min(t / (anneal * steps), 1.0)
         assert plan.metrics()["temperature"] == pytest.approx(expected, rel=2e-6)
         plan.step()
+
+
+@pytest.mark.parametrize("gate", list(GATES))
+def test_the_gradient_is_that_of_a_softer_mask(gate: str) -> None:
+    steps, at = 40, 15
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3, bias=False)
+    method = ContinuousSparsification(gate=gate, anneal=0.5, gradient_anneal=0.9, lr=0.5, penalty=1e-3)
+    plan = compress(model, method, steps=steps)
+    optimizer = torch.optim.SGD(plan.param_groups(), lr=0.1)
+    x = torch.randn(8, 4)
+    for _ in range(at):
+        model(x).square().mean().backward()
+        optimizer.step()
+        plan.step()
+        optimizer.zero_grad()
+    mask = model.parametrizations.weight[0].sparsity
+    theta, s = model.parametrizations.weight.original.detach().clone(), mask.s.detach().clone()
+    step = torch.tensor(at / steps)
+    steep, soft = (200.0 ** float(step / share) for share in (0.5, 0.9))
+    scale = 1 / float(GATES[gate](torch.tensor(0.0), 1.0))
+    torch.testing.assert_close(model.weight, scale * theta * GATES[gate](s, steep))
+    (gradient,) = torch.autograd.grad(model.weight.sum(), mask.s)
+    twin = s.clone().requires_grad_()
+    (wanted,) = torch.autograd.grad((scale * theta * GATES[gate](twin, soft)).sum(), twin)
+    torch.testing.assert_close(gradient, wanted)
+    assert not torch.allclose(wanted, torch.zeros_like(wanted), atol=1e-3)
 
 
 @pytest.mark.parametrize("init", [-2.0, -0.3, 0.0, 0.5])

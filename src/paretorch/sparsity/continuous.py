@@ -7,6 +7,8 @@ same weight is learned too, so that the grid stays a grid). What differs from th
 
 - β reaches its final value after `anneal` of the steps and stays there, and s keeps a constant learning rate: rounding
   then changes next to nothing, while with the printed schedule it does.
+- ∂σ(βx)/∂x := γσ'(γx) with a temperature γ ≤ β that gets to β_final later, after `gradient_anneal` of the steps. The slope of a
+  steep gate is 0 but for the weights at its edge: with γ = β, as printed, the first choice of weights is the last.
 - `target`: the share of weights with s + τ < 0 follows a cubic schedule to the target. One common shift τ (0 as
   printed) does it: at each step the best of a few moves, from 2⁻¹² to 1 times the spread of s either way; which weights
   go is decided by their gradients alone.
@@ -40,7 +42,8 @@ class ContinuousSparsification(Pruning):
 
     target: share of the selected weights to drop, met exactly at `harden`; None: `init` and `penalty` decide.
     init: s at the start. penalty: λ, the price of one kept weight. final_temperature: β at the end.
-    anneal: share of the steps after which β and the target are reached. gate: "sigmoid", "erf", "arctan", "algebraic".
+    anneal: share of the steps after which β and the target are reached. gradient_anneal: share after which the gradient is as
+    steep as the gate; not above `anneal`: it is all along, as printed. gate: "sigmoid", "erf", "arctan", "algebraic".
     lr, momentum: of the decisions' SGD. Where whole channels go (group="channel" and an example): count, whether `target` is
     a share of the "weights" or of the "macs"; multiple, so many channels of a layer go at a time (16 suits onnxruntime
     on AVX-512, which is slow at odd widths).
@@ -49,14 +52,15 @@ class ContinuousSparsification(Pruning):
     init: float = 0.0
     penalty: float = 0.0
     final_temperature: float = 200.0
-    anneal: float = 0.75
+    anneal: float = 0.5
+    gradient_anneal: float = 0.9
     gate: str = "sigmoid"
     lr: float = 0.1
     momentum: float = 0.9
     count: str = "weights"
     multiple: int = 1
 
-    scalars: ClassVar[tuple[str, ...]] = ("temperature", "shift")
+    scalars: ClassVar[tuple[str, ...]] = ("temperature", "shift", "gradient_temperature")
     per_layer: ClassVar[frozenset[str]] = frozenset({"group", "init", "gate"})
     couples: ClassVar[bool] = True
 
@@ -69,6 +73,8 @@ class ContinuousSparsification(Pruning):
         require_number("final_temperature", self.final_temperature, 1.0, math.inf, hint)
         hint = "give the share of the steps until the final temperature, above 0, up to 1"
         require_number("anneal", self.anneal, 0.0, 1.0, hint, above=True)
+        hint = "give the share of the steps until the gradient is as steep as the gate, from 0 to 1"
+        require_number("gradient_anneal", self.gradient_anneal, 0.0, 1.0, hint)
         require_number("penalty", self.penalty, 0.0, math.inf, "a price is 0 or more")
         require_number("lr", self.lr, 0.0, math.inf, "give a positive rate", above=True)
         require_number("momentum", self.momentum, 0.0, 1.0, "give 0 to 1")
@@ -113,6 +119,8 @@ class ContinuousSparsification(Pruning):
 
     def schedule(self, term: Term, step: Tensor) -> None:
         term.set_scalar("temperature", geometric(progress(step, self.anneal * term.steps), self.final_temperature))
+        late = max(self.anneal, self.gradient_anneal) * term.steps
+        term.set_scalar("gradient_temperature", geometric(progress(step, late), self.final_temperature))
 
     def price(self, term: Term) -> Tensor | None:
         return torch.full((), self.penalty, device=term.scalars.device) if self.penalty else None
@@ -189,6 +197,7 @@ class Mask(Relaxation):
         self.gate = GATES[method.gate]
         start = float(self.gate.value(torch.tensor(method.init), torch.tensor(1.0)))
         self.on_grid = on_grid
+        self.lags = method.gradient_anneal > method.anneal
         self.factor = 2.0 ** round(-math.log2(start)) if on_grid else 1.0 / start
 
     def forward(self, weight: Tensor) -> Tensor:
@@ -199,7 +208,12 @@ class Mask(Relaxation):
             # Decisions stay in the graph with a zero gradient: DDP waits for every parameter.
             kept = (s + self.scalar(1) >= 0).to(s.dtype)
             return self.grouping.expand(kept + 0.0 * s if self.training else kept)
-        return self.grouping.expand(self.gate.value(s + self.scalar(1), self.scalar(0)))
+        x = s + self.scalar(1)
+        soft = self.gate.value(x, self.scalar(0))
+        if self.lags and self.training:
+            softer = self.gate.value(x, self.scalar(2))
+            soft = softer + (soft - softer).detach()  # the value of one, the gradient of the other
+        return self.grouping.expand(soft)
 
     def threshold(self) -> Tensor:
         return -self.scalar(1)
@@ -208,7 +222,7 @@ class Mask(Relaxation):
         return self.grouping.expand((s + self.scalar(1) >= 0).to(s.dtype))
 
     def price_slope(self, s: Tensor) -> Tensor:
-        return self.gate.slope(s + self.scalar(1), self.scalar(0))
+        return self.gate.slope(s + self.scalar(1), self.scalar(2))
 
     def scale_exponent(self) -> int | None:
         return round(math.log2(self.factor)) if self.on_grid else None

@@ -46,6 +46,7 @@ class CS(TicketMethod):
             penalty=self.penalty,
             final_temperature=self.final_temperature,
             anneal=self.anneal,
+            gradient_anneal=self.anneal,  # as printed
             gate=self.gate,
             lr=self.lr,
             momentum=self.momentum,
