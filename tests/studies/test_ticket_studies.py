@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -20,7 +21,7 @@ _NAMES = [name for name in study_names() if load_study(name).tickets]
 _SMALL = """
 title = "Digits"
 claim = "it runs"
-seeds = [0]
+seeds = [0, 1]
 [recipe]
 network = "digits-cnn"
 network_options = {width = 4}
@@ -54,44 +55,63 @@ def test_every_search_has_a_method_that_takes_its_options(name: str) -> None:
         assert set(table) <= {"method", "rounds", "init", "rate", "store", "rewind", "options"}
 
 
-def test_a_study_of_tickets_leaves_rows_summary_and_plot(tmp_path: Path) -> None:
-    study = parse_study("small", _SMALL)
-    told: list[str] = []
-    places = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
-    run_tickets(study, **places, options=["--device", "cpu"], tell=told.append)
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The results of the small study, and what was told while it ran."""
+    folder, told = tmp_path_factory.mktemp("study"), list[str]()
+    run_tickets(
+        parse_study("small", _SMALL),
+        folder / "results",
+        folder / "runs",
+        options=["--device", "cpu"],
+        tell=told.append,
+    )
+    return folder / "results" / "small", told
+
+
+def test_a_study_of_tickets_leaves_rows_summary_and_plot(done: tuple[Path, list[str]]) -> None:
+    target, told = done
     assert told == ["[1/2] imp: done", "[2/2] cs: done"]
-    target = tmp_path / "results" / "small"
     assert {path.name for path in target.iterdir()} == {"tickets.jsonl", "summary.json", "tickets.svg"}
-    rows = [json.loads(line) for line in (target / "tickets.jsonl").read_text().splitlines()]
-    assert [row["method"] for row in rows] == ["dense", "cs", "imp"]
+    assert [row["method"] for row in _rows(target)] == ["dense", "dense", "cs", "cs", "imp", "imp"]
     summary = json.loads((target / "summary.json").read_text())
-    assert (summary["study"], summary["seeds"], summary["recipe"]["epochs"]) == ("small", [0], 1)
-    lines = ticket_lines(study, target)
-    assert len(lines) == (2 + 3) + 1 + (1 + 2 + 1 + 2 * 2)
-    assert "50.00 %" in lines[4]
-    assert "±" not in "".join(lines), "one seed has no spread"
-    before = (target / "summary.json").read_bytes()
-    with pytest.raises(ConfigError, match=r"epochs \(there 1, now 2\).*remove the file"):
-        run_tickets(parse_study("small", _SMALL, {"epochs": 2}), tmp_path / "results", tmp_path / "other")
-    assert (target / "summary.json").read_bytes() == before
-    assert not (tmp_path / "other").exists()
+    assert (summary["study"], summary["seeds"], summary["recipe"]["epochs"]) == ("small", [0, 1], 1)
+    assert [(one["method"], one["seed"]) for one in summary["found"]] == [("cs", 0), ("cs", 1), ("imp", 0), ("imp", 1)]
 
 
-def test_a_study_over_seeds_tells_means_and_spreads_by_method(tmp_path: Path) -> None:
-    study = parse_study("small", _SMALL.replace("seeds = [0]", "seeds = [0, 1]"))
-    run_tickets(study, tmp_path / "results", tmp_path / "runs", options=["--device", "cpu"], tell=lambda line: None)
-    target = tmp_path / "results" / "small"
-    rows = [json.loads(line) for line in (target / "tickets.jsonl").read_text().splitlines()]
+def test_mean_and_spread_over_the_seeds_are_told_by_method(done: tuple[Path, list[str]]) -> None:
+    target, _ = done
     methods = json.loads((target / "summary.json").read_text())["methods"]
     assert list(methods) == ["cs", "imp"]
     for method, one in methods.items():
-        found = [row["test_accuracy"] for row in rows if row["method"] == method]
+        found = [row["test_accuracy"] for row in _rows(target) if row["method"] == method]
         assert one["best_performing"]["test_accuracy"] == spread(found)
         assert one["epochs"] == spread([2, 2])
-    assert " ± " in ticket_lines(study, target)[-1]
+    lines = ticket_lines(parse_study("small", _SMALL), target)
+    assert len(lines) == (2 + 6) + 1 + (1 + 2 + 1 + 2 * 2)
+    assert "50.00 %" in lines[7]
+    assert "50.00 ± 0.00 %" in lines[-1]
+
+
+def test_the_table_is_of_the_seeds_that_are_asked_for(done: tuple[Path, list[str]]) -> None:
+    study, target = parse_study("small", _SMALL), done[0]
     alone = ticket_lines(replace(study, seeds=(1,)), target)
+    assert len(alone) == (2 + 3) + 1 + (1 + 2 + 1 + 2 * 2)
     assert not any("seed0" in line or "±" in line for line in alone)
     assert ticket_lines(replace(study, seeds=(7,)), target) == []
+
+
+def test_results_of_another_recipe_are_not_replaced(done: tuple[Path, list[str]], tmp_path: Path) -> None:
+    target, _ = done
+    before = (target / "summary.json").read_bytes()
+    with pytest.raises(ConfigError, match=r"epochs \(there 1, now 2\).*remove the file"):
+        run_tickets(parse_study("small", _SMALL, {"epochs": 2}), target.parent, tmp_path / "runs")
+    assert (target / "summary.json").read_bytes() == before
+    assert not (tmp_path / "runs").exists()
+
+
+def _rows(target: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (target / "tickets.jsonl").read_text().splitlines()]
 
 
 def test_a_search_that_fails_is_told(tmp_path: Path) -> None:
