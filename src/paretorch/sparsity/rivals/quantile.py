@@ -1,9 +1,9 @@
 """The score below which a share of the weights lies.
 
 Of values v with sizes n, the cut lies midway between two neighbours in order: below it are those whose middle
-(their own size counted by half) is less than `share` of all. Sorting finds it, and is what a CPU does best. In a step that is
-compiled for a GPU a sort is many launches, so there the cut is found digit by digit: the bits of a float ≥ 0, read as an
-integer, are in the order of the floats, and each pass over the values settles five of them (the first pass six).
+(their own size counted by half) is less than `share` of all. Sorting finds it. A compiler can do nothing about a sort, which on
+a GPU is many launches, so in a compiled step the cut is found digit by digit: the bits of a float ≥ 0, read as an integer, are in
+the order of the floats, and each pass over the values, which is one kernel, settles five of them (the first pass six).
 """
 
 import torch
@@ -14,7 +14,7 @@ _DIGITS = ((25, 64), (20, 32), (15, 32), (10, 32), (5, 32), (0, 32))  # place an
 
 def quantile(values: Tensor, sizes: Tensor, share: Tensor) -> Tensor:
     """The cut, 0 where none shall go; values: fp32, 0 or more."""
-    find = by_digits if values.is_cuda else by_sorting
+    find = by_digits if torch.compiler.is_compiling() else by_sorting
     return torch.where(share > 0, find(values, sizes, share), 0.0)
 
 
