@@ -56,7 +56,9 @@ def test_the_compiled_step_is_the_plain_one(name: str, monkeypatch: pytest.Monke
     state = other.state_dict()
     for key, value in model.state_dict().items():
         if value.is_floating_point():
-            assert torch.allclose(value, state[key], rtol=1e-4, atol=3e-5), key
+            # Precisions travel by several units under a price that is an exponential: rounding errors grow on the way.
+            near = 3e-4 if key.endswith("precision.s") else 3e-5
+            assert torch.allclose(value, state[key], rtol=1e-4, atol=near), key
 
 
 def test_a_step_that_cannot_be_compiled_is_taken_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
