@@ -138,4 +138,6 @@ def test_unmeasured_small_layers_have_smaller_programs_than_large_ones(monkeypat
 
 
 def test_the_account_names_every_word_of_a_setting() -> None:
-    assert all(re.fullmatch(r"tiles \d+x\d+, \d × \d warps(, early)?", str(setting)) for setting in SETTINGS)
+    assert all(
+        re.fullmatch(r"tiles \d+x\d+, \d × \d warps(, \d stages)?(, early)?", str(setting)) for setting in SETTINGS
+    )

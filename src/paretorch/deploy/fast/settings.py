@@ -1,8 +1,7 @@
 """The ways to cut and run a packed product that are worth a measurement, and the one to take without.
 
-Chosen from a sweep on an H200 (results/fast-linear): the best of each case had eight warps on a multiprocessor, small layers in
-programs of two, large ones of two or four. That kernel paid for many warps at its end as this one does not, with one row of
-input: programs of eight are among those to measure.
+Chosen from a sweep on an H200 (results/fast-linear): the best of each case had eight warps on a multiprocessor, in programs of two or
+four; sixteen were never best, nor were kernels that start early.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ class Setting:
         return ", ".join([f"tiles {self.tile[0]}x{self.tile[1]}", *words, *["early"] * tuning.early])
 
 
-_MANY, _FEW, _ONE = Tuning(4, 2), Tuning(2, 4), Tuning(1, 8)
+_MANY, _FEW = Tuning(4, 2), Tuning(2, 4)
 SETTINGS = (
     Setting(_MANY),
     Setting(_FEW),
-    Setting(_ONE),  # no row tile is shared where there are enough of them: no partial sums, no tickets
-    Setting(Tuning(1, 8, early=True)),
-    Setting(Tuning(4, 2, early=True)),
+    Setting(Tuning(4, 2, stages=6)),
     Setting(_MANY, (64, 256)),
+    Setting(_FEW, (32, 512)),
+    Setting(Tuning(1, 8)),  # no row tile is shared where there are enough of them: no partial sums, no tickets
 )
 """Few, since every one is compiled for every kind of layer."""
 
