@@ -19,7 +19,8 @@ from tests.contract.loop import equal, snapshot
     [
         *({"target_bits": bits} for bits in (-1, -0.5, 0, 16.5, 17, math.nan, math.inf, "2", True)),
         *({"init_bits": bits} for bits in (-1, 0, 1, 16.5, math.nan)),
-        *({"allowed_bits": bits} for bits in ((-1, 2), (0, 1), (4, 17), (1.5,), [1, 2])),
+        *({"allowed_bits": bits} for bits in ((-1, 2), (0, 1), (4, 17), (1.5,), [1, 2], (True, 2))),
+        *({"scale": scale} for scale in ("large", 1.5, True, 61, -61)),
     ],
 )
 def test_bits_below_0_or_above_16(options: dict[str, Any]) -> None:
@@ -35,6 +36,17 @@ def test_a_target_below_what_every_weight_gets(options: dict[str, Any], lowest: 
     with pytest.raises(ConfigError, match=f"below the {lowest} that every weight gets: use zero_precision=True"):
         compress(build("linear"), SMOL(target_bits=lowest - 0.5, **options), steps=4)
     compress(build("linear"), SMOL(target_bits=lowest - 0.5, zero_precision=True, **options), steps=4)
+
+
+def test_a_target_above_what_is_allowed() -> None:
+    with pytest.raises(ConfigError, match="target_bits=6 is above the largest of allowed_bits, 4"):
+        compress(build("linear"), SMOL(target_bits=6, allowed_bits=(1, 2, 4)), steps=4)
+
+
+def test_a_generous_file_takes_the_largest_bits_that_are_allowed() -> None:
+    plan = compress(build("linear"), SMOL(allowed_bits=(1, 2)), steps=4, budget=10_000)
+    plan.harden()
+    assert plan.metrics()["bits"] == 2.0
 
 
 def test_zero_precision_leaves_a_bit_to_large_weights() -> None:

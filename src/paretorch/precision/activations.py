@@ -33,7 +33,7 @@ from paretorch.precision.activations_quantized import (
     steps_of,
 )  # fmt: skip
 from paretorch.precision.allocate import allocate
-from paretorch.precision.grid import LOG2, real_bits, s_of_bits, whole_bits
+from paretorch.precision.grid import LOG2, level_above, real_bits, s_of_bits, whole_bits
 from paretorch.precision.smol import SMOL
 
 
@@ -133,7 +133,7 @@ class ActivationPrecision(OutputRelaxation):
         alpha: tuple[float, float] | None,
     ) -> None:
         super().__init__(grouping, float(s_of_bits(method.init_bits)), spot.device)
-        self.seed, self.most = seed, method.init_bits
+        self.seed, self.most = seed, level_above(method.init_bits, method.allowed_bits)
         self.allowed, self.rounding = method.allowed_bits, method.rounding
         self.register_buffer("bounds", torch.tensor(bounds, device=spot.device), persistent=False)
         self.decay = 0.0 if alpha is None else alpha[1]

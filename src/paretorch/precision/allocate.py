@@ -1,4 +1,4 @@
-"""From real precisions to whole bits: one common offset, so that the average meets the target; ties by index."""
+"""From real precisions to whole bits: one common offset, so that the average is as near to the target as groups allow."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from paretorch.precision.smol import Precision
 
 
-def allocate(term: Term, members: Sequence["Precision"], budget: float | None) -> float:
+def allocate(term: Term, members: Sequence["Precision"], budget: float | None) -> tuple[float, float]:
     """Write whole bits into the decisions: as they stand (no budget), or raised or lowered together to `budget` bits.
 
-    Returns the bits that they take.
+    Of groups that are raised at the same offset, the first are, ties by index; the last of them where that is nearer to
+    the budget than to do without. Returns the bits that they take, and the least that they could take.
     """
     index = {id(r): i for i, r in enumerate(members)}
     kept = [_kept(term, i, r) for i, r in enumerate(members)]
@@ -53,7 +54,7 @@ def allocate(term: Term, members: Sequence["Precision"], budget: float | None) -
             if members[i].zero_precision:
                 members[i].find_zeros(whole(original(term.sites[i])), members[i].grid(p))
         write(decision, s_of_bits(p.double() + 0.25))  # read back as p by either rounding
-    return cost(chosen)
+    return cost(chosen), cost(levels(-MAX_BITS))
 
 
 def _kept(term: Term, index: int, r: "Precision") -> Tensor:
@@ -70,7 +71,15 @@ def _paying(term: Term, index: int, r: "Precision", kept: Tensor, p: Tensor) -> 
 
 
 def _fill(chosen: list[Tensor], above: list[Tensor], extra: Tensor, left: float) -> None:
-    """Raise entries to the next level in order of index while the budget lasts, in place; `extra` is what each costs."""
-    taken = (torch.cumsum(extra, 0) <= left + 1e-9).split([a.numel() for a in chosen])
-    for a, b, take in zip(chosen, above, taken, strict=True):
+    """Raise entries to the next level in order of index until what is `left` is spent as nearly as can be, in place.
+
+    `extra` is what each costs. The last one may cost more than is left, by less than it would leave unspent.
+    """
+    spent = torch.cumsum(extra, 0)
+    taken = spent <= left + 1e-9
+    count = int(taken.sum())
+    if count < len(spent):
+        without = left - (float(spent[count - 1]) if count else 0.0)
+        taken[count] = float(spent[count]) - left < without
+    for a, b, take in zip(chosen, above, taken.split([a.numel() for a in chosen]), strict=True):
         a.copy_(torch.where(take.view(a.shape), b, a))

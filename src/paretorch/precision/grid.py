@@ -46,3 +46,9 @@ def whole_bits(real: Tensor, allowed: tuple[int, ...] = (), rounding: str = "flo
     edges = levels - _SLACK if rounding == "floor" else torch.cat([levels[:1], (levels[1:] + levels[:-1]) / 2])
     index = (torch.bucketize(real, edges, right=True) - 1).clamp_min(0)
     return levels[index].to(torch.int32)
+
+
+def level_above(bits: float, allowed: tuple[int, ...] = ()) -> int:
+    """The least level that is not below `bits`, or the largest: what a generous target may raise a weight to."""
+    levels = sorted(allowed) or list(range(1, MAX_BITS + 1))
+    return next((level for level in levels if level >= bits), levels[-1])

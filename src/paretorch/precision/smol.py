@@ -15,7 +15,7 @@ What differs from the printed algorithm:
 import math
 import warnings
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,16 @@ from paretorch.core.sites import Site
 from paretorch.core.tensors import on_one_gpu, whole
 from paretorch.errors import ConfigError, MissedTargetWarning
 from paretorch.precision.allocate import allocate
-from paretorch.precision.grid import LOG2, MAX_BITS, power_of_two, quantize, real_bits, s_of_bits, whole_bits
+from paretorch.precision.grid import (
+    LOG2,
+    MAX_BITS,
+    level_above,
+    power_of_two,
+    quantize,
+    real_bits,
+    s_of_bits,
+    whole_bits,
+)  # fmt: skip
 
 _FELT = 0.05  # bits above the target that are worth a word
 _PROPORTIONAL, _INTEGRAL = 40.0, 800.0  # of ln λ against the relative error of the bits
@@ -94,12 +103,21 @@ class SMOL(Method):
             raise ConfigError(f"allowed_bits={self.allowed_bits!r}: give a tuple such as (1, 2, 4, 8)")
         if self.rounding not in ("floor", "round"):
             raise ConfigError(f'rounding={self.rounding!r}: use "floor" or "round"')
-        if any(not isinstance(b, int) or not 1 <= b <= MAX_BITS for b in self.allowed_bits):
+        if any(type(b) is not int or not 1 <= b <= MAX_BITS for b in self.allowed_bits):
             raise ConfigError(
                 f"allowed_bits={self.allowed_bits!r}: give whole numbers from 1 to {MAX_BITS}, such as (1, 2, 4, 8)"
             )
-        if not (self.scale in ("fit", "auto") or (isinstance(self.scale, int) and -60 <= self.scale <= 60)):
+        most = max(self.allowed_bits, default=MAX_BITS)
+        if self.target_bits is not None and self.target_bits > most:
+            raise ConfigError(
+                f"target_bits={self.target_bits!r} is above the largest of allowed_bits, {most}: allow more"
+            )
+        if not (self.scale in ("fit", "auto") or (type(self.scale) is int and -60 <= self.scale <= 60)):
             raise ConfigError(f'scale={self.scale!r}: use "fit", "auto", or an exponent from -60 to 60')
+
+    def for_site(self, site: Site) -> Self:
+        # A target is about all layers together: one of them may well be held below it, or above.
+        return super(SMOL, replace(self, target_bits=None)).for_site(site)
 
     def check_beside(self, rooms: set[str]) -> None:
         lowest = min(self.allowed_bits, default=1)
@@ -164,21 +182,22 @@ class SMOL(Method):
         if self.target_bits is not None or factor != 1.0:
             target = self.target_bits if self.target_bits is not None else float(_average(term))
             budget = target * factor * term.weights
-        bits = allocate(term, [r for r in term.relaxations if isinstance(r, Precision)], budget)
-        if self.target_bits is not None and factor == 1.0 and bits > (self.target_bits + _FELT) * term.weights:
+        bits, least = allocate(term, [r for r in term.relaxations if isinstance(r, Precision)], budget)
+        if self.target_bits is not None and factor == 1.0 and least > (self.target_bits + _FELT) * term.weights:
             zeros = "weights above half of their layer's scale keep a bit: use a sparsity method beside it"
             others = (
                 "every kept weight has at least the lowest precision: drop more of them, or use zero_precision=True"
             )
-            least = f"{bits / term.weights:.3g} is the least here, since {zeros if self.zero_precision else others}"
-            warnings.warn(f"target_bits={self.target_bits!r}: {least}", MissedTargetWarning, stacklevel=4)
+            why = f"{bits / term.weights:.3g} is the least here, since {zeros if self.zero_precision else others}"
+            warnings.warn(f"target_bits={self.target_bits!r}: {why}", MissedTargetWarning, stacklevel=4)
 
     @property
     def share(self) -> float | None:
         return self.target_bits
 
     def aim(self, share: float) -> Self:
-        return self if self.target_bits is not None else replace(self, target_bits=min(share, self.init_bits))
+        most = min(self.init_bits, max(self.allowed_bits, default=MAX_BITS))
+        return self if self.target_bits is not None else replace(self, target_bits=min(share, most))
 
     def measure(self, term: Term) -> dict[str, Tensor]:
         return {"bits": _average(term), "bit_price": term.scalar("price")}
@@ -200,14 +219,26 @@ class Precision(Relaxation):
 
     room: ClassVar[str] = "precision"
     zero: Tensor
+    power: Tensor
 
     def __init__(self, method: SMOL, site: Site, grouping: Grouping, seed: int, exponent: int) -> None:
         super().__init__(grouping, float(s_of_bits(method.init_bits)), site.weight.device)
-        self.seed, self.exponent, self.scale = seed, exponent, 2.0**exponent
-        self.most = method.init_bits  # a generous target gives no weight more bits than it began with
+        self.seed = seed
+        self.register_buffer("power", torch.tensor(exponent, dtype=torch.int32, device=site.weight.device))
+        self._set_exponent(exponent)
+        self.most = level_above(method.init_bits, method.allowed_bits)
         self.allowed, self.rounding, self.zero_precision = method.allowed_bits, method.rounding, method.zero_precision
         shape = site.weight.shape if method.zero_precision else torch.Size(())
         self.register_buffer("zero", torch.zeros(shape, dtype=torch.bool, device=site.weight.device))
+
+    def _set_exponent(self, exponent: int) -> None:
+        self.exponent, self.scale = exponent, 2.0**exponent  # plain numbers: a compiler takes them as constants
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        # The grid is that of the weights at the start, which the network that a state is loaded into never had.
+        state_dict.setdefault(f"{prefix}power", self.power)  # states from before it was kept
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        self._set_exponent(int(self.power))
 
     def forward(self, weight: Tensor) -> Tensor:
         s = self.grid()

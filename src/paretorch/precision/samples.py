@@ -1,0 +1,44 @@
+"""Several samples of the noise a step: the K of Definition 5.5, whose Algorithm 5 has K = 1.
+
+    1/K Σ_k L(f(w + σ(s) ⊙ ε⁽ᵏ⁾)) + λ Σ p
+
+    for _ in noise_samples(model, 4):
+        (criterion(model(x), y) / 4).backward()
+    optimizer.step(); plan.step(); optimizer.zero_grad()
+
+Gradients add up over the passes and the price comes once, in `plan.step()`. K passes cost K times as much; K parts of a
+batch, one a pass, cost what the batch does. Noise of activations, and the masks of stochastic rivals, are drawn anew too.
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from paretorch.core.options import require_number
+from paretorch.core.plan import Plan
+from paretorch.core.relaxation import PREFIX
+from paretorch.errors import ConfigError
+
+_APART = 2**26  # steps between the samples of one step: no run is as long, and all samples stay within 32 bits
+_MOST = 2**32 // _APART - 1
+
+
+def noise_samples(model: nn.Module, count: int) -> Iterator[int]:
+    """0, 1, … count − 1, with noise of its own for each; the first is what a step without samples has."""
+    require_number("count", count, 1, _MOST, f"give a whole number of samples from 1 to {_MOST}")
+    if count != int(count):
+        raise ConfigError(f"count={count!r}: give a whole number of samples from 1 to {_MOST}")
+    return _shifted(getattr(Plan.of(model).model, f"{PREFIX}step"), int(count))
+
+
+def _shifted(step: Tensor, count: int) -> Iterator[int]:
+    # Noise is a function of the step: a step far away has noise that no other step has.
+    start = None if step.is_cuda else int(step)  # on a GPU looking would wait for it
+    for k in range(count):
+        step.add_(k * _APART)
+        try:
+            yield k
+        finally:
+            step.sub_(k * _APART)
+        if start is not None and int(step) != start:
+            raise ConfigError("plan.step() was called between two samples: call it once, after the loop over them")

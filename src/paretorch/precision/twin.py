@@ -1,0 +1,58 @@
+"""Two networks from one search ("Zero Precision Allocation", section 5.3): the same s, rounded in two ways.
+
+plan = compress(model, SMOL(penalty=1e-6), steps=N)                              # … search …
+twin = compress(build(), SMOL(penalty=1e-6, zero_precision=True), steps=N)
+take_search(twin, model.state_dict())
+plan.harden(optimizer); twin.harden()                                            # fine-tune either
+"""
+
+import json
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from paretorch.core.plan import Plan
+from paretorch.core.relaxation import PREFIX
+from paretorch.errors import ConfigError
+
+_ROUNDING = frozenset({"zero_precision", "target_bits", "penalty", "rounding", "allowed_bits"})
+
+
+def take_search(plan: Plan, state: Mapping[str, Tensor]) -> None:
+    """Put the plan where another's search has ended, or is: weights, decisions and step, in place.
+
+    state: of the other's model, before `harden`; a checkpoint will do. Both plans are of the same network with the same
+    options, but for those that say how precisions are rounded: `zero_precision`, `target_bits`, `rounding`, `allowed_bits`
+    (and `penalty`, which a target replaces).
+    """
+    own, config = plan.model.state_dict(), f"{PREFIX}config"
+    if config not in state:
+        raise ConfigError("this state has no plan in it: give that of a compressed model, before finalize")
+    if int(state[f"{PREFIX}phase"]):
+        raise ConfigError("the decisions of this state are rounded already: give one from before harden")
+    if plan.is_hard:
+        raise ConfigError("the plan is hardened already: make a new one with compress")
+    if found := _differences(_read(own[config]), _read(state[config])):
+        raise ConfigError(f"the two plans differ in more than rounding: {', '.join(found)}; make them alike")
+    # Which weights are zeros is found at `harden`; until then the flags are empty, whatever their shape.
+    mine = {key: value for key, value in own.items() if key == config or key.endswith(".zero")}
+    plan.model.load_state_dict({**state, **mine})
+
+
+def _read(config: Tensor) -> dict[str, object]:
+    found: dict[str, object] = json.loads(bytes(config.to(torch.uint8).tolist()))
+    return found
+
+
+def _differences(mine: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    found = []
+    for key in sorted(mine.keys() | other.keys()):
+        a, b = mine.get(key), other.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            free = _ROUNDING if key in ("precision", "activations") else frozenset()
+            # An option that one of them does not know was added since, and is at its default.
+            found += [f"{key}.{name}" for name in sorted(a.keys() & b.keys() - free) if a[name] != b[name]]
+        elif a != b:
+            found.append(key)
+    return found
