@@ -267,27 +267,6 @@ def test_hostile_edits_are_refused(change: dict[str, object], tmp_path: Path) ->
     assert equal(snapshot(network), before)
 
 
-def test_bad_input_is_named() -> None:
-    plain = build("linear")
-    with pytest.raises(ConfigError, match="compress it with SoftSharing"):
-        fold(plain, threshold=0.9)
-    shared = build("linear")
-    plan = attach(shared, "fewer")
-    for threshold in (-0.1, 1.1, float("nan"), "high"):
-        with pytest.raises(ConfigError, match="from 0 to 1"):
-            fold(shared, threshold=threshold)
-    with pytest.raises(ConfigError, match="either threshold"):
-        fold(shared)
-    with pytest.raises(ConfigError, match="either threshold"):
-        fold(shared, threshold=0.5, layers=2)
-    with pytest.raises(ConfigError, match="only 4 layers share"):
-        fold(shared, layers=5)
-    with pytest.raises(ConfigError, match="1 or more"):
-        fold(shared, layers=0)
-    with pytest.raises(ConfigError, match="before finalize"):
-        fold(plan.finalize(), threshold=0.9)
-
-
 def test_export_accepts_a_folded_network(tmp_path: Path) -> None:
     network = build("conv")
     attach(network, "one")

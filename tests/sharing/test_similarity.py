@@ -113,6 +113,8 @@ def test_singular_changes_are_refused(change: list[list[float]]) -> None:
         reparametrize(torch.ones(2, 3), torch.ones(4, 2), torch.tensor(change))
     with pytest.raises(ConfigError, match="2 × 2"):
         reparametrize(torch.ones(2, 3), torch.ones(4, 2), torch.eye(3))
+    with pytest.raises(ConfigError, match="one row a layer"):
+        reparametrize(torch.ones(2, 3), torch.ones(2, 4), torch.eye(2))
 
 
 def pairs(rows: torch.Tensor) -> torch.Tensor:

@@ -89,6 +89,23 @@ def test_patterns_and_overrides_choose_too() -> None:
     }  # fmt: skip
 
 
+def test_patterns_make_groups() -> None:
+    network = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)))
+    compress(network, SoftSharing(templates=1, by=["[01]", "[0-3]", lambda name, _: name == "5"]), steps=1)
+    assert [one.layers for one in layer_similarity(network)] == [("0.weight", "1.weight"), ("2.weight", "3.weight")]
+    found = layer_similarity(nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))), by=("[01]", "[23]"))
+    assert [len(one.layers) for one in found] == [2, 2]
+
+
+def test_frozen_weights_have_frozen_templates() -> None:
+    network = nn.Sequential(*(nn.Linear(4, 4) for _ in range(2)), *(nn.Linear(5, 5) for _ in range(2)))
+    for i in (0, 1, 2):
+        network[i].weight.requires_grad_(False)
+    compress(network, SoftSharing(templates=1), steps=1)
+    assert not network.paretorch_template_0_0.requires_grad
+    assert network.paretorch_template_1_0.requires_grad, "one of its layers is trained"
+
+
 def test_coefficients_are_the_plans_and_have_no_decay() -> None:
     network = build("linear")
     plan = attach(network, "fewer")
@@ -198,8 +215,13 @@ def test_more_templates_than_layers_are_allowed_and_explained() -> None:
         ({"drops": (2.0,)}, "shares of the steps"),
         ({"group": "layer"}, "use by="),
         ({"by": "stages"}, "function"),
+        ({"by": ()}, "patterns such as"),
+        ({"by": lambda name, _: None}, "let by= give equal layers one label"),
+        ({"by": lambda name, _: [name]}, "a number, a string or a tuple"),
+        ({"drops": 0.5}, "shares of the steps"),
+        ({"domain": ["real"]}, "real, simplex, one-hot"),
         ({"exclude": "*"}, "finds no layer"),
-        ({"include": ["0", "9"]}, "no two layers of one kind and one weight shape"),
+        ({"include": ["0", "9"]}, "no two layers of one kind and one weight shape .* choose others with include="),
         ({"overrides": {"1": {"templates": 1}}}, "must be one"),
     ],
 )

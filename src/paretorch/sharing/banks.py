@@ -7,35 +7,42 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.relaxation import PREFIX
-from paretorch.core.sites import Site, Template
+from paretorch.core.sites import Selector, Site, Template
 from paretorch.errors import ConfigError
 from paretorch.sharing.domains import DOMAINS, in_turn, orthogonal
 
-By = Callable[[str, nn.Module], Hashable | None]
+By = Callable[[str, nn.Module], Hashable | None] | Sequence[Selector]
 _LAYER_OF_STACK = re.compile(r"_l\d+(_reverse)?$")  # of the weights of recurrent layers
 
 
 def share_groups(sites: Sequence[Site], by: By | None = None) -> list[tuple[Site, ...]]:
     """Layers of one kind and one weight shape, two at least, in the order of the model.
 
-    by(name, module) divides them further: layers with equal labels share, a layer labelled None keeps its weight.
+    by divides them further: layers with equal labels share, a layer labelled None keeps its weight. It is a function of
+    name and module, or a list of selectors (patterns, types, predicates): the first that matches is the label.
     """
     groups: dict[tuple[Hashable, ...], list[Site]] = {}
     for site in sites:
-        module, attribute, name = site.owners[0]
-        label: Hashable = "all"
-        if by is not None:
-            label = by(name, module)
-            if label is None:
-                continue
-            if not isinstance(label, Hashable):
-                raise ConfigError(f"by: the label of {name} must be a number, a string or a tuple, not {label!r}")
+        label = "all" if by is None else _label(site, by)
+        if label is None:
+            continue
+        module, attribute, _ = site.owners[0]
         role = _LAYER_OF_STACK.sub("", attribute)
         weight = site.weight
         kind = (type(module).__qualname__, role, str(weight.dtype), str(weight.device))
         key: tuple[Hashable, ...] = (label, kind, tuple(weight.shape))
         groups.setdefault(key, []).append(site)
     return [tuple(group) for group in groups.values() if len(group) > 1]
+
+
+def _label(site: Site, by: By) -> Hashable | None:
+    if not callable(by):
+        return next((number for number, selector in enumerate(by) if site.matches(selector)), None)
+    module, _, name = site.owners[0]
+    label = by(name, module)
+    if not isinstance(label, Hashable):
+        raise ConfigError(f"by: the label of {name} must be a number, a string or a tuple, not {label!r}")
+    return label
 
 
 def bank(weights: Sequence[Tensor], templates: int, domain: str, start: str, seed: int) -> tuple[list[Tensor], Tensor]:
@@ -78,11 +85,12 @@ def _leading(flat: Tensor, templates: int, seed: int) -> Tensor:
 def template_sites(
     root: nn.Module, number: int, group: Sequence[Site], values: Sequence[Tensor]
 ) -> tuple[Template, ...]:
-    """Sites for a group's templates, in the dtype of its weights; nothing is registered yet."""
+    """Sites for a group's templates, in the dtype of its weights, frozen if all of these are; nothing is registered yet."""
     weight = group[0].weight
     owners = tuple(owner for site in group for owner in site.owners)
+    trained = any(site.weight.requires_grad for site in group)
     # Dense in memory as the weights are (channels_last, say).
-    made = [nn.Parameter(torch.empty_like(weight).copy_(value).detach()) for value in values]
+    made = [nn.Parameter(torch.empty_like(weight).copy_(value).detach(), trained) for value in values]
     return tuple(
         Template(f"{PREFIX}template_{number}_{i}", parameter, owners, root) for i, parameter in enumerate(made)
     )

@@ -8,6 +8,8 @@ from torch import Tensor
 from paretorch.core.options import require_count, require_number
 from paretorch.errors import ConfigError
 
+_NO_PART = 1e-9  # of the largest scale of a group
+
 
 def check_limits(threshold: float | None, layers: int | None) -> None:
     """One of the two, within its range."""
@@ -65,13 +67,13 @@ def _labels(groups: list[list[int]], count: int) -> list[int]:
 
 
 def collapse(rows: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:
-    """One direction u and a signed scale c_l a layer with c_l u ≈ a_l, best in the metric of the weights; c_0 = 1.
+    """One direction u and a signed scale c_l a layer with Σ ‖W_l − c_l U‖² least, U = Σ u_i T_i: the best of rank one.
 
-    gram: ⟨T_i, T_j⟩, so that a_l gram a_l'ᵀ = ⟨W_l, W_l'⟩. Collinear rows come back exactly, negative multiples too.
+    gram: ⟨T_i, T_j⟩, so that a_l gram a_l'ᵀ = ⟨W_l, W_l'⟩. Collinear rows come back exactly, negative multiples too. The
+    scale of the first layer that has a part in u is 1; one that has none (a layer of zeros, say) gets 0.
     """
     exact, metric = rows.double(), gram.double()
     leading = torch.linalg.eigh(exact @ metric @ exact.T).eigenvectors[:, -1]
-    first = leading[0]
-    if float(first.abs()) < 1e-6:  # the first layer has no part in what the others are
-        return exact[0], (exact @ metric @ exact[0]) / (exact[0] @ metric @ exact[0]).clamp_min(1e-300)
-    return first * (leading @ exact), leading / first
+    leading = leading.where(leading.abs() > _NO_PART * leading.abs().max(), 0.0)
+    first = leading[leading != 0][0]
+    return first * (leading @ exact), leading / first + 0.0  # no -0

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from paretorch.core.mixing import share
 from paretorch.core.plan import Plan
-from paretorch.core.sites import Selector, find_sites
-from paretorch.errors import ConfigError
+from paretorch.core.sites import Selector
+from paretorch.errors import ConfigError, DivergenceError
 from paretorch.sharing.clusters import check_limits, cluster, collapse, mergers
 from paretorch.sharing.layers import Bank, read_banks
 from paretorch.sharing.loops import loops_in_words
@@ -62,26 +62,18 @@ def fold(
 
     threshold: the least absolute cosine of layers that become one. layers: or how many of the sharing layers stay, in all.
     only: fold the groups with a layer that this selects (a pattern, type or predicate); the others keep their layers.
-    A plan is hardened and finalized in the copy. Where templates are fewer than the layers left, or carry masks or
-    precisions, they are what is stored, and layers are mixed from them. `paretorch_folding` of the copy is the list of
-    `Folding`: loops in words, scales, errors.
+    The copy is of what was given to `compress`, without DDP and the like around it, hardened and finalized. Where templates
+    are fewer than the layers left, or carry masks or precisions, they are what is stored, and layers are mixed from
+    them. `paretorch_folding` of the copy is the list of `Folding`: loops in words, scales, errors.
     """
     check_limits(threshold, layers)
-    network = copy.deepcopy(model)
-    try:
-        plan = Plan.of(network)
-    except ConfigError:
-        plan = None
-    if plan is None or not read_banks(network):
-        raise ConfigError(
-            "fold needs a network that shares templates: compress it with SoftSharing, and fold it before finalize"
-        )
+    network = copy.deepcopy(_root(model))
+    plan = Plan.of(network)
     plan.harden()
     banks = read_banks(network)
+    chosen = _chosen(banks, only)
+    _check_finite(banks)
     network = plan.finalize()
-    chosen = [only is None or _selects(network, bank, only) for bank in banks]
-    if not any(chosen):
-        raise ConfigError(f"only={only!r} selects none of the layers that share, such as {banks[0].layers[0]}")
     labels = _labels(banks, chosen, threshold, layers)
     edits: list[dict[str, Any]] = list(network.__dict__.get("paretorch_edits", []))
     foldings = []
@@ -97,7 +89,8 @@ def fold(
 
 def levels(model: nn.Module, only: Selector | None = None) -> dict[int, float]:
     """By the number of layers left, from all that share to one a group, the threshold at which `fold` leaves as many."""
-    banks = [bank for bank in read_banks(model) if only is None or _selects(model, bank, only)]
+    banks = read_banks(_root(model))
+    banks = [bank for bank, one in zip(banks, _chosen(banks, only), strict=True) if one]
     count = sum(len(bank.layers) for bank in banks)
     found = {count: 1.0}
     for merged, (similarity, *_) in enumerate(mergers([absolute_cosine(bank.rows) for bank in banks]), 1):
@@ -105,8 +98,36 @@ def levels(model: nn.Module, only: Selector | None = None) -> dict[int, float]:
     return found
 
 
-def _selects(network: nn.Module, bank: Bank, only: Selector) -> bool:
-    return any(site.matches(only) for site in find_sites(network) if site.name in bank.layers)
+def _root(model: nn.Module) -> nn.Module:
+    """The network that shares, without what is around it (DDP, a compiled or averaged model)."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"fold takes a network that shares templates, not {type(model).__name__}")
+    try:
+        network = Plan.of(model).model
+    except ConfigError:
+        network = model
+        if read_banks(model):
+            raise ConfigError("this network is folded already: fold the one that it was made from") from None
+    if not read_banks(network):
+        raise ConfigError(
+            "fold needs a network that shares templates: compress it with SoftSharing, and fold it before finalize"
+        )
+    return network
+
+
+def _chosen(banks: Sequence[Bank], only: Selector | None) -> list[bool]:
+    """Which groups to fold: those with a layer that `only` selects."""
+    chosen = [only is None or any(site.matches(only) for site in bank.sites) for bank in banks]
+    if not any(chosen):
+        raise ConfigError(f"only={only!r} selects none of the layers that share, such as {banks[0].layers[0]}")
+    return chosen
+
+
+def _check_finite(banks: Sequence[Bank]) -> None:
+    for bank in banks:
+        for layer, row in zip(bank.layers, bank.rows @ bank.gram.to(bank.rows), strict=True):
+            if not bool(torch.isfinite(row).all()):
+                raise DivergenceError(f"{layer} is not finite, so training has diverged: fold an earlier checkpoint")
 
 
 def _labels(
@@ -124,7 +145,7 @@ def _fold_one(network: nn.Module, name: str, bank: Bank, labels: list[int]) -> t
     target = directions[labels] * scales[:, None]
     errors = _errors(bank, target)
     templates = list(bank.templates)
-    used = [i for i in range(len(templates)) if bool((target[:, i] != 0).any())]
+    used = [i for i in range(len(templates)) if bool((target[:, i] != 0).any())] or [0]
     if (bank.relaxed and len(used) <= len(labels)) or len(directions) > len(used):
         uses = [[used.index(i) for i in used if float(row[i]) != 0.0] or [0] for row in target]
         stored = [templates[i] for i in used]

@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 
 from paretorch.core.mixing import Mix
 from paretorch.core.relaxation import Chain
-from paretorch.core.sites import Selector, choose, find_sites
+from paretorch.core.sites import Selector, Site, choose, find_sites
 from paretorch.core.tensors import whole
 from paretorch.errors import ConfigError
 from paretorch.sharing.banks import By, share_groups
@@ -18,15 +18,20 @@ from paretorch.sharing.similarity import absolute_cosine
 
 @dataclass(frozen=True, eq=False)
 class Bank:
-    """Layers (names of weights, in the order of the model) that are mixed from the same templates.
+    """Layers (in the order of the model) that are mixed from the same templates.
 
     rows: their coefficients. templates: as they are mixed. relaxed: whether masks or precisions act on them.
     """
 
-    layers: tuple[str, ...]
+    sites: tuple[Site, ...]
     rows: Tensor
     templates: tuple[Tensor, ...]
     relaxed: bool
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of their weights."""
+        return tuple(site.name for site in self.sites)
 
     @property
     def gram(self) -> Tensor:
@@ -45,15 +50,17 @@ class Similarity:
 
 def read_banks(model: nn.Module) -> list[Bank]:
     """Every group of layers that share; none for a plain network."""
-    groups: dict[str, list[tuple[str, Mix]]] = {}
-    seen: set[Mix] = set()
+    owners: dict[Mix, list[tuple[nn.Module, str, str]]] = {}
     for name, module in model.named_modules():
         for attribute, chain in _chains(module):
             mix = chain._modules.get(Mix.room)
-            if isinstance(mix, Mix) and mix not in seen:
-                seen.add(mix)
-                weight = f"{name}.{attribute}" if name else attribute
-                groups.setdefault(mix.names[0].rpartition("_")[0], []).append((weight, mix))
+            if isinstance(mix, Mix):
+                owners.setdefault(mix, []).append((module, attribute, name))
+    groups: dict[str, list[tuple[Site, Mix]]] = {}
+    for mix, own in owners.items():
+        _, attribute, name = own[0]
+        site = Site(f"{name}.{attribute}" if name else attribute, mix.decision, tuple(own))
+        groups.setdefault(mix.names[0].rpartition("_")[0], []).append((site, mix))
     return [_bank(members) for members in groups.values()]
 
 
@@ -65,7 +72,7 @@ def _chains(module: nn.Module) -> list[tuple[str, Chain]]:
     return [(attribute, one[0]) for attribute, one in lists.items() if isinstance(one[0], Chain)]  # type: ignore[index]
 
 
-def _bank(members: Sequence[tuple[str, Mix]]) -> Bank:
+def _bank(members: Sequence[tuple[Site, Mix]]) -> Bank:
     templates: dict[str, Tensor] = {}
     for _, mix in members:
         mode = mix.training
@@ -78,7 +85,7 @@ def _bank(members: Sequence[tuple[str, Mix]]) -> Bank:
     for row, (_, mix) in zip(rows, members, strict=True):
         row[[names.index(name) for name in mix.names]] = whole(mix.coefficients())
     relaxed = any(mix.has_chains for _, mix in members)
-    return Bank(tuple(name for name, _ in members), rows, tuple(templates[name] for name in names), relaxed)
+    return Bank(tuple(site for site, _ in members), rows, tuple(templates[name] for name in names), relaxed)
 
 
 def layer_similarity(

@@ -42,15 +42,19 @@ def reparametrize(templates: Tensor, coefficients: Tensor, change: Tensor) -> tu
     templates: k × anything. coefficients: one row a layer (the transpose of the thesis' α). change: B, k × k.
     """
     k = len(templates)
+    change = torch.as_tensor(change)
     if change.shape != (k, k):
         raise ConfigError(f"B has the shape {tuple(change.shape)}: give a square matrix for {k} templates, {k} × {k}")
-    exact = change.double()
+    if coefficients.dim() != 2 or coefficients.shape[1] != k:
+        shape = tuple(coefficients.shape)
+        raise ConfigError(f"the coefficients have the shape {shape}: give one row a layer, of {k}, one a template")
+    exact = change.double().to(templates.device)
     finite = bool(torch.isfinite(exact).all())
     values = torch.linalg.svdvals(exact) if finite else torch.zeros(1)
     if float(values[-1]) <= _SINGULAR * float(values[0]):
         raise ConfigError("B is singular: only an invertible change of templates leaves the network as it is")
-    flat = exact.to(templates.device) @ templates.double().flatten(1)
-    mixed = torch.linalg.solve(exact.T, coefficients.double().T).T
+    flat = exact @ templates.double().flatten(1)
+    mixed = torch.linalg.solve(exact.T.to(coefficients.device), coefficients.double().T).T
     return flat.view(templates.shape).to(templates.dtype), mixed.to(coefficients.dtype)
 
 

@@ -43,7 +43,8 @@ class SoftSharing(Method):
     """Let layers of equal weight shape share templates, and learn how.
 
     templates: k, in each group of layers; None: as many as the group has layers (nothing is saved until layers fold).
-    by: `(name, module) -> label` divides layers of equal shape further; None leaves a layer alone.
+    by: divides layers of equal shape further: `(name, module) -> label`, where None leaves a layer alone, or a list of
+    patterns, types or predicates, each of which is a group.
     domain: of the coefficients: "real", "simplex" or "one-hot" (straight-through). start: "orthogonal", or "fit" to begin
     as near as possible to trained weights. recurrence: λ, the reward of similar layers.
     threshold: the least similarity of layers that become multiples of one weight at `harden`; None: none do.
@@ -74,11 +75,11 @@ class SoftSharing(Method):
             raise ConfigError("SoftSharing has one coefficient a template and layer: use by= to say which layers share")
         if self.templates is not None:
             require_count("templates", self.templates, 1, "give the number of templates of a group, 1 or more")
-        if self.by is not None and not callable(self.by):
+        if self.by is not None and not callable(self.by) and (not self.by or not isinstance(self.by, list | tuple)):
             raise ConfigError(
-                "by: give a function (name, module) -> label, or choose layers with include= and exclude="
+                f'by={self.by!r}: give a function (name, module) -> label, or patterns such as ("stages.0.*", "stages.1.*")'
             )
-        if self.domain not in DOMAINS:
+        if self.domain not in tuple(DOMAINS):
             raise ConfigError(f"domain={self.domain!r} is not known: use one of {', '.join(DOMAINS)}")
         if self.start not in ("orthogonal", "fit"):
             raise ConfigError(f'start={self.start!r} is not known: use "orthogonal" or "fit"')
@@ -91,15 +92,21 @@ class SoftSharing(Method):
             raise ConfigError(f'solver={self.solver!r} is not known: use "sgd" or "adam"')
         require_number("lr", self.lr, 0.0, math.inf, "give a positive rate", above=True)
         require_number("momentum", self.momentum, 0.0, math.nextafter(1.0, 0.0), "give 0 to just below 1")
+        hint = "give shares of the steps, from 0 to 1, such as (0.3, 0.6, 0.8)"
+        if not isinstance(self.drops, list | tuple):
+            raise ConfigError(f"drops={self.drops!r}: {hint}")
         for drop in self.drops:
-            require_number("drops", drop, 0.0, 1.0, "give shares of the steps, from 0 to 1, such as (0.3, 0.6, 0.8)")
+            require_number("drops", drop, 0.0, 1.0, hint)
 
     def mix(self, root: nn.Module, sites: Sequence[Site], seed: int) -> list[Mixture]:
         groups = share_groups(sites, self.by)
         if not groups:
+            found = ", ".join(f"{site.name} {tuple(site.weight.shape)}" for site in sites[:4])
+            hint = "choose others with include=, or use a network with equal layers"
             raise ConfigError(
-                "SoftSharing finds no two layers of one kind and one weight shape among "
-                f"{', '.join(f'{site.name} {tuple(site.weight.shape)}' for site in sites[:4])}{' …' if len(sites) > 4 else ''}"
+                "SoftSharing finds no two layers of one kind and one weight shape "
+                f"{'' if self.by is None else 'with one label of by= '}among {found}{' …' if len(sites) > 4 else ''}: "
+                f"{hint if self.by is None else 'let by= give equal layers one label'}"
             )
         return [self._mixture(root, number, group, seed) for number, group in enumerate(groups)]
 

@@ -1,0 +1,101 @@
+"""Folding where it is awkward: some groups, wrapped networks, layers of zeros, unlike layers, wrong arguments."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from paretorch import compress
+from paretorch.errors import ConfigError, DivergenceError
+from paretorch.sharing import SoftSharing, fold, layer_similarity
+from paretorch.sharing.curve import folding_curve
+from tests.sharing.cases import attach, batch, build
+from tests.sharing.test_folding import mixes
+
+
+def test_the_curve_of_one_group() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)), *(nn.Conv1d(4, 4, 1) for _ in range(2)))
+    compress(network, SoftSharing(), steps=4)
+    for only, counts in (("[012]", [3, 2, 1]), (nn.Conv1d, [2, 1]), (None, [5, 4, 3, 2])):
+        assert [point.layers for point in folding_curve(network, lambda _: 0.0, only)] == counts
+    with pytest.raises(ConfigError, match="selects none of the layers that share"):
+        next(folding_curve(network, lambda _: 0.0, "head*"))
+    with pytest.raises(ConfigError, match="compress it with SoftSharing"):
+        next(folding_curve(build("linear"), lambda _: 0.0))
+
+
+@pytest.mark.parametrize("wrap", [torch.optim.swa_utils.AveragedModel, nn.Sequential, torch.compile])
+def test_what_is_around_the_network_is_left_behind(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    network = build("linear")
+    attach(network, "one")
+    around = wrap(network)
+    small = fold(around, threshold=0.9)
+    assert type(small) is type(network)
+    assert small.paretorch_folding[0].layers == layer_similarity(network)[0].layers
+    torch.testing.assert_close(small(batch("linear")), network(batch("linear")))
+    assert [point.layers for point in folding_curve(around, lambda _: 0.0)] == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("zeros", [(0,), (1, 3), (0, 1, 2, 3)])
+def test_layers_of_zeros_take_nothing_from_the_others(zeros: tuple[int, ...]) -> None:
+    network = build("linear")
+    attach(network, "all")
+    own = mixes(network)
+    with torch.no_grad():
+        for mix in own:
+            mix.s.copy_(own[0].s)
+        for i in zeros:
+            own[i].s.zero_()
+    small = fold(network, layers=1)
+    (folding,) = small.paretorch_folding
+    assert folding.error < 1e-6
+    assert len(zeros) == 4 or folding.scales == pytest.approx([float(i not in zeros) for i in range(4)])
+    torch.testing.assert_close(small(batch("linear")), network(batch("linear")))
+
+
+def test_a_fold_of_unlike_layers_keeps_what_weighs_most() -> None:
+    network = build("linear")
+    attach(network, "all")
+    with torch.no_grad():
+        for i, mix in enumerate(mixes(network)):
+            mix.s.copy_((1.0 + i) * torch.eye(4)[i])
+        for i in range(4):  # orthogonal layers, the last of them the largest
+            getattr(network, f"paretorch_template_0_{i}").copy_(torch.eye(8)[i].outer(torch.ones(8)))
+    (folding,) = fold(network, layers=1).paretorch_folding
+    assert folding.errors == pytest.approx((1.0, 1.0, 1.0, 0.0))
+
+
+def test_what_diverged_is_not_folded() -> None:
+    network = build("linear")
+    attach(network, "all")
+    with torch.no_grad():
+        mixes(network)[1].s.fill_(float("nan"))
+    with pytest.raises(DivergenceError, match=r"3\.weight is not finite"):
+        fold(network, threshold=0.9)
+
+
+def test_bad_input_is_named() -> None:
+    plain = build("linear")
+    with pytest.raises(ConfigError, match="compress it with SoftSharing"):
+        fold(plain, threshold=0.9)
+    shared = build("linear")
+    plan = attach(shared, "fewer")
+    for threshold in (-0.1, 1.1, float("nan"), "high"):
+        with pytest.raises(ConfigError, match="from 0 to 1"):
+            fold(shared, threshold=threshold)
+    with pytest.raises(ConfigError, match="either threshold"):
+        fold(shared)
+    with pytest.raises(ConfigError, match="either threshold"):
+        fold(shared, threshold=0.5, layers=2)
+    with pytest.raises(ConfigError, match="only 4 layers share"):
+        fold(shared, layers=5)
+    with pytest.raises(ConfigError, match="1 or more"):
+        fold(shared, layers=0)
+    with pytest.raises(ConfigError, match="folded already"):
+        fold(fold(shared, threshold=0.9), threshold=0.8)
+    with pytest.raises(ConfigError, match="not str"):
+        fold("shared", threshold=0.9)
+    with pytest.raises(ConfigError, match="before finalize"):
+        fold(plan.finalize(), threshold=0.9)
