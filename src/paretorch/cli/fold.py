@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paretorch.errors import ConfigError
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -40,19 +42,25 @@ def fold(
         pare fold runs/swrn --curve --root data
     """
     if curve:
+        if threshold is not None or layers is not None or beside:
+            raise ConfigError("--curve tries every number of layers: leave out --threshold, --layers and --beside")
         _curve(run, only, root, device)
         return
     from paretorch import deploy, sharing
-    from paretorch.cli.fold_run import shared_network
+    from paretorch.cli.fold_run import kept_similarities, shared_network
     from paretorch.report.folding import write_folding
+    from paretorch.report.similarities import write_similarities
 
     if threshold is None and layers is None:
         threshold = 0.95
     network = shared_network(run)
     similarities = sharing.layer_similarity(network)
+    groups = [one.layers for one in similarities]
+    columns = kept_similarities(run, beside or [], [len(one) for one in groups])
     small = sharing.fold(network, threshold=threshold, layers=layers, only=only)
     foldings: list[sharing.Folding] = small.__dict__["paretorch_folding"]
-    before = deploy.encoded_size(sharing.fold(network, threshold=1.0).state_dict())
+    unfolded = sharing.fold(network, layers=sum(map(len, groups)))
+    before = deploy.sizes(unfolded).total
     after = deploy.save(small, run / "folded.pare").total
     page = write_folding(
         run / "folding.html",
@@ -64,26 +72,9 @@ def fold(
     for folding in foldings:
         typer.echo(str(folding))
     typer.echo(f"{before:,} bytes with all layers, {after:,} folded; {run / 'folded.pare'}, {page}")
-    _similarities(run, beside or [])
-
-
-def _similarities(run: Path, beside: list[Path]) -> None:
-    from paretorch.errors import ConfigError
-    from paretorch.report.similarities import write_similarities
-    from paretorch.training.folder import read_history
-
-    histories = {one.name: [row for row in read_history(one) if "similarities" in row] for one in (run, *beside)}
-    if short := [name for name, rows in histories.items() if not rows]:
-        if beside:
-            raise ConfigError(f"{', '.join(short)} kept no similarities: name runs that were trained with SoftSharing")
-        return
-    if beside:
-        columns = {name: rows[-1]["similarities"] for name, rows in histories.items()}
-    else:
-        columns = {f"epoch {row['epoch']}": row["similarities"] for row in histories[run.name]}
-    if len({tuple(len(matrix) for matrix in matrices) for matrices in columns.values()}) > 1:
-        raise ConfigError("these runs have different groups of layers: name runs of one network")
-    typer.echo(str(write_similarities(run / "similarities.html", title=f"{run.name}, layers alike", columns=columns)))
+    if columns:
+        title, path = f"{run.name}, layers alike", run / "similarities.html"
+        typer.echo(str(write_similarities(path, title=title, groups=groups, columns=columns)))
 
 
 def _curve(run: Path, only: str | None, root: str | None, device: str) -> None:
@@ -114,7 +105,7 @@ def _curve(run: Path, only: str | None, root: str | None, device: str) -> None:
     for point in folding_curve(shared_network(run), measure, only):
         points.append(point)
         typer.echo(
-            f"{point.layers} layers (threshold {point.threshold:.3f}): {name.replace('_', ' ')} {told(name, point.measured)}, "
+            f"{point.layers} layer{'s' if point.layers > 1 else ''} (threshold {point.threshold:.3f}): {name.replace('_', ' ')} {told(name, point.measured)}, "
             f"{point.bytes:,} bytes, weights off by up to {point.error:.1%}"
         )
     (run / "folding.json").write_text(json.dumps([asdict(point) for point in points], indent=1) + "\n")

@@ -1,7 +1,9 @@
-"""The network of a run folder with its plan, from the checkpoint alone: what was learned about sharing is only there."""
+"""What `pare fold` reads of a run: its network with its plan, from the checkpoint (what was learned about sharing is only
+there), and how alike the layers were while it was trained."""
 
 import ast
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from torch import nn
 from paretorch.core.compress import compress
 from paretorch.core.relaxation import PREFIX
 from paretorch.errors import ArtefactError, ConfigError
+
+Matrix = list[list[float]]
 
 
 def shared_network(folder: Path) -> nn.Module:
@@ -39,6 +43,27 @@ def shared_network(folder: Path) -> nn.Module:
     except RuntimeError as error:
         raise ArtefactError(f"{path} does not fit the network that its configuration names") from error
     return network.eval()
+
+
+def kept_similarities(run: Path, beside: Sequence[Path], sizes: Sequence[int]) -> dict[str, list[Matrix]]:
+    """A matrix for each group of layers (of these sizes) by epoch of the run, or by run where there are several.
+
+    None where the run kept none: it was trained by an earlier version, or not by `pare train`.
+    """
+    from paretorch.training.folder import read_history
+
+    rows = {one: [row for row in read_history(one) if "similarities" in row] for one in (run, *beside)}
+    if not beside:
+        return {f"epoch {row['epoch']}": row["similarities"] for row in rows[run]}
+    for one, kept in rows.items():
+        if not kept:
+            raise ConfigError(
+                f"{one} kept no similarities: name the folders of runs that were trained with SoftSharing"
+            )
+        if [len(matrix) for matrix in kept[-1]["similarities"]] != list(sizes):
+            raise ConfigError(f"{one} has other groups of layers than {run}: name runs of one network")
+    plain = len({one.name for one in rows}) == len(rows)  # else their folders tell them apart
+    return {one.name if plain else str(one): kept[-1]["similarities"] for one, kept in rows.items()}
 
 
 def _options(folder: Path, recipe: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from paretorch.deploy.text import human
 from paretorch.report.frame import write_page
-from paretorch.report.sharing import folded_diagram, heat_map
+from paretorch.report.sharing import folded_diagram, group_title, heat_map
 from paretorch.report.tables import table
 
 if TYPE_CHECKING:
@@ -46,7 +46,13 @@ def write_folding(
             ],
         )
         sections.append(
-            f"<main><section><h2>Group {number}: {len(names)} layers are {max(folding.runs)}</h2>"
-            f'<p>{escape(folding.words)}</p><div class="grid">{inside}</div><h2>Layers in numbers</h2>{numbers}</section></main>'
+            f"<main><section><h2>{escape(group_title(number, names))}</h2>"
+            f'<p>{escape(_sentence(folding))}</p><div class="grid">{inside}</div><h2>Layers in numbers</h2>{numbers}</section></main>'
         )
     return write_page(path, title, sections)
+
+
+def _sentence(folding: Folding) -> str:
+    count, left, stored = len(folding.runs), max(folding.runs), folding.stored
+    kept = "" if stored == left else f", mixed from {stored} that {'is' if stored == 1 else 'are'} stored"
+    return f"{count} layers are {left}{kept}; {folding.words}."

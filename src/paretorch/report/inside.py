@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paretorch.deploy.text import loops
 from paretorch.report.charts import bar_rows
-from paretorch.report.sharing import folded_diagram
+from paretorch.report.sharing import folded_diagram, heat_map
 from paretorch.report.tables import table
 
 if TYPE_CHECKING:
@@ -40,9 +41,13 @@ def activations(report: Report) -> str:
     return f"<section><h2>Activations</h2>{card}<h2>Activations in numbers</h2>{numbers}</section>"
 
 
-def shared(report: Report) -> str:
-    """Layers that are stored once and run in loops, each group as a diagram; mixtures of several in words."""
+def shared(report: Report, history: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Layers that are stored once and run in loops, each group as a diagram; mixtures of several in words.
+
+    history: where its rows have similarities, the last of them are shown, as they were before the decisions were rounded.
+    """
     parts = []
+    last: Sequence[Any] = next((row["similarities"] for row in reversed(history) if "similarities" in row), [])
     for number, group in enumerate(report.shared, 1):
         words = loops(group)
         drawn = (
@@ -53,4 +58,8 @@ def shared(report: Report) -> str:
         heading = f"Group {number}: {len(group.layers)} layers are stored as {len(group.stored)}"
         names = f"{group.layers[0]} … {group.layers[-1]}"
         parts.append(f'<div class="card"><h3>{heading}</h3><p>{escape(names)}: {escape(words)}.</p>{drawn}</div>')
+        if number <= len(last) and len(matrix := last[number - 1]) == len(group.layers):
+            short = [name.removesuffix(".weight") for name in group.layers]
+            alike = heat_map(f"alike-{number}", f"Similarity of the layers, group {number}", short, matrix)
+            parts.append(f'<div class="card"><h3>Group {number}: how alike the layers are</h3>{alike}</div>')
     return f'<section><h2>Shared layers</h2><div class="grid">{"".join(parts)}</div></section>' if parts else ""

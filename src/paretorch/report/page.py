@@ -48,7 +48,7 @@ def write_html(
     history: the rows of a run's metrics.jsonl.
     """
     sections = [_head(title, report), "<main>", _comparison(comparison), _bytes(report), _layers(report)]
-    sections += [activations(report), shared(report), _history(history), _latency(report), "</main>", _foot()]
+    sections += [activations(report), shared(report, history), _history(history), _latency(report), "</main>", _foot()]
     return write_page(path, title, sections)
 
 

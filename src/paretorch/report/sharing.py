@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
@@ -9,6 +10,13 @@ from itertools import pairwise
 from paretorch.report.svg import WIDTH, figure, line, number, rect, shorten, text
 
 _ROW = 22.0
+_LABEL = 16.0  # the room that a number needs
+
+
+def group_title(number: int, layers: Sequence[str]) -> str:
+    """A group of layers by its number and its first and last layer, such as those of one stage."""
+    first, last = (name.removesuffix(".weight") for name in (layers[0], layers[-1]))
+    return f"Group {number}: {first} … {last}"
 
 
 def heat_map(ident: str, title: str, names: Sequence[str], rows: Sequence[Sequence[float]]) -> str:
@@ -51,6 +59,7 @@ def folded_diagram(ident: str, title: str, runs: Sequence[int], words: str) -> s
     skips = [edge for edge in jumps if edge[1] > edge[0]]
     gap = (WIDTH - 40.0) / max(count, 1)
     wide = min(gap * 0.7, 54.0)
+    every = math.ceil(_LABEL / gap)  # layers that are numbered: all, as long as there is room
     top = 26.0 + _ROW * len(back)
     middle = top + 15.0
 
@@ -64,7 +73,8 @@ def folded_diagram(ident: str, title: str, runs: Sequence[int], words: str) -> s
     for i in range(1, count + 1):
         times = sum(layer == i for layer in runs)
         body.append(rect(x(i) - wide / 2, top, wide, 30, "track", f"layer {i} runs {times} times", 5))
-        body.append(text(x(i), middle + 4, str(i), "middle"))
+        if (i - 1) % every == 0:
+            body.append(text(x(i), middle + 4, str(i), "middle"))
     for i, (edge, order) in enumerate(jumps.items()):
         above = edge in back
         level = (back if above else skips).index(edge) + 1

@@ -28,9 +28,9 @@ def folding_curve(
     model: nn.Module, measure: Callable[[nn.Module], float], only: Selector | None = None
 ) -> Iterator[Folded]:
     """From the network with all its layers to the fewest that `fold` can leave; `only` as there."""
-    from paretorch.deploy import encoded_size
+    from paretorch.deploy import sizes
 
     for count, threshold in levels(model, only).items():
         small = fold(model, layers=count, only=only).eval()
         error = max(folding.error for folding in small.__dict__["paretorch_folding"])
-        yield Folded(count, threshold, error, encoded_size(small.state_dict()), measure(small))
+        yield Folded(count, threshold, error, sizes(small).total, measure(small))
