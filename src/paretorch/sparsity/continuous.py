@@ -7,8 +7,9 @@ same weight is learned too, so that the grid stays a grid). What differs from th
 
 - β reaches its final value after `anneal` of the steps and stays there, and s keeps a constant learning rate: rounding
   then changes next to nothing, while with the printed schedule it does.
-- ∂σ(βx)/∂x := γσ'(γx) with a temperature γ ≤ β that gets to β_final later, after `gradient_anneal` of the steps. The slope of a
-  steep gate is 0 but for the weights at its edge: with γ = β, as printed, the first choice of weights is the last.
+- The forward pass has the mask of β, the backward pass that of a temperature γ ≤ β that gets to β_final later, after `gradient_anneal`
+  of the steps: ∂W/∂θ := c·σ(γx) and ∂W/∂x := c·θ·γσ'(γx). With γ = β, as printed, a weight that is dropped early learns no more, and
+  the slope of its gate is 0: the first choice of weights is the last.
 - `target`: the share of weights with s + τ < 0 follows a cubic schedule to the target. One common shift τ (0 as
   printed) does it: at each step the best of a few moves, from 2⁻¹² to 1 times the spread of s either way; which weights
   go is decided by their gradients alone.
@@ -201,19 +202,22 @@ class Mask(Relaxation):
         self.factor = 2.0 ** round(-math.log2(start)) if on_grid else 1.0 / start
 
     def forward(self, weight: Tensor) -> Tensor:
-        return weight * (self.keep(self.grid()) * self.factor).to(weight.dtype)
+        s = self.grid()
+        kept = self._times(weight, self.keep(s))
+        if self.hard or not (self.lags and self.training):
+            return kept
+        softer = self._times(weight, self.grouping.expand(self.gate.value(s + self.scalar(1), self.scalar(2))))
+        return kept.detach() + (softer - softer.detach())  # the value of one, the gradients of the other
+
+    def _times(self, weight: Tensor, mask: Tensor) -> Tensor:
+        return weight * (mask * self.factor).to(weight.dtype)
 
     def keep(self, s: Tensor) -> Tensor:
         if self.hard:
             # Decisions stay in the graph with a zero gradient: DDP waits for every parameter.
             kept = (s + self.scalar(1) >= 0).to(s.dtype)
             return self.grouping.expand(kept + 0.0 * s if self.training else kept)
-        x = s + self.scalar(1)
-        soft = self.gate.value(x, self.scalar(0))
-        if self.lags and self.training:
-            softer = self.gate.value(x, self.scalar(2))
-            soft = softer + (soft - softer).detach()  # the value of one, the gradient of the other
-        return self.grouping.expand(soft)
+        return self.grouping.expand(self.gate.value(s + self.scalar(1), self.scalar(0)))
 
     def threshold(self) -> Tensor:
         return -self.scalar(1)
