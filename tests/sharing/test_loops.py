@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paretorch.sharing.clusters import cluster, collapse
-from paretorch.sharing.loops import backward_edges, loops_in_words
+from paretorch.sharing.loops import loops_in_words, stretches
 from paretorch.sharing.similarity import absolute_cosine
 
 
@@ -21,14 +21,29 @@ from paretorch.sharing.similarity import absolute_cosine
         ([1, 2, 1, 3], "back to 1, then on to 3"),
         ([1, 2, 3, 1, 2, 4], "back to 1-2, then on to 4"),
         ([1, 2, 3, 1, 1], "back to 1, where layer 1 runs twice"),
+        ([1, 1, 2, 2], "layers 1-2 run twice each"),
+        ([1, 1, 2, 2, 3, 3, 3], "layers 1-2 run twice each, then layer 3 runs 3 times"),
+        ([1, 2, 2, 1], "layer 2 runs twice, then back to 1"),
+        ([1, 2, 1, 2, 3, 4], "layers 1-2 run twice"),
+        ([1, 1, 2, 1, 3], "layer 1 runs twice, then back to 1, then on to 3"),
+        ([1, 2, 3, 4, 1, 2, 3, 3], "back to 1-2, then layer 3 runs twice"),
+        ([1, 2, 3, 3, 1, 1, 2, 2], "layer 3 runs twice, then back to 1, where layers 1-2 run twice each"),
+        ([1, 2, 2, 1, 2, 2], "layer 2 runs twice, then back to 1, then layer 2 runs twice"),
     ],
 )
 def test_loops_in_words(order: list[int], words: str) -> None:
     assert loops_in_words(order) == words
 
 
-def test_backward_edges_are_in_order_of_execution() -> None:
-    assert backward_edges([1, 2, 3, 4, 3, 4, 1, 2]) == [(4, 3), (4, 1)]
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=14))
+def test_the_parts_are_the_whole_order(drawn: list[int]) -> None:
+    numbers = list(dict.fromkeys(drawn))
+    order = [numbers.index(layer) + 1 for layer in drawn]
+    parts = stretches(order)
+    assert [layer for first, last, times in parts for layer in [*range(first, last + 1)] * times] == order
+    words = loops_in_words(order)
+    assert words.startswith("no loop") == (len(set(order)) == len(order))
 
 
 @settings(max_examples=30, deadline=None)

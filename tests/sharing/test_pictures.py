@@ -139,6 +139,12 @@ def test_a_heat_map_has_a_square_for_each_pair() -> None:
     assert svg.findtext("desc") == "2 layers; most alike are layers 1 and 2, 0.25."
 
 
+def test_names_without_what_all_have_in_common() -> None:
+    svg = parsed(heat_map("m", "Similarity", ["stages.1.2.conv1", "stages.1.10.conv1"], torch.eye(2).tolist()))
+    assert [text.text for text in svg.findall("text")] == ["2.conv1  1", "10.conv1  2", "1", "2"]
+    assert svg.findall("rect")[1].findtext("title") == "stages.1.2.conv1, stages.1.10.conv1: 0.000"
+
+
 def test_a_hundred_layers_are_still_one_picture() -> None:
     names = [f"layers.{i}" for i in range(100)]
     svg = heat_map("m", "Similarity", names, torch.eye(100).tolist())

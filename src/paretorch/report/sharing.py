@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
@@ -25,11 +26,12 @@ def heat_map(ident: str, title: str, names: Sequence[str], rows: Sequence[Sequen
     labelled = count <= 24
     left = 118.0 if labelled else 8.0
     side = (WIDTH - left - 2) / max(count, 1)
+    labels = _without_prefix(names)
     body = []
     for i, row in enumerate(rows):
         y = 2 + i * side
         if labelled:
-            body.append(text(left - 6, y + side / 2 + 4, f"{shorten(names[i], 13)}  {i + 1}", "end"))
+            body.append(text(left - 6, y + side / 2 + 4, f"{shorten(labels[i], 13)}  {i + 1}", "end"))
         for j, value in enumerate(row):
             tip = f"<title>{escape(names[i])}, {escape(names[j])}: {value:.3f}</title>" if labelled else ""
             place = f'x="{number(left + j * side)}" y="{number(y)}" width="{number(side)}" height="{number(side)}"'
@@ -45,6 +47,14 @@ def heat_map(ident: str, title: str, names: Sequence[str], rows: Sequence[Sequen
     best = max(pairs, default=(0.0, 0, 0))
     said = f"{count} layers; most alike are layers {best[2] + 1} and {best[1] + 1}, {best[0]:.2f}."
     return figure(ident, title, said, bottom + (20 if labelled else 4), body)
+
+
+def _without_prefix(names: Sequence[str]) -> list[str]:
+    """What tells layers apart: names without the modules that all of them are in."""
+    if len(names) < 2:
+        return list(names)
+    common = os.path.commonprefix([name.split(".")[:-1] for name in names])
+    return [".".join(name.split(".")[len(common) :]) for name in names]
 
 
 def folded_diagram(ident: str, title: str, runs: Sequence[int], words: str) -> str:

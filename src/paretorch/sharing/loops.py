@@ -1,53 +1,79 @@
-"""Loops in words: the order in which a folded network runs its layers, as runs upwards and ways back."""
+"""Loops in words: the order in which a folded network runs its layers, as runs upwards, some of them repeated."""
 
-import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 
-def segments(order: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs of consecutive layers, each as (first, last): 1 2 3 4 3 4 1 2 is (1, 4), (3, 4), (1, 2)."""
-    found: list[tuple[int, int]] = []
-    for layer in order:
-        if found and layer == found[-1][1] + 1:
-            found[-1] = (found[-1][0], layer)
+class Stretch(NamedTuple):
+    """Layers first, first + 1 … last, run so many times."""
+
+    first: int
+    last: int
+    times: int = 1
+
+
+def stretches(order: Sequence[int]) -> list[Stretch]:
+    """The order in parts, loops as long as can be: 1 2 3 4 3 4 1 2 is 1-2, 3-4 twice, 1-2."""
+    found: list[Stretch] = []
+    i = 0
+    while i < len(order):
+        part = _loop_at(order, i)
+        last = found[-1] if found else None
+        if part.times == 1 and last is not None and last.times == 1 and part.first == last.last + 1:
+            found[-1] = Stretch(last.first, part.last)
         else:
-            found.append((layer, layer))
+            found.append(part)
+        i += part.times * (part.last - part.first + 1)
     return found
 
 
-def backward_edges(order: Sequence[int]) -> list[tuple[int, int]]:
-    """(from, to) of every step that does not go on to a later layer, in order of execution."""
-    return [(one, other) for one, other in itertools.pairwise(order) if other <= one]
+def _loop_at(order: Sequence[int], i: int) -> Stretch:
+    """The repetition that begins at place i and covers the most, in the fewest layers; else the one layer there."""
+    best, covered = Stretch(order[i], order[i]), 1
+    for length in range(1, (len(order) - i) // 2 + 1):
+        block = list(order[i : i + length])
+        if block[-1] != block[0] + length - 1:
+            break  # no run upwards any more
+        times = 1
+        while list(order[i + times * length : i + (times + 1) * length]) == block:
+            times += 1
+        if times > 1 and times * length > covered:
+            best, covered = Stretch(block[0], block[-1], times), times * length
+    return best
 
 
 def loops_in_words(order: Sequence[int]) -> str:
     """What a network does that runs its layers 1, 2 … in this order: "layers 3-4 run twice, then back to 1"."""
-    runs, top = segments(order), max(order)
-    if len(runs) == 1:
-        return f"no loop: {_layers(*runs[0])} run{'s' if len(order) == 1 else ''} once"
-    parts, i = [], 0
-    while i < len(runs):
-        first, last = runs[i]
-        start, times = _loop(runs, i)
-        loop = f"{_layers(start, last)} run{'s' if start == last else ''} {_times(times)}" if times > 1 else ""
+    parts = _each(stretches(order))
+    if len(parts) == 1 and parts[0][0].times == 1:
+        return f"no loop: {_layers(*parts[0][0][:2])} run{'s' if len(order) == 1 else ''} once"
+    words, before, top = [], 0, max(order)
+    for (first, last, times), each in parts:
+        loop = ""
+        if times > 1:
+            loop = f"{_layers(first, last)} run{'s' if first == last else ''} {_times(times)}{' each' if each else ''}"
         way = ""
-        if i:
-            way = "back to " if first <= runs[i - 1][1] else "on to "
+        if first != before + 1:
+            way = "back to " if first <= before else "on to "
             way += str(first) if last in (top, first) or loop else f"{first}-{last}"
         if loop or way:
-            parts.append(f"{way}, where {loop}" if loop and way else loop or way)
-        i += times
-    return ", then ".join(parts)
+            words.append(f"{way}, where {loop}" if loop and way else loop or way)
+        before = last
+    return ", then ".join(words)
 
 
-def _loop(runs: list[tuple[int, int]], i: int) -> tuple[int, int]:
-    """Where the loop at the end of run i begins, and how often it runs; once where there is none."""
-    first, last = runs[i]
-    start = runs[i + 1][0] if i + 1 < len(runs) else first
-    times = 1
-    while i + times < len(runs) and start >= first and runs[i + times] == (start, last):
-        times += 1
-    return start, times
+def _each(parts: Sequence[Stretch]) -> list[tuple[Stretch, bool]]:
+    """Single layers that follow each other, each run as often, as one: 1 twice and 2 twice is "1-2, twice each"."""
+    found: list[tuple[Stretch, bool]] = []
+    for part in parts:
+        single = part.first == part.last and part.times > 1
+        if single and found:
+            last, each = found[-1]
+            if (each or last.first == last.last) and last.times == part.times and part.first == last.last + 1:
+                found[-1] = (Stretch(last.first, part.last, part.times), True)
+                continue
+        found.append((part, False))
+    return found
 
 
 def _layers(first: int, last: int) -> str:
