@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
@@ -51,10 +50,10 @@ def heat_map(ident: str, title: str, names: Sequence[str], rows: Sequence[Sequen
 
 def _without_prefix(names: Sequence[str]) -> list[str]:
     """What tells layers apart: names without the modules that all of them are in."""
-    if len(names) < 2:
-        return list(names)
-    common = os.path.commonprefix([name.split(".")[:-1] for name in names])
-    return [".".join(name.split(".")[len(common) :]) for name in names]
+    paths = [name.split(".") for name in names]
+    while all(len(path) > 1 and path[0] == paths[0][0] for path in paths) and len(paths) > 1:
+        paths = [path[1:] for path in paths]
+    return [".".join(path) for path in paths]
 
 
 def folded_diagram(ident: str, title: str, runs: Sequence[int], words: str) -> str:
