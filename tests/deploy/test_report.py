@@ -241,3 +241,48 @@ def test_folded_networks_tell_their_loops_and_all_their_macs(tmp_path: Path) -> 
     mixed = [group for group in found.shared if not group.runs]
     assert mixed
     assert "every layer is a mixture of these" in str(found)
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parent / "golden").glob("*.pare")), ids=lambda path: path.stem)
+def test_the_bytes_of_a_file_are_its_own(path: Path) -> None:
+    """Of any version and with any head, though the parts are counted as they would be coded today."""
+    found = report(path)
+    assert found.sizes.total == path.stat().st_size
+    assert found.sizes.codes + found.sizes.masks + found.sizes.maps + found.sizes.rest == pytest.approx(
+        found.sizes.total
+    )
+
+
+def test_a_file_without_a_name_in_the_zoo_keeps_its_scales(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 8, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([0.5, -0.5]).repeat(32).reshape(8, 8))
+    model.paretorch_edits = [{"kind": "scale", "weight": "0.weight", "exponent": 0}]
+    save(model, tmp_path / "x.pare", summary={"accuracy": 0.5})
+    found = report(tmp_path / "x.pare")
+    assert found.bits == 2.0
+    assert found.sizes.total == (tmp_path / "x.pare").stat().st_size
+
+
+def test_small_networks_are_larger_in_a_file_and_it_says_so() -> None:
+    assert "larger than 80 B dense" in str(report(nn.Linear(4, 4)))
+    assert "-0" not in str(report(nn.Linear(4, 4)))
+
+
+def test_what_cannot_be_exported_is_timed_on_the_cpu_with_the_threads_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(latency_module, "_write", lambda *_: False)
+    seen = []
+
+    class Watched(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append((torch.get_num_threads(), self.training, x.device.type))
+            return super().forward(x)
+
+    model, before = Watched(4, 4).train(), torch.get_num_threads()
+    (found,) = measure_latency(model, torch.randn(2, 4), rounds=1, seconds=0.001, threads=before + 1)
+    assert not found.isolated
+    assert set(seen) == {(before + 1, False, "cpu")}
+    assert model.training
+    assert torch.get_num_threads() == before

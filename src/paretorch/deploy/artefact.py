@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from paretorch.deploy.container import pack, read_file, write_file
 from paretorch.deploy.edits import added_bytes, check_edits, replayed, scales
 from paretorch.deploy.filling import build, fill
 from paretorch.deploy.norms import prepared_state
+from paretorch.deploy.plain import require_plain
 from paretorch.deploy.sizes import Sizes
 from paretorch.errors import ArtefactError, ConfigError, PareError
 
@@ -64,6 +66,13 @@ def encoded_size(
     return len(pack(write_blob(state, head)[0]))
 
 
+def sizes_in_file(path: StrPath, source: nn.Module | Mapping[str, Tensor], head: Mapping[str, Any]) -> Sizes:
+    """Where the bytes of a file go, from what `open_artefact` gave: its own length, its parts as they are coded today."""
+    found = _encode_state(source.state_dict() if isinstance(source, nn.Module) else source, head)[1]
+    length = Path(path).stat().st_size
+    return replace(found, total=length, rest=found.rest + length - found.total)
+
+
 def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
     """Fill `into` from an artefact, in place, and return it; without `into`, build the zoo network that the file names.
 
@@ -72,6 +81,8 @@ def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
     Nothing in the file is executed, and no more memory is taken than the module has. Damage, and a tensor of another
     shape or dtype, are found before the module is touched.
     """
+    if into is not None:
+        require_plain(into, "load(path, into=…)")
     reader = _reader(path)
     edits = check_edits(reader.head.get("edits", []))
     if added_bytes(edits) > reader.limit:
@@ -110,15 +121,22 @@ def _encode(
     model: nn.Module | Mapping[str, Tensor], norms: torch.dtype, fold_norms: bool, summary: Mapping[str, Any] | None
 ) -> tuple[bytes, Sizes]:
     head: dict[str, Any] = {}
-    if isinstance(model, nn.Module):
-        state: Mapping[str, Tensor] = prepared_state(model, norms, fold_norms)
+    if summary is not None and not isinstance(summary, Mapping):
+        raise ConfigError(f'summary={summary!r}: give plain JSON values by name, such as {{"accuracy": 0.91}}')
+    if isinstance(model, Mapping):
+        state = model
+    else:
+        require_plain(model, "an artefact")
+        state = prepared_state(model, norms, fold_norms)
         head = _name_of(model)
         if getattr(model, "paretorch_edits", None):
             head["edits"] = check_edits(model.paretorch_edits)
-    else:
-        state = model
     if summary:
         head["summary"] = dict(summary)
+    return _encode_state(state, head)
+
+
+def _encode_state(state: Mapping[str, Tensor], head: Mapping[str, Any]) -> tuple[bytes, Sizes]:
     try:
         blob, tensors = write_blob(state, head)
     except (TypeError, ValueError) as error:

@@ -10,6 +10,7 @@ percentile  what is left after cutting (100 − q)/2 % of the values from either
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import tempfile
@@ -20,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.looking import watched
+from paretorch.core.looking import run_example, watched
 from paretorch.core.options import require_number
 from paretorch.core.spots import BOUNDED
 from paretorch.deploy.onnx.int8 import overrides
-from paretorch.errors import ConfigError, MissingExtraError
+from paretorch.errors import ConfigError, MissingExtraError, PareError
 
 _ACTIVATIONS: tuple[type[nn.Module], ...] = (nn.ReLU, nn.GELU, nn.SiLU, nn.LeakyReLU, *BOUNDED)
 _SAMPLE = 2**16  # values of one activation and batch by which a percentile is told
@@ -41,10 +42,9 @@ def activation_ranges(
     check_percentile(percentile)
     looked_at = {module: name for name, module in model.named_modules() if isinstance(module, _ACTIVATIONS)}
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in looked_at.values()}
-    parameter = next(model.parameters(), None)
     with watched(model, {module: _recorder(seen[name], percentile) for module, name in looked_at.items()}):
         for inputs in inputs_of(batches):
-            model(inputs if parameter is None else inputs.to(parameter.device))
+            run_example(model, inputs)
     return {name: _joined(calls, percentile) for name, calls in seen.items() if calls}
 
 
@@ -55,6 +55,8 @@ def check_percentile(percentile: float | None) -> None:
 
 def inputs_of(batches: Iterable[Any]) -> Iterator[Tensor]:
     """The tensors of the batches; at least one."""
+    if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
+        raise ConfigError("calibration needs batches of inputs: a list or a loader of tensors, such as [x]")
     found = False
     for batch in batches:
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
@@ -120,6 +122,10 @@ def quantize_int8(source: str, target: str, batches: Iterable[Any], percentile: 
                 calibrate_method=ways,
                 extra_options=options,
             )
+    except PareError:
+        raise
+    except Exception as error:  # onnxruntime raises types of its own
+        raise ConfigError(f"onnxruntime cannot calibrate with these batches: {str(error).splitlines()[0]}") from error
     finally:
         with contextlib.suppress(OSError):
             os.unlink(folded)
@@ -140,8 +146,9 @@ class _Reader:
 def _quiet() -> Iterator[None]:
     root = logging.getLogger()
     level = root.level
-    root.setLevel(logging.ERROR)  # onnxruntime's advice is given through the root logger
+    root.setLevel(logging.ERROR)  # onnxruntime's advice is given through the root logger, and by printing
     try:
-        yield
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
     finally:
         root.setLevel(level)

@@ -48,6 +48,8 @@ def read_file(path: Path) -> tuple[memoryview, int]:
     """The blob and its format version, this one or an older one."""
     from safetensors import SafetensorError, safe_open
 
+    if path.is_dir():
+        raise ArtefactError(f"{path} is a folder: give the file in it, such as {path / 'model.pare'}")
     try:
         with safe_open(str(path), framework="np") as file:
             version = (file.metadata() or {}).get(_KEY)

@@ -38,7 +38,7 @@ _MOST_DIMENSIONS = 8
 
 def _scale(model: nn.Module, edit: Edit) -> None:
     if edit["weight"] not in model.state_dict():
-        raise ArtefactError(f"a {edit['kind']!r} edit names a weight that {type(model).__name__} does not have")
+        raise ArtefactError(f"the file does not fit this {type(model).__name__}: it has no {edit['weight'][:80]!r}")
 
 
 def _keep_channels(model: nn.Module, edit: Edit) -> None:

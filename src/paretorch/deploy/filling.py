@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from paretorch.deploy.blob import BlobReader, storage_key
 from paretorch.deploy.edits import Edit, added_names, restructure
-from paretorch.errors import ArtefactError, PareError
+from paretorch.errors import ArtefactError, ConfigError, PareError
 
 _MOST_OPTION = 1 << 20  # a number in a zoo network's name or options
 
@@ -94,6 +94,10 @@ def fill(module: nn.Module, reader: BlobReader) -> None:
     """Copy every tensor of the file into the module, and tie what the file ties."""
     _check_names(module, reader.names)
     state = module.state_dict()
+    if bare := [name for name, tensor in state.items() if tensor.is_meta]:
+        raise ConfigError(
+            f"{bare[0]} has no memory to be filled (meta device): give the module some with module.to_empty(device=...)"
+        )
     written: dict[Any, str] = {}
     most = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     for name, tensor in reader.tensors(state, most):

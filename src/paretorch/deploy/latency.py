@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from paretorch.errors import ConfigError, PareError
+from paretorch.errors import ConfigError
 
 _PATIENCE = 600  # seconds the measuring process may take
 Call = Callable[[], object]
@@ -72,7 +72,7 @@ def measure_latency(
     found = {files[file]: (values, True) for file, values in medians.items()}
     for name, model in named.items():
         if (name, "torch") not in found:
-            found[name, "torch"] = (_here(model, example, rounds, seconds), False)
+            found[name, "torch"] = (_here(model, example, rounds, seconds, threads), False)
     return [
         Latency(*key, statistics.median(values), min(values), max(values), rounds, len(example), threads, isolated)
         for key, (values, isolated) in sorted(found.items(), key=lambda item: list(named).index(item[0][0]))
@@ -108,7 +108,7 @@ def _write(model: nn.Module, example: Tensor, path: Path, runtime: str) -> bool:
             program = torch.export.export(copy.deepcopy(model).cpu().eval(), (example.detach().cpu(),))
             with path.open("wb") as file:
                 torch.export.save(program, file)
-    except (PareError, RuntimeError, ValueError, TypeError, NotImplementedError):
+    except Exception:  # exporters raise their own types, on many layers
         return False
     return True
 
@@ -124,19 +124,21 @@ def _in_a_process(
     save_file({"example": example.detach().cpu().contiguous()}, folder / "example.safetensors")
     job = json.dumps({"files": files, "rounds": rounds, "seconds": seconds, "threads": threads})
     command = [sys.executable, "-m", "paretorch.deploy.timing", str(folder), job]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
+    except subprocess.TimeoutExpired:
+        return {}
     medians: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
     return medians
 
 
-def _here(model: nn.Module, example: Tensor, rounds: int, seconds: float) -> list[float]:
-    training = {module: module.training for module in model.modules()}
-    parameter = next(model.parameters(), None)
-    batch = example if parameter is None else example.to(parameter.device)
+def _here(model: nn.Module, example: Tensor, rounds: int, seconds: float, threads: int) -> list[float]:
+    """As in a process of its own: on the CPU, with so many threads, whatever this process uses."""
+    plain, batch = copy.deepcopy(model).cpu().eval(), example.detach().cpu()
+    before = torch.get_num_threads()
     try:
-        model.eval()
+        torch.set_num_threads(threads)
         with torch.inference_mode():
-            return timed_rounds({"here": lambda: model(batch)}, rounds, seconds)["here"]
+            return timed_rounds({"here": lambda: plain(batch)}, rounds, seconds)["here"]
     finally:
-        for module, flag in training.items():
-            module.training = flag
+        torch.set_num_threads(before)

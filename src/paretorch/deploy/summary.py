@@ -11,10 +11,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from paretorch.core.options import require_number
 from paretorch.deploy.accuracy import measure_accuracy
-from paretorch.deploy.artefact import StrPath, open_artefact, sizes
+from paretorch.deploy.artefact import StrPath, open_artefact, sizes, sizes_in_file
 from paretorch.deploy.latency import Latency, measure_latency
 from paretorch.deploy.macs import count_macs
+from paretorch.deploy.plain import require_plain
 from paretorch.deploy.sizes import KINDS, Sizes, TensorSize
 from paretorch.deploy.structure import MACS, Activation, Shared, activations_of, macs_by_tensor, shared_of
 from paretorch.errors import ConfigError
@@ -174,12 +176,17 @@ def report(
     and classes, on which it is measured; else it is read from the summary of a file that has one.
     """
     head: Mapping[str, Any] = {}
+    if example is not None and not (isinstance(example, Tensor) and example.dim() and len(example)):
+        raise ConfigError("example must be a tensor whose first dimension is the batch, with at least one row")
+    if accuracy is not None:
+        require_number("accuracy", accuracy, 0.0, 1.0, "give a fraction, such as 0.912")
     if isinstance(model, str | os.PathLike):
         path = Path(model)
         source, head = open_artefact(path)
         name = path.name
-        found = sizes(source, summary=head.get("summary"))
+        found = sizes_in_file(path, source, head)
     elif isinstance(model, nn.Module):
+        require_plain(model, "report")
         source, name = model, getattr(model, "zoo_name", "") or type(model).__name__
         found = sizes(model)
     else:
@@ -191,7 +198,7 @@ def report(
     summary = head.get("summary")
     if accuracy is None and isinstance(summary, Mapping):
         kept = summary.get("accuracy")
-        accuracy = float(kept) if isinstance(kept, int | float) else None
+        accuracy = float(kept) if isinstance(kept, int | float) and 0 <= kept <= 1 else None
     layers, timed = _layers(found, {}, {}), list[Latency]()
     edits = getattr(source, "paretorch_edits", None) or head.get("edits", ())
     shared = shared_of(edits)

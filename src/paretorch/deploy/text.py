@@ -38,13 +38,18 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return [lines[0], "─" * max(len(line) for line in lines), *lines[1:]]
 
 
+def _times(dense: float, total: float) -> str:
+    """How much smaller; a network of a few weights is larger in a file, with names and a checksum."""
+    return f"{dense / total:.1f} x smaller" if total <= dense else f"{human(total - dense)} larger"
+
+
 def facts(report: Report) -> list[tuple[str, str]]:
     """The headline numbers, as label and text."""
     size = report.sizes
     found = [
         (
             "on disk",
-            f"{human(size.total)} ({size.total:,} bytes), {size.dense / size.total:.1f} x smaller than {human(size.dense)} dense",
+            f"{human(size.total)} ({size.total:,} bytes), {_times(size.dense, size.total)} than {human(size.dense)} dense",
         ),
         ("parameters", f"{report.parameters:,}, of which {report.weights:,} weights in {len(report.layers)} layers"),
         ("sparsity", f"{report.sparsity:.2%} of the weights are zero"),

@@ -47,7 +47,13 @@ def optimize(
     graphs: on a GPU, time calls as they run when replayed from CUDA graphs, without what Python costs.
     timer: measures in place of the clock; named calls to milliseconds, one for each round.
     """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"optimize takes a module, not {type(model).__name__}")
     arguments = example if isinstance(example, tuple) else (example,)
+    if not tensors_of(arguments):
+        raise ConfigError(
+            "example: give a batch of inputs as it will come, a tensor or a tuple of the model's arguments"
+        )
     if rounds < 1 or seconds <= 0:
         raise ConfigError(f"rounds must be at least 1 and seconds above 0, not {rounds} and {seconds}")
     if tolerance is not None and not tolerance > 0:

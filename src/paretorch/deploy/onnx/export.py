@@ -17,16 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.options import require_number
 from paretorch.deploy.artefact import StrPath
 from paretorch.deploy.calibrate import check_percentile, quantize_int8
 from paretorch.deploy.onnx.graph import Model, merge_equal, optimize, prune, shared, trace
 from paretorch.deploy.onnx.int8 import SIGNS, narrow, share_codes
 from paretorch.deploy.onnx.pack import FORMS, STEPS, Packing, find_packing, pack
 from paretorch.deploy.onnx.types import CODES, LOW, finished
+from paretorch.deploy.plain import require_plain
 from paretorch.errors import ArtefactError, ConfigError, MissingExtraError
 from paretorch.precision.activations_quantized import QuantizedActivation
 
 _FLIPS = 0.05
+_HALF = 1e-2  # of fp16, which has three digits
 
 
 def export_onnx(
@@ -48,7 +51,7 @@ def export_onnx(
     plain numbers. A weight that several layers read is stored once.
     The file is run with onnxruntime on the example, and on its first row alone; if an output differs from the module's
     by more than `tolerance` times the largest output, nothing is written and an error says by how much. A network with
-    quantized activations may differ by 0.05 times: a value between two levels may fall to either.
+    quantized activations may differ by 0.05 times: a value between two levels may fall to either; one in fp16 by 0.01.
     calibrate: batches of inputs; with them the file is int8 (weights by channel, those on a grid with their own values, in
     fewer bits on disk if "packed"; activations by the ranges that these batches give, min-max or cut at `percentile`), and
     is run, but not compared: measure its accuracy.
@@ -63,13 +66,24 @@ def export_onnx(
     if percentile is not None and calibrate is None:
         raise ConfigError("percentile= is about int8 export: give calibrate=, batches of inputs, too")
     check_percentile(percentile)
+    require_number("tolerance", tolerance, 0.0, math.inf, "give the largest difference, relative to the largest output")
+    require_plain(model, "export_onnx")
     plain = copy.deepcopy(model).cpu().eval()
+    kinds = {tensor.dtype for tensor in (*plain.parameters(), example) if tensor.is_floating_point()}
+    if torch.bfloat16 in kinds:
+        raise ConfigError(
+            "onnxruntime does not compute in bfloat16 on a CPU: export model.float(), with a float example"
+        )
+    if torch.float16 in kinds:
+        tolerance = max(tolerance, _HALF)
     if any(isinstance(module, QuantizedActivation) for module in plain.modules()):
         tolerance = max(tolerance, _FLIPS)
     rows = example.detach().cpu()
     if len(rows) == 1:
         rows = torch.cat([rows, rows])  # a batch of one would be taken for a constant
     target = Path(path)
+    if target.is_dir():
+        raise ConfigError(f"{target} is a folder: give the file, such as {target / 'model.onnx'}")
     try:
         with torch.no_grad():
             expected = plain(rows)

@@ -40,8 +40,14 @@ def trace(model: nn.Module, rows: Tensor, opset: int) -> Model:
             assert program is not None
             return program.model_proto
     except Exception as error:  # the exporter raises its own types, on many layers
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ConfigError(f"{type(model).__name__} cannot be exported to ONNX: {reason[0]}") from error
+        raise ConfigError(f"{type(model).__name__} cannot be exported to ONNX: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what went wrong at first: the exporter wraps it in advice on how to report bugs."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def optimize(model: Model, kept: Collection[str]) -> Model:

@@ -1,0 +1,133 @@
+"""What is no finished network, no file or no batch: one clear sentence, and nothing written or changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import paretorch as pt
+from paretorch.deploy import sizes
+from paretorch.errors import ArtefactError, ConfigError
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).eval()
+
+
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model, path: pt.save(model, path),
+        lambda model, path: sizes(model),
+        lambda model, path: pt.report(model),
+        lambda model, path: pt.export_onnx(model, torch.randn(2, 4), path),
+    ],
+)
+def test_a_network_that_is_still_being_compressed(
+    use: Callable[[nn.Module, Path], Any], hard: bool, tmp_path: Path
+) -> None:
+    model = net()
+    plan = pt.compress(model, pt.SMOL(target_bits=2.0), steps=4)
+    if hard:
+        plan.harden()
+    with pytest.raises(ConfigError, match=r"still being compressed: plan\.finalize\(\) first"):
+        use(model, tmp_path / "x")
+    assert not any(tmp_path.iterdir())
+    use(plan.finalize(), tmp_path / "x")
+
+
+def test_what_is_no_module(tmp_path: Path) -> None:
+    pt.save(net(), tmp_path / "x.pare")
+    for use in (
+        lambda: pt.save(3, tmp_path / "y.pare"),  # type: ignore[arg-type]
+        lambda: pt.load(tmp_path / "x.pare", into=nn.Linear),  # type: ignore[arg-type]
+        lambda: pt.export_onnx("net", torch.randn(2, 4), tmp_path / "y.onnx"),  # type: ignore[arg-type]
+        lambda: pt.optimize("net", torch.randn(2, 4)),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ConfigError, match="takes a module, not"):
+            use()
+
+
+def test_a_module_without_memory_is_not_filled(tmp_path: Path) -> None:
+    pt.save(net(), tmp_path / "x.pare")
+    with torch.device("meta"):
+        bare = net()
+    with pytest.raises(ConfigError, match=r"0\.weight has no memory .*to_empty"):
+        pt.load(tmp_path / "x.pare", into=bare)
+    filled = pt.load(tmp_path / "x.pare", into=bare.to_empty(device="cpu"))
+    x = torch.randn(2, 4)
+    assert torch.equal(filled(x), net()(x))
+
+
+def test_folders_are_no_files(tmp_path: Path) -> None:
+    with pytest.raises(ArtefactError, match=r"is a folder: give the file in it, such as .*model\.pare"):
+        pt.load(tmp_path)
+    with pytest.raises(ConfigError, match=r"is a folder: give the file, such as .*model\.onnx"):
+        pt.export_onnx(net(), torch.randn(2, 4), tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_summary_has_names(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give plain JSON values by name"):
+        pt.save(net(), tmp_path / "x.pare", summary=[0.9])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("accuracy", [91.2, -0.1, float("nan"), "0.9"])
+def test_an_accuracy_is_a_fraction(accuracy: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"accuracy=.*: give a fraction, such as 0\.912"):
+        pt.report(net(), accuracy=accuracy)
+    pt.save(net(), tmp_path / "x.pare", summary={"accuracy": 91.2})
+    assert pt.report(tmp_path / "x.pare").accuracy is None, "a file may hold anything"
+
+
+@pytest.mark.parametrize("example", [[1.0], torch.tensor(1.0), torch.empty(0, 4)])
+def test_an_example_is_a_batch(example: Any) -> None:
+    with pytest.raises(ConfigError, match="first dimension is the batch"):
+        pt.report(net(), example=example)
+    with pytest.raises(ConfigError, match="give a batch of inputs"):
+        pt.optimize(net(), None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tolerance": -1.0}, "tolerance=-1.0"),
+        ({"tolerance": "1"}, "tolerance='1'"),
+        ({"calibrate": 5}, "a list or a loader of tensors"),
+        ({"calibrate": torch.randn(4, 4)}, "a list or a loader of tensors"),
+        ({"calibrate": [torch.randn(2, 5)]}, "cannot calibrate with these batches"),
+    ],
+)
+def test_what_onnx_cannot_be_asked(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        pt.export_onnx(net(), torch.randn(2, 4), tmp_path / "x.onnx", **options)
+    assert not any(tmp_path.iterdir())
+
+
+def test_half_precision_is_exported_and_bfloat16_is_refused(tmp_path: Path) -> None:
+    example = torch.randn(2, 4)
+    assert pt.export_onnx(net().half(), example.half(), tmp_path / "x.onnx").exists()
+    with pytest.raises(ConfigError, match=r"export model\.float\(\)"):
+        pt.export_onnx(net().bfloat16(), example.bfloat16(), tmp_path / "y.onnx")
+
+
+def test_the_reason_is_told_and_not_how_to_report_a_bug(tmp_path: Path) -> None:
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(ConfigError, match=r"Branching cannot be exported to ONNX: .*data-dependent"):
+        pt.export_onnx(Branching(), torch.randn(2, 4), tmp_path / "x.onnx")
+
+
+def test_percentiles_are_found_without_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batches = [torch.randn(4, 4) for _ in range(2)]
+    pt.export_onnx(net(), batches[0], tmp_path / "x.onnx", calibrate=batches, percentile=99.9)
+    assert capsys.readouterr().out == ""
