@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save as pack_tensors
 from torch import nn
 
-from paretorch.deploy import load, save
+from paretorch.deploy import load, report, save
 from paretorch.deploy.artefact import open_artefact
 from paretorch.deploy.container import pack
 from paretorch.errors import ArtefactError
@@ -122,7 +122,7 @@ def test_a_forged_network_is_not_built(tmp_path: Path) -> None:
         (["wrn-60004-1", {}], "more tensors"),
         (["wrn-99999999999-1", {}], "larger than any"),
         (["resnet20", {"classes": 2**40}], "larger than any"),
-        (["resnet20", {"classes": float("inf")}], "larger than any"),
+        (["resnet20", {"classes": float("inf")}], "not valid JSON"),
         (["os.system", {}], "cannot be built"),
         (["resnet20", {"__class__": 1}], "cannot be built"),
         ([3, {}], "zoo entry"),
@@ -147,6 +147,33 @@ def test_terabytes_are_not_allocated(tmp_path: Path) -> None:
             open_artefact(tmp_path / "x.pare")
         assert tracemalloc.get_traced_memory()[1] < 1 << 22
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"edits": [1]},
+        {"edits": [{"kind": "share", "bank": "shared_0", "count": 1, "weights": ["w"], "uses": [[7]]}]},
+        {"summary": {"accuracy": float("inf")}},
+        {"summary": {"loss": float("nan")}},
+    ],
+)
+def test_a_report_believes_a_head_no_more_than_load_does(changes: dict[str, Any], tmp_path: Path) -> None:
+    index, rest = split(valid_blob())
+    path = tmp_path / "x.pare"
+    path.write_bytes(pack(forge(index, rest, **changes)))
+    with pytest.raises(ArtefactError):
+        report(path)
+
+
+def test_names_do_not_reach_the_terminal_as_they_are(tmp_path: Path) -> None:
+    """A name may hold what moves a cursor, or half a character, which no terminal encodes."""
+    path = tmp_path / "x.pare"
+    save({"a\x1b[2Jb": torch.ones(2, 2), "\ud800": torch.ones(2, 2)}, path)  # type: ignore[arg-type]
+    told = str(report(path))
+    assert "\x1b" not in told
+    assert r"'a\x1b[2Jb'" in told
+    assert told.encode()
 
 
 def test_an_index_that_inflates_without_end_is_refused(tmp_path: Path) -> None:

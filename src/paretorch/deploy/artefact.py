@@ -99,6 +99,7 @@ def open_artefact(path: StrPath) -> tuple[nn.Module | dict[str, Tensor], dict[st
     What is built without a module to compare with may take 1024 bytes per byte of file, and 64 MiB in any case.
     """
     reader = _reader(path)
+    check_edits(reader.head.get("edits", []))
     if "zoo" in reader.head:
         return load(path), reader.head
     state: dict[str, Tensor] = {}

@@ -183,6 +183,7 @@ def _inflate(data: bytes) -> bytes:
 def _read_head(index: ByteReader) -> dict[str, Any]:
     try:
         head: dict[str, Any] = json.loads(bytes(index.block()).decode(), object_pairs_hook=_unique)
+        json.dumps(head, allow_nan=False)  # what could not have been written, such as 1e999, is refused here
     except (ValueError, RecursionError) as error:
         raise ArtefactError("the artefact's head is not valid JSON") from error
     if not isinstance(head, dict) or not isinstance(head.get("summary", {}), dict):

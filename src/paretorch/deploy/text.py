@@ -25,6 +25,11 @@ def human(count: float, unit: str = "B") -> str:
     return f"{count:.0f} {unit}".strip()
 
 
+def printable(name: str) -> str:
+    """A name out of a file as a terminal may show it: no control characters, no half characters."""
+    return name if name.isprintable() else ascii(name)
+
+
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines with aligned columns, the first to the left and the others to the right; the first row is the heading."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -93,7 +98,8 @@ def loops(group: Shared) -> str:
 def render(report: Report) -> str:
     """Headline numbers, bytes by kind, and a line per layer."""
     size = report.sizes
-    lines = [report.name, "═" * max(len(report.name), 24)]
+    title = printable(report.name)
+    lines = [title, "═" * max(len(title), 24)]
     found = facts(report)
     width = max(len(label) for label, _ in found)
     lines += [f"{label.ljust(width)}  {text}" for label, text in found]
@@ -103,7 +109,17 @@ def render(report: Report) -> str:
         cells = [f"{getattr(tensor, kind):,.0f}" for kind in KINDS]
         shape = "x".join(map(str, tensor.shape))
         bits = [f"{tensor.bits:.2f}", f"{layer.bits_on_disk:.2f}"]
-        rows.append([layer.name, shape, tensor.coding, f"{layer.sparsity:.1%}", *bits, *cells, f"{tensor.total:,.0f}"])
+        rows.append(
+            [
+                printable(layer.name),
+                shape,
+                tensor.coding,
+                f"{layer.sparsity:.1%}",
+                *bits,
+                *cells,
+                f"{tensor.total:,.0f}",
+            ]
+        )
     shown = {layer.name for layer in report.layers}
     others = [tensor for name, tensor in size.tensors.items() if name not in shown]
     sums = [sum(getattr(tensor, kind) for tensor in others) for kind in KINDS]
@@ -117,7 +133,7 @@ def render(report: Report) -> str:
     quantized = [["activation", "bits", "from", "to", "groups by bits"]]
     for one in report.activations:
         groups = ", ".join(f"{p}: {count}" for p, count in sorted(one.groups.items()))
-        quantized.append([one.name, f"{one.bits:.2f}", f"{one.low:.3g}", f"{one.high:.3g}", groups])
+        quantized.append([printable(one.name), f"{one.bits:.2f}", f"{one.low:.3g}", f"{one.high:.3g}", groups])
     more = ["", *table(quantized)] if report.activations else []
     foot = ["", f"{MACS}."] if report.macs is not None else []
     return "\n".join([*lines, "", *table(rows), *more, *foot])
