@@ -248,10 +248,16 @@ def test_no_gradients_no_step(kind) -> None:
     ("options", "words"),
     [
         ({"lr": -1.0}, "lr"),
+        ({"lr": "high"}, "lr must be at least 0, not 'high'"),
+        ({"lr": None}, "lr"),
         ({"lr": torch.ones(2)}, "one element"),
         ({"eps": 0.0}, "eps"),
+        ({"eps": None}, "eps"),
         ({"betas": (0.9, 1.0)}, "betas"),
+        ({"betas": 0.9}, "two numbers"),
+        ({"betas": ("a", "b")}, "two numbers"),
         ({"weight_decay": -0.1}, "weight_decay"),
+        ({"weight_decay": "none"}, "weight_decay"),
         ({"differentiable": True}, "differentiable"),
         ({"foreach": True, "fused": True}, "not both"),
         ({"state_dtype": torch.int8}, "state_dtype"),
@@ -271,10 +277,12 @@ def test_unknown_options_and_wrong_schedules() -> None:
     p = [torch.ones(2, requires_grad=True)]
     with pytest.raises(TypeError, match="amsgrad"):
         AvaGrad(p, amsgrad=True)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match="steps"):
-        AnnealedAdam(p, steps=0)
-    with pytest.raises(ConfigError, match="powers"):
-        AnnealedAdam(p, steps=10, powers=(-0.5, 1.0))
+    for steps in (0, None, float("nan")):
+        with pytest.raises(ConfigError, match="steps"):
+            AnnealedAdam(p, steps=steps)
+    for powers in ((-0.5, 1.0), 0.5, (1.0,)):
+        with pytest.raises(ConfigError, match="powers"):
+            AnnealedAdam(p, steps=10, powers=powers)
 
 
 @every_kind

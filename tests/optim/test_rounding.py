@@ -60,3 +60,18 @@ def test_second_moments_still_move_at_a_small_rate(options) -> None:
     v = optimizer.state[p]["exp_avg_sq"]
     assert v.dtype == torch.bfloat16
     assert v.float().mean().item() == pytest.approx(1 - 0.999**1500, rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.complex128])
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"foreach": False}], ids=str)
+def test_wide_and_complex_parameters_may_have_narrow_state(dtype, options) -> None:
+    torch.manual_seed(0)
+    p = torch.randn(64, dtype=dtype).requires_grad_()
+    twin = p.detach().clone().requires_grad_()
+    narrow, wide = AvaGrad([p], state_dtype=torch.bfloat16, **options), AvaGrad([twin], **options)
+    for _ in range(5):
+        p.grad = torch.randn_like(p)
+        twin.grad = p.grad.clone()
+        narrow.step(), wide.step()
+    assert narrow.state[p]["exp_avg"].dtype == torch.bfloat16
+    torch.testing.assert_close(p, twin, rtol=0.02, atol=0.02)

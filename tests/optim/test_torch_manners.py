@@ -1,9 +1,8 @@
-"""More of what torch.optim promises: schedulers, named parameters, old states, groups, capture, resets."""
+"""More of what torch.optim promises: schedulers, named parameters, groups, capture, resets."""
 
 from __future__ import annotations
 
 import collections
-import copy
 import pickle
 
 import pytest
@@ -12,9 +11,8 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from paretorch.errors import ConfigError
-from paretorch.optim import AnnealedAdam, AvaGrad, AvaGradW, DelayedAdam, _base
+from paretorch.optim import AvaGrad, AvaGradW, DelayedAdam, _base
 
-from . import reference
 from .test_manners import build, every_kind, network, train, weights
 
 SCHEDULERS = {
@@ -99,48 +97,6 @@ def test_pickled_and_back(kind) -> None:
     train(model, optimizer, 2)
     train(twin, twin_optimizer, 2)
     assert torch.equal(weights(model), weights(twin))
-
-
-def test_loads_the_state_of_the_authors_avagrad() -> None:
-    """Which has no version, none of our options, a `gamma` per group, and plain numbers as steps."""
-    model = network()
-    params = list(model.parameters())
-    state = {
-        i: {"step": 7, "exp_avg": torch.full_like(p, 0.1), "exp_avg_sq": torch.full_like(p, 0.2)}
-        for i, p in enumerate(params)
-    }
-    group = {"lr": 0.5, "betas": (0.9, 0.99), "eps": 0.3, "weight_decay": 0.1, "gamma": 2.0, "params": [0, 1, 2, 3]}
-    optimizer = AvaGrad(params, maximize=True, seed=5)
-    optimizer.load_state_dict({"state": state, "param_groups": [group]})
-    (loaded,) = optimizer.param_groups
-    assert (loaded["lr"], loaded["eps"], loaded["betas"]) == (0.5, 0.3, (0.9, 0.99))
-    assert "gamma" not in loaded
-    assert loaded["maximize"], "what the old state does not know stays"
-    assert loaded["seed"] == 5
-    expected = reference.Memory(7, *({i: s[k].clone() for i, s in state.items()} for k in ("exp_avg", "exp_avg_sq")))
-    grads = [torch.randn_like(p) for p in params]
-    before = [p.detach().clone() for p in params]
-    for p, g in zip(params, grads, strict=True):
-        p.grad = g
-    optimizer.step()
-    settings = reference.Settings(0.5, 0.9, 0.99, 0.3, 0.1, maximize=True)
-    for p, w in zip(params, reference.avagrad(before, grads, settings, expected), strict=True):
-        torch.testing.assert_close(p.detach(), w, rtol=1e-5, atol=1e-6)
-    assert float(optimizer.state[params[0]]["step"]) == 8
-
-
-def test_a_state_before_versions_gets_the_new_options() -> None:
-    model = network()
-    optimizer = AvaGrad(model.parameters())
-    train(model, optimizer, 2)
-    old = copy.deepcopy(optimizer.state_dict())
-    for key in ("version", "state_dtype", "seed", "fused"):
-        del old["param_groups"][0][key]
-    second = AvaGrad(model.parameters(), seed=3)
-    second.load_state_dict(old)
-    assert second.param_groups[0]["version"] == 1
-    assert second.param_groups[0]["seed"] == 3
-    train(model, second, 1)
 
 
 @every_kind
@@ -264,20 +220,6 @@ def test_parameters_appended_to_a_group_by_hand(kind) -> None:
     second.grad, before = torch.ones(2, 2), second.detach().clone()
     optimizer.step()
     assert bool((second < before).all())
-
-
-def test_annealed_adam_counts_after_loading() -> None:
-    """ε depends on the step, so a loaded state must go on counting."""
-    whole, halves = network(), network()
-    options = {"steps": 10, "eps": 0.01, "powers": (0.25, 1.5)}
-    through, first = AnnealedAdam(whole.parameters(), **options), AnnealedAdam(halves.parameters(), **options)
-    train(whole, through, 3)
-    train(whole, through, 3, seed=2)
-    train(halves, first, 3)
-    second = AnnealedAdam(halves.parameters(), **options)
-    second.load_state_dict(first.state_dict())
-    train(halves, second, 3, seed=2)
-    assert torch.equal(weights(whole), weights(halves))
 
 
 @every_kind

@@ -140,6 +140,12 @@ def test_two_workers_share_a_storage(tmp_path) -> None:
     assert study.best_value < 0.02
 
 
+def test_several_values_have_no_way_down() -> None:
+    study = optuna.create_study(directions=["minimize", "minimize"], sampler=tuning.GLDSampler(0))
+    with pytest.raises(ConfigError, match="one direction"):
+        study.optimize(lambda trial: (trial.suggest_float("x", 0, 1), 0.0), n_trials=3)
+
+
 def test_unknown_sampler() -> None:
     with pytest.raises(ConfigError, match="choose from"):
         tuning.sampler("grid")

@@ -103,7 +103,7 @@ class AdaptiveOptimizer(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, also one of torch.optim.Adam or of an earlier version; unknown entries are dropped."""
-        restore(self, state_dict, super().load_state_dict)
+        restore(self, state_dict, super().load_state_dict, self._check)
         self._forget()
 
     def __setstate__(self, state: dict[str, Any]) -> None:

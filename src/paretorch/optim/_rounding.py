@@ -19,7 +19,7 @@ def stream_key(seed: int, index: int, which: int) -> int:
 
 
 def round_to_bf16(values: Tensor, out: Tensor, key: int, step: Scalar, offset: int) -> None:
-    """Write fp32 `values` to bf16 `out`, up with probability equal to the remainder: E[out] = values.
+    """Write `values` (as fp32) to bf16 `out`, up with probability equal to the remainder: E[out] = values.
 
     `offset` is the position of values[0] in its tensor, so that a tensor may be rounded in pieces.
     """
@@ -29,7 +29,7 @@ def round_to_bf16(values: Tensor, out: Tensor, key: int, step: Scalar, offset: i
     else:
         salt = _signed(_mix_int((int(step) ^ key) & _MASK))
     dice = _mix(count ^ salt) & 0xFFFF
-    bits = values.contiguous().view(torch.int32).flatten() + dice
+    bits = values.to(torch.float32).contiguous().view(torch.int32).flatten() + dice
     out.copy_((bits & -0x10000).view(torch.float32).view(values.shape))
 
 

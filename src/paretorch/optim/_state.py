@@ -2,13 +2,13 @@
 
 Version 1 keeps `step`, `exp_avg` and `exp_avg_sq` per parameter (real, in `state_dtype`). What carries no version (the
 state of torch.optim.Adam or AdamW, or of the author's AvaGrad, with its `gamma`) is read as version 0: the three
-entries are taken, others are dropped, and options that it does not know keep the values of the running optimizer.
+entries and the numbers of its groups are taken, others are dropped, and what it does not know, or how a step is computed
+(`foreach`, `fused` …), stays as the running optimizer has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import chain
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,32 +19,69 @@ from paretorch.errors import ConfigError
 
 STATE_VERSION = 1
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_HOW = frozenset({"foreach", "fused", "capturable", "differentiable", "state_dtype", "seed"})
+Group = dict[str, Any]
 
 
-def restore(optimizer: Optimizer, state_dict: dict[str, Any], load: Callable[[dict[str, Any]], None]) -> None:
-    """Load `state_dict` by `load`, then give the moments back the precision in which they were saved."""
-    versions = {group.get("version", 0) for group in state_dict["param_groups"]}
-    if versions and max(versions) > STATE_VERSION:
-        raise ConfigError(f"This state has version {max(versions)}, and {STATE_VERSION} is the newest known here.")
-    defaults = optimizer.defaults
-    groups = [
-        {
-            **{key: value for key, value in current.items() if key != "params"},
-            **{key: value for key, value in saved.items() if key in defaults or key in ("params", "initial_lr")},
-            "version": STATE_VERSION,
-        }
-        for current, saved in _paired(optimizer.param_groups, state_dict["param_groups"])
+def restore(
+    optimizer: Optimizer,
+    state_dict: dict[str, Any],
+    load: Callable[[dict[str, Any]], None],
+    check: Callable[[Group], None],
+) -> None:
+    """Load `state_dict` by `load`, then give the moments back the precision in which they were saved.
+
+    Nothing is changed where it does not fit; `check` refuses groups whose numbers cannot work.
+    """
+    if not {"state", "param_groups"} <= set(state_dict):
+        raise ConfigError("This is no state of an optimizer: give what optimizer.state_dict() returned.")
+    newest = max((group.get("version", 0) for group in state_dict["param_groups"]), default=0)
+    if newest > STATE_VERSION:
+        raise ConfigError(f"This state has version {newest}, and {STATE_VERSION} is the newest known here.")
+    pairs = _paired(optimizer.param_groups, state_dict["param_groups"])
+    groups = [_merged(current, saved, set(saved) if newest else _known(optimizer)) for current, saved in pairs]
+    for group in groups:
+        check(group)
+    params = [
+        (param, state_dict["state"].get(key))
+        for current, saved in pairs
+        for param, key in zip(current["params"], saved["params"], strict=True)
     ]
+    for param, state in params:
+        if state:
+            _check_moments(param, state)
     load({**state_dict, "param_groups": groups})
-    ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-    params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-    for key, param in zip(ids, params, strict=True):
-        saved = state_dict["state"].get(key)
-        if saved:
-            optimizer.state[param] = _moments(param, saved, optimizer.state[param])
+    for param, state in params:
+        if state:
+            optimizer.state[param] = _moments(param, state, optimizer.state[param])
 
 
-def _moments(param: Tensor, saved: dict[str, Any], loaded: dict[str, Any]) -> dict[str, Any]:
+def _merged(current: Group, saved: Group, taken: set[str]) -> Group:
+    kept = {key: value for key, value in current.items() if key != "params"}
+    return {**kept, **{key: value for key, value in saved.items() if key in taken}, "version": STATE_VERSION}
+
+
+def _known(optimizer: Optimizer) -> set[str]:
+    """What is taken of a foreign group: its numbers. Of our own all is, since schedulers and users keep entries there."""
+    return {*optimizer.defaults, "params", "initial_lr"} - _HOW
+
+
+def _check_moments(param: Tensor, state: Mapping[str, Any]) -> None:
+    for key in _MOMENTS:
+        value = state.get(key)
+        if not isinstance(value, Tensor):
+            found = ", ".join(sorted(state))
+            raise ConfigError(
+                f"This state has {found} and no {key}: load one of Adam or its kin, or begin with a fresh optimizer."
+            )
+        if tuple(value.shape[: param.dim()]) != tuple(param.shape):
+            raise ConfigError(
+                f"This state belongs to other parameters: {key} has the shape {tuple(value.shape)}, the parameter "
+                f"{tuple(param.shape)}."
+            )
+
+
+def _moments(param: Tensor, saved: Mapping[str, Any], loaded: Mapping[str, Any]) -> dict[str, Any]:
     # torch casts floating point state to the dtype of its parameter: fp32 moments of a bf16 weight would be cut.
     state: dict[str, Any] = {}
     for key in _MOMENTS:
@@ -62,7 +99,12 @@ def _moments(param: Tensor, saved: dict[str, Any], loaded: dict[str, Any]) -> di
     return state
 
 
-def _paired(current: list[dict[str, Any]], saved: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def _paired(current: list[Group], saved: list[Group]) -> list[tuple[Group, Group]]:
     if len(current) != len(saved):
         raise ConfigError(f"The state has {len(saved)} parameter groups and the optimizer {len(current)}.")
+    for number, (own, other) in enumerate(zip(current, saved, strict=True)):
+        if len(own["params"]) != len(other["params"]):
+            raise ConfigError(
+                f"Group {number} of the state has {len(other['params'])} parameters, and {len(own['params'])} here."
+            )
     return list(zip(current, saved, strict=True))

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from paretorch.errors import ConfigError
 from paretorch.optim._base import AdaptiveOptimizer, Group, Options, Params
+from paretorch.optim._checks import is_number, is_pair
 from paretorch.optim._rule import Hyper, Rule, Scalar
 
 
@@ -57,10 +58,10 @@ class AnnealedAdam(AdaptiveOptimizer):
 
     def _check(self, group: Group) -> None:
         super()._check(group)
-        if group["steps"] < 1:
-            raise ConfigError(f"AnnealedAdam: steps is the length of the training, at least 1, not {group['steps']}.")
-        if len(group["powers"]) != 2 or not all(power >= 0 for power in group["powers"]):
-            raise ConfigError(f"AnnealedAdam: powers are two numbers of at least 0, not {group['powers']}.")
+        if not (is_number(group["steps"]) and group["steps"] >= 1):
+            raise ConfigError(f"AnnealedAdam: steps is the length of the training, at least 1, not {group['steps']!r}.")
+        if not (is_pair(group["powers"]) and min(group["powers"]) >= 0):
+            raise ConfigError(f"AnnealedAdam: powers are two numbers of at least 0, not {group['powers']!r}.")
 
     def _hyper(self, group: Group, now: Scalar) -> Hyper:
         constant = super()._hyper(group, now)

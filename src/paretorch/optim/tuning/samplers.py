@@ -53,6 +53,10 @@ class GLDSampler(optuna.samplers.BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """A point around the best so far, if there is one."""
+        if len(study.directions) > 1:
+            raise ConfigError(
+                "Gradientless descent goes down one value: give a study with one direction, or another sampler."
+            )
         if not search_space:
             return {}
         tried = [t for t in study.get_trials(deepcopy=False) if all(name in t.params for name in search_space)]

@@ -1,0 +1,133 @@
+"""States that are loaded: of older versions and other optimizers, with what others keep in them, and such that do not fit."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from paretorch.errors import ConfigError
+from paretorch.optim import AnnealedAdam, AvaGrad
+
+from . import reference
+from .test_manners import build, every_kind, network, train, weights
+
+
+def test_loads_the_state_of_the_authors_avagrad() -> None:
+    """Which has no version, none of our options, a `gamma` per group, and plain numbers as steps."""
+    model = network()
+    params = list(model.parameters())
+    state = {
+        i: {"step": 7, "exp_avg": torch.full_like(p, 0.1), "exp_avg_sq": torch.full_like(p, 0.2)}
+        for i, p in enumerate(params)
+    }
+    group = {"lr": 0.5, "betas": (0.9, 0.99), "eps": 0.3, "weight_decay": 0.1, "gamma": 2.0, "params": [0, 1, 2, 3]}
+    optimizer = AvaGrad(params, maximize=True, seed=5)
+    optimizer.load_state_dict({"state": state, "param_groups": [group]})
+    (loaded,) = optimizer.param_groups
+    assert (loaded["lr"], loaded["eps"], loaded["betas"]) == (0.5, 0.3, (0.9, 0.99))
+    assert "gamma" not in loaded
+    assert loaded["maximize"], "what the old state does not know stays"
+    assert loaded["seed"] == 5
+    expected = reference.Memory(7, *({i: s[k].clone() for i, s in state.items()} for k in ("exp_avg", "exp_avg_sq")))
+    grads = [torch.randn_like(p) for p in params]
+    before = [p.detach().clone() for p in params]
+    for p, g in zip(params, grads, strict=True):
+        p.grad = g
+    optimizer.step()
+    settings = reference.Settings(0.5, 0.9, 0.99, 0.3, 0.1, maximize=True)
+    for p, w in zip(params, reference.avagrad(before, grads, settings, expected), strict=True):
+        torch.testing.assert_close(p.detach(), w, rtol=1e-5, atol=1e-6)
+    assert float(optimizer.state[params[0]]["step"]) == 8
+
+
+def test_a_state_before_versions_gets_the_new_options() -> None:
+    model = network()
+    optimizer = AvaGrad(model.parameters())
+    train(model, optimizer, 2)
+    old = copy.deepcopy(optimizer.state_dict())
+    for key in ("version", "state_dtype", "seed", "fused"):
+        del old["param_groups"][0][key]
+    second = AvaGrad(model.parameters(), seed=3)
+    second.load_state_dict(old)
+    assert second.param_groups[0]["version"] == 1
+    assert second.param_groups[0]["seed"] == 3
+    train(model, second, 1)
+
+
+@every_kind
+def test_what_schedulers_and_users_keep_in_groups_comes_back(kind) -> None:
+    model = network()
+    groups = [{"params": [p], "name": name} for name, p in model.named_parameters()]
+    first = build(kind, groups)
+    cycle = lr_scheduler.OneCycleLR(first, max_lr=0.2, total_steps=20)
+    for step in range(3):
+        train(model, first, 1, seed=step)
+        cycle.step()
+    second = build(kind, [{"params": [p]} for p in model.parameters()])
+    second.load_state_dict(first.state_dict())
+    assert [group["name"] for group in second.param_groups] == [name for name, _ in model.named_parameters()]
+    resumed = lr_scheduler.OneCycleLR(second, max_lr=0.2, total_steps=20, last_epoch=2)
+    resumed.load_state_dict(cycle.state_dict())
+    cycle.step(), resumed.step()
+    assert first.param_groups[1]["lr"] == second.param_groups[1]["lr"] != 0.2
+
+
+def test_how_adam_took_its_steps_does_not_matter() -> None:
+    model = network()
+    adam = torch.optim.Adam(model.parameters(), fused=True)
+    train(model, adam, 1)
+    optimizer = AvaGrad(model.parameters(), foreach=True)
+    optimizer.load_state_dict(adam.state_dict())
+    (group,) = optimizer.param_groups
+    assert (group["foreach"], group["fused"]) == (True, None)
+
+
+def unfit(model: nn.Module) -> dict[str, tuple[dict, str]]:
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train(model, sgd, 1)
+    adam = torch.optim.Adam(model.parameters(), eps=0.0)
+    train(model, adam, 1)
+    narrow = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+    other = AvaGrad(narrow.parameters())
+    train(narrow, other, 1)
+    return {
+        "nothing": ({}, "no state of an optimizer"),
+        "sgd": (sgd.state_dict(), "momentum_buffer and no exp_avg"),
+        "no eps": (adam.state_dict(), "eps must be a positive number"),
+        "narrow": (other.state_dict(), r"the shape \(4, 6\), the parameter \(8, 6\)"),
+        "fewer": (AvaGrad(list(model.parameters())[:2]).state_dict(), "has 2 parameters, and 4 here"),
+        "groups": (AvaGrad([{"params": [p]} for p in model.parameters()]).state_dict(), "4 parameter groups"),
+    }
+
+
+@pytest.mark.parametrize("case", ["nothing", "sgd", "no eps", "narrow", "fewer", "groups"])
+def test_a_state_that_does_not_fit_changes_nothing(case) -> None:
+    model = network()
+    state, words = unfit(model)[case]
+    optimizer = AvaGrad(model.parameters(), lr=0.3)
+    train(model, optimizer, 1)
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ConfigError, match=words):
+        optimizer.load_state_dict(state)
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    for key, entry in before["state"].items():
+        assert torch.equal(entry["exp_avg_sq"], after["state"][key]["exp_avg_sq"])
+
+
+def test_annealed_adam_counts_after_loading() -> None:
+    """ε depends on the step, so a loaded state must go on counting."""
+    whole, halves = network(), network()
+    options = {"steps": 10, "eps": 0.01, "powers": (0.25, 1.5)}
+    through, first = AnnealedAdam(whole.parameters(), **options), AnnealedAdam(halves.parameters(), **options)
+    train(whole, through, 3)
+    train(whole, through, 3, seed=2)
+    train(halves, first, 3)
+    second = AnnealedAdam(halves.parameters(), **options)
+    second.load_state_dict(first.state_dict())
+    train(halves, second, 3, seed=2)
+    assert torch.equal(weights(whole), weights(halves))
