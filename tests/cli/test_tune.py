@@ -125,6 +125,13 @@ def test_nothing_but_divergence(tmp_path: Path) -> None:
     [
         (["--method", "bayes"], "choose from cgld"),
         (["--alphas", "much"], "--alphas takes numbers"),
+        (["--alphas", "0.1,-1"], "--alphas takes positive numbers"),
+        (["--alphas", "0.1,nan"], "--alphas takes positive numbers"),
+        (["--alphas", "0.1,0.10"], "each once"),
+        (["--epsilons", "0,0.1"], "--epsilons takes positive numbers"),
+        (["--optimizer", "sgd", "--epsilons", "0.1"], "sgd has no ε"),
+        (["--set", "lr=0.5"], "pare tune searches lr"),
+        (["--set", "eps=0.5"], "pare tune searches eps"),
         (["--network", "nonsense"], "nonsense"),
         (["--storage", "nonsense://x"], "storage"),
         (["--trials", "0"], "at least one"),
@@ -134,6 +141,7 @@ def test_nothing_but_divergence(tmp_path: Path) -> None:
 )
 def test_wrong_arguments(tmp_path: Path, words: list[str], said: str) -> None:
     assert said in _tune(*_QUICK, "--out", str(tmp_path), *words, code=2)
+    assert not (tmp_path / "trials.journal").exists()
 
 
 def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch) -> None:

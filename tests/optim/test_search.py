@@ -164,6 +164,9 @@ def test_wrong_arguments(tmp_path) -> None:
         tuning.search(bowl, [1.0], [1.0], method="bayes")
     with pytest.raises(ConfigError, match="at least one"):
         tuning.search(bowl, [1.0], [1.0], trials=0)
+    for alphas in ([1.0, -1.0], [1.0, math.nan], [1.0, 2.0, 1.0]):
+        with pytest.raises(ConfigError, match="Values of α are numbers of at least 0, each once"):
+            tuning.search(bowl, alphas, [1.0])
     with pytest.raises(ConfigError, match="cannot be opened"):
         tuning.search(bowl, [1.0], [1.0], storage=f"sqlite:///{tmp_path}/no/such/folder/s.db")
     with pytest.raises(ConfigError, match="cannot be opened"):

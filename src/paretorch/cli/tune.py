@@ -1,5 +1,6 @@
 """`pare tune`."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -92,12 +93,16 @@ def tune(
         weight_decay=weight_decay,
         schedule=schedule,
     ) | assignments(set_)
+    if searched := [name for name in ("lr", "eps") if name in flags]:
+        raise ConfigError(f"pare tune searches {searched[0]}: give the values to try as --alphas and --epsilons.")
     recipe = make_recipe(config, {"optimizer": "avagrad", **flags} if config is None else flags, holds_out=True)
     if not recipe.validation:
         raise ConfigError("Settings are chosen by held-out data, never by the test set: set validation, such as 5000.")
     runtime = Runtime(root, download, device, compile, graph, progress="quiet")
-    rates = tuning.alpha_grid() if alphas is None else numbers(alphas, "--alphas")
-    smoothing = tuning.eps_grid(recipe.optimizer) if epsilons is None else numbers(epsilons, "--epsilons")
+    if recipe.optimizer == "sgd" and epsilons is not None:
+        raise ConfigError("sgd has no ε: leave out --epsilons.")
+    rates = tuning.alpha_grid() if alphas is None else _values(alphas, "--alphas")
+    smoothing = tuning.eps_grid(recipe.optimizer) if epsilons is None else _values(epsilons, "--epsilons")
     smoothing = [0.0] if recipe.optimizer == "sgd" else smoothing
     folder = out or Path("runs") / f"tune-{recipe.optimizer}-{recipe.network}-{recipe.data}"
     trial = Trial(recipe, runtime, folder)
@@ -118,3 +123,10 @@ def tune(
         )
     write(found, trial)
     typer.echo(recommendation(found, trial))
+
+
+def _values(text: str, flag: str) -> list[float]:
+    found = numbers(text, flag)
+    if not all(math.isfinite(value) and value > 0 for value in found) or len(set(found)) < len(found):
+        raise ConfigError(f"{flag} takes positive numbers, each once, such as 0.1,0.5,1, not {text!r}.")
+    return found

@@ -80,6 +80,9 @@ def search(
         raise ConfigError(f"Unknown method {method!r}: choose from {', '.join(METHODS)}.")
     if trials < 1 or not alphas or not epsilons:
         raise ConfigError("A search needs at least one trial, one α and one ε.")
+    for letter, values in (("α", alphas), ("ε", epsilons)):
+        if not all(math.isfinite(value) and value >= 0 for value in values) or len(set(values)) < len(values):
+            raise ConfigError(f"Values of {letter} are numbers of at least 0, each once, not {list(values)}.")
     everything = {"alphas": list(alphas), "epsilons": list(epsilons), **(facts or {})}
     with quiet():
         study = open_study(storage, name, everything)
