@@ -116,6 +116,8 @@ def main() -> None:
             "There is no recorded grid yet: run benchmarks/optimizer_grid.py --json results/optimizers-grid/raw.json."
         )
         return
+    if not args.raw.exists():
+        parser.error(f"there is no {args.raw}: give the file that optimizer_grid.py --json wrote")
     raw = json.loads(args.raw.read_text())
     gaps: dict[str, dict[str, np.ndarray]] = {}
     for name, grid in raw["grids"].items():

@@ -209,6 +209,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of the optimizers to time")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     args = parser.parse_args()
+    known = optimizers(args.device)
+    if unknown := [name for name in args.only or [] if name not in known]:
+        parser.error(f"--only: there is no {unknown[0]!r} here, only {', '.join(known)}")
     args.params = args.params or (491_000_000 if args.device == "cuda" else 25_000_000)
     args.calls = args.calls or (10 if args.device == "cuda" else 3)
     bandwidth = copy_bandwidth(args.device, 5) if args.device == "cuda" else None
