@@ -67,6 +67,14 @@ def test_a_fold_of_unlike_layers_keeps_what_weighs_most() -> None:
     assert folding.errors == pytest.approx((1.0, 1.0, 1.0, 0.0))
 
 
+def test_a_sharded_network_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = build("linear")
+    attach(network, "one")
+    monkeypatch.setattr("paretorch.sharing.folding.is_sharded", lambda _: True)
+    with pytest.raises(ConfigError, match="load its full state into a copy"):
+        fold(network, threshold=0.9)
+
+
 def test_what_diverged_is_not_folded() -> None:
     network = build("linear")
     attach(network, "all")

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from paretorch.core.mixing import share
 from paretorch.core.plan import Plan
 from paretorch.core.sites import Selector
+from paretorch.core.tensors import is_sharded
 from paretorch.errors import ConfigError, DivergenceError
 from paretorch.sharing.clusters import check_limits, cluster, collapse, mergers
 from paretorch.sharing.layers import Bank, read_banks
@@ -112,6 +113,8 @@ def _root(model: nn.Module) -> nn.Module:
         raise ConfigError(
             "fold needs a network that shares templates: compress it with SoftSharing, and fold it before finalize"
         )
+    if any(is_sharded(parameter.data) for parameter in network.parameters()):
+        raise ConfigError("fold needs a whole network: load its full state into a copy that was compressed alike")
     return network
 
 
