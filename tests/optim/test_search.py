@@ -164,6 +164,8 @@ def test_wrong_arguments(tmp_path) -> None:
         tuning.search(bowl, [1.0], [1.0], method="bayes")
     with pytest.raises(ConfigError, match="at least one"):
         tuning.search(bowl, [1.0], [1.0], trials=0)
+    with pytest.raises(ConfigError, match="train returned None: return the error"):
+        tuning.search(lambda a, e, beat: None, [1.0], [1.0])
     for alphas in ([1.0, -1.0], [1.0, math.nan], [1.0, 2.0, 1.0]):
         with pytest.raises(ConfigError, match="Values of α are numbers of at least 0, each once"):
             tuning.search(bowl, alphas, [1.0])

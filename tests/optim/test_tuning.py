@@ -159,3 +159,9 @@ def test_without_optuna_the_extra_is_named(monkeypatch) -> None:
     with pytest.raises(MissingExtraError, match="paretorch\\[tune\\]"):
         _ = tuning.GLDSampler
     assert len(tuning.alpha_grid()) == 21
+
+
+def test_without_cmaes_the_extra_is_named_before_the_first_trial(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "cmaes", None)
+    with pytest.raises(MissingExtraError, match="paretorch\\[tune\\]"):
+        tuning.search(lambda alpha, eps, alive: pytest.fail("nothing is trained"), [1.0, 2.0], [1.0], method="cmaes")

@@ -17,7 +17,7 @@ from optuna.search_space import IntersectionSearchSpace
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from paretorch.errors import ConfigError
+from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.optim._rounding import stream_key
 from paretorch.optim.tuning.gld import GradientlessDescent, Point
 
@@ -111,7 +111,18 @@ def sampler(name: str, seed: int = 0) -> optuna.samplers.BaseSampler:
     """One of "gld", "cgld", "tpe", "cmaes", "random"."""
     if name not in _SAMPLERS:
         raise ConfigError(f"Unknown sampler {name!r}: choose from {sorted(_SAMPLERS)}.")
+    if name == "cmaes" and not _have_cmaes():
+        raise MissingExtraError("cmaes needs the package cmaes: pip install 'paretorch[tune]'.")
     return _SAMPLERS[name](seed)
+
+
+def _have_cmaes() -> bool:
+    # Optuna imports it after the first trials, when the work of these would be lost.
+    try:
+        import cmaes  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 def _rank(trial: FrozenTrial, sign: int) -> float:

@@ -126,7 +126,7 @@ def _work(
 def _try(study: Study, trial: Trial, train: Train, alpha: float, eps: float) -> None:
     sign_of_life(trial)
     try:
-        error = float(train(alpha, eps, lambda: sign_of_life(trial)))
+        error = _as_error(train(alpha, eps, lambda: sign_of_life(trial)))
     except DivergenceError:
         error = math.nan
     except BaseException:
@@ -136,6 +136,13 @@ def _try(study: Study, trial: Trial, train: Train, alpha: float, eps: float) -> 
         study.tell(trial, error)
     else:
         study.tell(trial, state=TrialState.PRUNED)
+
+
+def _as_error(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"train returned {value!r}: return the error as a number, or nan to give up.") from error
 
 
 def _repeated(study: Study, trial: Trial, cell: Cell) -> bool:
