@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paretorch import SMOLActivations, SoftSharing, compress, fold, zoo
+from paretorch import SMOL, SMOLActivations, SoftSharing, compress, fold, zoo
 from paretorch.deploy import Latency, measure_latency, report, save
 from paretorch.deploy import latency as latency_module
 from paretorch.deploy.macs import count_macs
 from paretorch.deploy.text import human
 from paretorch.errors import ConfigError
+from paretorch.precision.rivals import LSQ, SLB, DoReFa, LQNets
+from paretorch.precision.rivals.rival import Rival
 
 
 def small() -> nn.Sequential:
@@ -45,18 +47,53 @@ def test_edits_give_the_exact_precision() -> None:
     model = nn.Sequential(nn.Linear(8, 8, bias=False))
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([0.5, -0.5]).repeat(32).reshape(8, 8))
-    assert report(model).bits == 1.0  # +-0.5 alone look like one bit at scale 2**-1
-    model.paretorch_edits = [{"kind": "scale", "weight": "0.weight", "exponent": 0}]
+    assert report(model).bits == 2.0  # on the grid within ±2; alone, ±0.5 would do with one bit at scale 2**-1
+    model.paretorch_edits = [{"kind": "scale", "weight": "0.weight", "exponent": -1}]
+    assert report(model).bits == 1.0
+    model.paretorch_edits = [{"kind": "scale", "weight": "0.weight", "exponent": 3}]
+    assert report(model).bits == 5.0
+
+
+@pytest.mark.parametrize("scale", ["fit", "auto", 2, -2])
+@pytest.mark.parametrize("zero_precision", [False, True])
+def test_bits_are_those_of_the_plan(scale: str | int, zero_precision: bool, tmp_path: Path) -> None:
+    """Whatever the scale, and however small the weights are beside it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 10))
+    nn.init.normal_(model[1].weight, std=0.02)
+    plan = compress(model, SMOL(target_bits=3.5, scale=scale, zero_precision=zero_precision), steps=4)
+    plan.harden()
+    bits = plan.metrics()["bits"]
+    small = plan.finalize()
+    save(small, tmp_path / "x.pare")
+    assert report(small).bits == pytest.approx(bits, abs=1e-5)
+    assert report(tmp_path / "x.pare").bits == pytest.approx(bits, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "rival", [LSQ(bits=2), LSQ(bits=3, group="channel"), DoReFa(bits=2), DoReFa(bits=1), SLB(bits=2), LQNets(bits=3)]
+)
+def test_the_bits_of_rivals_are_theirs(rival: Rival) -> None:
+    torch.manual_seed(0)
+    plan = compress(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), rival, steps=4)
+    assert report(plan.finalize()).bits == rival.bits
+
+
+def test_a_grid_finer_than_any_of_ours_is_read_as_it_is() -> None:
+    model = nn.Linear(8, 8, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([1.0, 3.0]).repeat(32).reshape(8, 8) * 2.0**-40)
     assert report(model).bits == 2.0
 
 
 def test_weights_on_no_grid_count_their_dtype() -> None:
+    torch.manual_seed(0)
     model = nn.Linear(10, 10)
     assert report(model).bits == 32.0
     with torch.no_grad():
         model.weight[:5] = 0.0
     assert report(model).bits == 16.0
-    assert report(nn.Linear(10, 10).half()).bits == 16.0
+    assert report(nn.Linear(100, 100).half()).bits == 16.0
 
 
 def test_text_names_every_layer_and_the_total() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from paretorch.deploy.blob import BlobReader, write_blob
 from paretorch.deploy.container import pack, read_file, write_file
-from paretorch.deploy.edits import added_bytes, check_edits, replayed, scales
+from paretorch.deploy.edits import added_bytes, check_edits, on_their_grids, replayed
 from paretorch.deploy.filling import build, fill
 from paretorch.deploy.norms import prepared_state
 from paretorch.deploy.plain import require_plain
@@ -144,9 +144,7 @@ def _encode_state(state: Mapping[str, Tensor], head: Mapping[str, Any]) -> tuple
         if isinstance(error, PareError):
             raise
         raise ConfigError(f"summary and zoo_options must be plain JSON values: {error}") from error
-    for name, exponent in scales(head.get("edits", [])).items():
-        if name in tensors:
-            tensors[name] = tensors[name].rescaled(exponent)
+    tensors = on_their_grids(tensors, head.get("edits", []))
     data = pack(blob)
     codes, masks, maps = (sum(getattr(size, kind) for size in tensors.values()) for kind in ("codes", "masks", "maps"))
     dense = sum(size.dense for size in tensors.values())

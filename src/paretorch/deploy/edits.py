@@ -3,7 +3,7 @@
 A finalized module may carry a plain list `paretorch_edits` of small dicts. It is stored in the artefact and replayed on
 the module that a file is loaded into, so that the module has the file's shapes. Kinds:
 
-scale          {"kind": "scale", "weight": name, "exponent": k}: the weight's grid is scaled by 2**k. The stored values
+scale          {"kind": "scale", "weight": name, "exponent": k}: the weight's grid is scaled by 2**k, k not 0. The stored values
                hold the scale already; the edit lets a report read precisions exactly.
 keep_channels  {"kind": "keep_channels", "keep": hexadecimal, "size": n, "out": modules, "in": modules}: of n channels
                those stay whose bit is set (see `paretorch.core.cut`).
@@ -27,8 +27,10 @@ from torch import nn
 
 from paretorch.core.cut import keep_channels
 from paretorch.core.mixing import share
+from paretorch.deploy.sizes import TensorSize
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.precision.activations_quantized import ADDED, KIND, MOST_STEPS, replay
+from paretorch.precision.grid import MAX_BITS
 
 Edit = Mapping[str, Any]
 _MOST_EXPONENT = 1100  # of float64
@@ -185,6 +187,17 @@ def _tensors(module: nn.Module) -> list[tuple[Any, Any]]:
     return [(one, one.data) for one in (*module._parameters.values(), *module._buffers.values()) if one is not None]
 
 
-def scales(edits: Sequence[Edit]) -> dict[str, int]:
-    """Weight name -> exponent of its scale."""
-    return {edit["weight"]: edit["exponent"] for edit in edits if edit["kind"] == "scale"}
+def on_their_grids(tensors: Mapping[str, TensorSize], edits: Sequence[Edit]) -> dict[str, TensorSize]:
+    """Precisions as the methods count them: on a grid of the scale that an edit names, or of chapter 5's own, within ±2.
+
+    Read off the values alone, a grid is as small as the largest of them allows, and ±½ of 2 bits would have one. What is
+    mixed from shared tensors has no edit for its grid, and is left as it was read; so is a grid finer than any of ours.
+    """
+    named = {edit["weight"]: edit["exponent"] for edit in edits if edit["kind"] == "scale"}
+    banks = {f"{edit['bank']}_{i}" for edit in edits if edit["kind"] == "share" for i in range(edit["count"])}
+    found = {}
+    for name, size in tensors.items():
+        known = name in named or (len(size.shape) > 1 and name not in banks)
+        seen = size.rescaled(named.get(name, 0)) if known else size
+        found[name] = seen if name in named or max(seen.precisions, default=0) <= MAX_BITS else size
+    return found

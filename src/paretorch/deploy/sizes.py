@@ -14,8 +14,9 @@ class TensorSize:
 
     codes: the values of kept weights, given their precision (all of a tensor that is not compressed). masks: which
     weights are zero. maps: which precision a kept weight has. rest: the frequencies and value tables.
-    precisions: bits p -> number of weights; 0 is a dropped weight; empty if the tensor lies on no grid. scale: the
-    exponent k of the grid's scale 2**k, read off the largest value unless the module's edits name it.
+    precisions: bits p -> number of weights. On the grid of chapter 5, which has no zero, p is that of the grid, and 0 that
+    of a zero; where the values are n others (LSQ, DoReFa …), ⌈log₂ n⌉; empty where they are many. scale: the exponent k of
+    the grid's scale 2**k, None where there is no such grid.
     """
 
     coding: str
@@ -28,7 +29,7 @@ class TensorSize:
     maps: float
     rest: float
     precisions: Mapping[int, int]
-    scale: int = 0
+    scale: int | None = None
 
     @property
     def total(self) -> float:
@@ -36,7 +37,7 @@ class TensorSize:
 
     @property
     def bits(self) -> float:
-        """Mean bits of a weight without map and masks: p on a grid, 0 where dropped, its dtype's width elsewhere."""
+        """Mean bits of a weight without map and masks: p as above; where there is none, its dtype's width, or 0."""
         if not self.numel:
             return 0.0
         if self.precisions:
@@ -45,8 +46,8 @@ class TensorSize:
 
     def rescaled(self, exponent: int) -> TensorSize:
         """The same weights seen at scale 2**exponent: every precision grows by as much as the scale does."""
-        more = exponent - self.scale
-        if not self.precisions or more <= 0:
+        more = 0 if self.scale is None else exponent - self.scale
+        if more <= 0:
             return self
         shifted = {p + more if p else 0: count for p, count in self.precisions.items()}
         return replace(self, precisions=shifted, scale=exponent)

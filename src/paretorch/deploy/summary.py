@@ -48,7 +48,9 @@ class Layer:
 class Report:
     """What a network costs. `print` it, or take `to_json()`, `to_html(path)`.
 
-    Weights are the tensors of two or more dimensions; a dropped weight counts 0 bits, a weight on no grid its dtype's.
+    Weights are the tensors of two or more dimensions. A weight counts its bits on the grid of chapter 5, whose scale is 1
+    unless an edit names another, and a zero there 0; one of n other values (LSQ, DoReFa …) ⌈log₂ n⌉; any other its dtype's,
+    or 0 if it is zero.
     `bits` leaves the map of precisions and the masks out, as papers do; `bits_on_disk` has them. `parameters` counts
     every stored number, norm statistics too. `macs`: see paretorch.deploy.macs; of layers that are mixed from shared
     tensors each tensor has its part. `latency`: by runtime, with spread; of the entries, `dense` is the baseline.
@@ -102,7 +104,7 @@ class Report:
 
     @property
     def precisions(self) -> dict[int, int]:
-        """Bits p -> weights, over all layers on a grid."""
+        """Bits p -> weights, over all layers whose values are on a grid, or few."""
         found: dict[int, int] = {}
         for layer in self.layers:
             for p, count in layer.size.precisions.items():

@@ -45,16 +45,16 @@ def decode_tensor(source: Source, shape: tuple[int, ...], dtype: torch.dtype) ->
     return values.from_words(way.read(source, shape, dtype), dtype).reshape(shape)
 
 
-def _smallest(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Way, dict[int, int], int]:
-    """The way; and the precisions and the scale of a grid, in whatever way its values are stored."""
+def _smallest(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Way, dict[int, int], int | None]:
+    """The way; and the precisions of the values and the scale of their grid, in whatever way they are stored."""
     if words.size == 0 or bool((words == words[0]).all()):
         constant = Constant(words, dtype)
         return constant, constant.precisions, constant.scale
     if words.size <= SMALL and not dtype.is_floating_point:
-        return Small(words), {}, 0
+        return Small(words), {}, None
     ways: list[Way] = []
     precisions: dict[int, int] = {}
-    scale = 0
+    scale: int | None = None
     grid = read_binary(values.to_floats(words, dtype))
     if grid:
         on_grid = Grid(*grid, shape)
@@ -65,11 +65,15 @@ def _smallest(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple
     elif _repeats(words):
         letters, places = np.unique(words, return_inverse=True)
         if letters.size <= words.size // 4:
-            ways.append(Book(letters, places.astype(np.int32), dtype, shape))
+            book = Book(letters, places.astype(np.int32), dtype, shape)
+            precisions = book.precisions
+            ways.append(book)
     if not grid and dtype == torch.float32 and len(shape) > 1:
         stepped = read_grid(values.to_floats(words, dtype).reshape(shape), axes=(0, 1))
         if stepped:
-            ways.append(Steps(stepped))
+            steps = Steps(stepped)
+            precisions = steps.precisions
+            ways.append(steps)
     ways.append(Dense(words, dtype))
     if not words.all():
         ways.append(Sparse(words, dtype, shape))

@@ -117,6 +117,7 @@ class Book:
         self._letters = Planes(letters, dtype)
         self._symbols = Symbols(places, shape)
         self.cost = self._letters.cost + self._symbols.cost
+        self.precisions = few_values(letters.size, places.size)
 
     def write(self, sink: Sink) -> Spent:
         self._symbols.write(sink.index, sink.coded)
@@ -139,6 +140,7 @@ class Steps:
         self._steps = Planes(grid.steps.view(np.uint32), torch.float32)
         self._symbols = Symbols(grid.codes.astype(np.int32).ravel(), shape)
         self.cost = self._steps.cost + self._symbols.cost
+        self.precisions = few_values(int(np.count_nonzero(self._symbols.counts.sum(0))), grid.codes.size)
 
     def write(self, sink: Sink) -> Spent:
         sink.index.number(self._axis)
@@ -210,6 +212,11 @@ def count_precisions(alphabet: Array, exponent: int, counts: Array) -> tuple[dic
         p = 0 if level < 0 else top - level
         found[p] = found.get(p, 0) + int(count)
     return dict(sorted(found.items())), exponent + top - 1
+
+
+def few_values(different: int, count: int) -> dict[int, int]:
+    """Bits p -> weights, where they have so many different values, or codes of steps: ⌈log₂⌉ of these, zero being one."""
+    return {max(1, (different - 1).bit_length()): count}
 
 
 def _explain(symbols: Symbols) -> Spent:

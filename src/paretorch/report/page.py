@@ -183,6 +183,7 @@ def _against_dense(report: Report, entry: Latency) -> dict[str, str]:
 
 def _foot() -> str:
     return (
-        "<footer><p>Weights are tensors of two or more dimensions. Bits count a dropped weight as 0 and a weight on no grid as "
-        f"its dtype; bits on disk add masks, the map of precisions and the tables. {MACS}. 1 kB is 1000 bytes.</p></footer>"
+        "<footer><p>Weights are tensors of two or more dimensions. Bits count a weight as its precision, or as what tells a few "
+        "values apart, a dropped one as 0, any other as its dtype; bits on disk add masks, the map of precisions and the tables. "
+        f"{MACS}. 1 kB is 1000 bytes.</p></footer>"
     )
