@@ -114,7 +114,8 @@ def test_a_report_shows_loops_and_similarities(run: Path, tmp_path: Path) -> Non
 
 
 def test_mistakes_are_one_line(run: Path, tmp_path: Path) -> None:
-    assert "holds no checkpoint.pt" in pare("fold", str(tmp_path / "nowhere"), code=2)
+    for words in ([], ["--curve"]):
+        assert "holds no checkpoint.pt" in pare("fold", str(tmp_path / "nowhere"), *words, code=2)
     assert "from 0 to 1" in pare("fold", str(run), "--threshold", "7", code=2)
     for words in (["--threshold", "0.5"], ["--layers", "3"], ["--beside", str(run)]):
         assert "leave out --threshold" in pare("fold", str(run), "--curve", *words, code=2)

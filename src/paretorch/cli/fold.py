@@ -91,6 +91,7 @@ def _curve(run: Path, only: str | None, root: str | None, device: str) -> None:
     from paretorch.training.run import choose_device
     from paretorch.training.tasks.choose import choose
 
+    network = shared_network(run)
     place = choose_device(device)
     task, _ = choose(recipe_of(run), Runtime(root=root), place)
     name = ""
@@ -102,7 +103,7 @@ def _curve(run: Path, only: str | None, root: str | None, device: str) -> None:
         return found[name]
 
     points = []
-    for point in folding_curve(shared_network(run), measure, only):
+    for point in folding_curve(network, measure, only):
         points.append(point)
         typer.echo(
             f"{point.layers} layer{'s' if point.layers > 1 else ''} (threshold {point.threshold:.3f}): {name.replace('_', ' ')} {told(name, point.measured)}, "

@@ -30,7 +30,7 @@ class AvaGrad(AdaptiveOptimizer):
     """Adam with delayed, normalised step sizes: tune α alone, ε chooses between adaptive and SGD-like.
 
     With large ε (0.1 and more) it is SGD with momentum, α = SGD's rate / (1 − β₁); with small ε (1e-8) it adapts each
-    coordinate as Adam does. The best α is nearly the same for all ε. Parameters of every group enter one norm.
+    coordinate as Adam does. The thesis finds one best α for all ε. Parameters of every group enter one norm.
 
     Args:
         params: parameters or groups, as for every torch optimizer.
