@@ -61,4 +61,8 @@ def test_a_network_of_the_zoo_goes_by_its_name(tmp_path: Path, monkeypatch: pyte
     told = json.loads(_report("resnet20", "--shape", "3,32,32", "--json").stdout)
     assert told["name"] == "resnet20"
     assert 40e6 < told["macs"] < 42e6
-    assert "There is no artefact resnet21" in _report("resnet21", code=2).output
+    assert "There is no artefact resnet21, and no network of the zoo" in _report("resnet21", code=2).output
+    (tmp_path / "run").mkdir()
+    assert "pare train" not in _report("run", code=2).output, "that folder is no run"
+    (tmp_path / "run" / "config.json").write_text("{}")
+    assert "pare train --out run --resume" in _report("run", code=2).output

@@ -65,7 +65,7 @@ def test_zeros_beside_few_values_cost_their_mask(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-@pytest.mark.parametrize("bits", [-1, 17, 2.5, True, None])
+@pytest.mark.parametrize("bits", [-1, 17, 2.5, 2.0, True, None])
 def test_bits_out_of_range_are_refused_with_the_model_untouched(kind: Any, bits: Any) -> None:
     network = build("linear")
     before = snapshot(network)

@@ -180,6 +180,23 @@ def test_macs_never_stand_alone(tmp_path: Path) -> None:
     assert "atency" not in _page_of(report(nn.Linear(6, 5)), tmp_path), "no MACs, nothing to say"
 
 
+def test_times_that_were_not_taken_alone_are_told(tmp_path: Path) -> None:
+    found = report(nn.Sequential(nn.Linear(6, 5)), example=torch.zeros(1, 6), latency=False)
+    alone = Latency("net", "onnxruntime", 1.25, 1.0, 2.0, 5, 64, 1, True)
+    page = _page_of(replace(found, latency=(alone,)), tmp_path)
+    assert "CPU, in a process of its own;" in page
+    assert "alone" not in page
+    page = _page_of(replace(found, latency=(alone, replace(alone, runtime="torch", isolated=False))), tmp_path)
+    assert "in a process of its own where one could be exported" in page
+    assert page.index("<td>yes</td>") < page.index("<td>no</td>")
+
+
+def test_a_network_that_is_larger_in_a_file(tmp_path: Path) -> None:
+    page = _page_of(report(nn.Linear(2, 2)), tmp_path)
+    assert "<dt>larger</dt><dd>by " in page
+    assert "<dt>smaller</dt>" not in page
+
+
 def test_the_learned_sparsity_is_drawn_layer_by_layer(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(10, 4), nn.Linear(4, 2))
     with torch.no_grad():

@@ -78,7 +78,9 @@ def _model(path: Path) -> "Path | nn.Module":
     if not path.exists() and path.name == str(path):
         with contextlib.suppress(ConfigError):
             return zoo.build(path.name).eval()
-    raise ConfigError(f"There is no artefact {artefact}; finish the run with: pare train --out {path} --resume")
+    if (path / "config.json").exists():
+        raise ConfigError(f"There is no artefact {artefact}; finish the run with: pare train --out {path} --resume")
+    raise ConfigError(f"There is no artefact {artefact}, and no network of the zoo has this name.")
 
 
 def _dense(model: "Path | nn.Module") -> "nn.Module | None":

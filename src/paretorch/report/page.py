@@ -55,7 +55,9 @@ def write_html(
 def _head(title: str, report: Report) -> str:
     size = report.sizes
     tiles = [("on disk", human(size.total), f"{size.total:,} bytes")]
-    tiles.append(("smaller", f"{size.dense / max(size.total, 1):.1f} ×", f"than {human(size.dense)} dense"))
+    smaller = size.total <= size.dense
+    times = f"{size.dense / max(size.total, 1):.1f} ×" if smaller else f"by {human(size.total - size.dense)}"
+    tiles.append(("smaller" if smaller else "larger", times, f"than {human(size.dense)} dense"))
     if report.accuracy is not None:
         tiles.append(("accuracy", f"{report.accuracy:.2%}", ""))
     tiles.append(
@@ -155,6 +157,7 @@ def _history(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _latency(report: Report) -> str:
+    alone = all(entry.isolated for entry in report.latency)
     rows = [
         {
             "network": entry.name,
@@ -164,11 +167,13 @@ def _latency(report: Report) -> str:
             "highest": entry.high_ms,
             "batch": entry.batch,
             "threads": entry.threads,
+            **({} if alone else {"alone": "yes" if entry.isolated else "no"}),
             **_against_dense(report, entry),
         }
         for entry in report.latency
     ]
-    caption = "CPU, in a process of its own; lowest and highest of the rounds' medians"
+    where = "in a process of its own" if alone else "in a process of its own where one could be exported"
+    caption = f"CPU, {where}; lowest and highest of the rounds' medians"
     if not rows and report.macs is None:
         return ""
     return f"<section><h2>Latency</h2>{table(caption, rows) if rows else _NOT_TIMED}</section>"

@@ -34,7 +34,7 @@ class Rival(Method):
     def check(self) -> None:
         super().check()
         name = type(self).__name__
-        if isinstance(self.bits, bool) or self.bits not in self.widths:
+        if type(self.bits) is not int or self.bits not in self.widths:
             raise ConfigError(f"bits={self.bits!r}: {name} takes {', '.join(map(str, self.widths))}")
         if self.group not in self.grouped:
             known = " or ".join(f'"{one}"' for one in self.grouped)
