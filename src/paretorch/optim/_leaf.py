@@ -29,7 +29,7 @@ class Leaf:
         self._ordinary = type(param) in _ORDINARY
         self._like = _real(_local(param))
         self._stride = self._like.stride()
-        self._dense = is_dense(self._like)
+        self._dense, self._length = is_dense(self._like), (self._like.numel(),)
         self.p = self._flat(self._like)
         for key in ("exp_avg", "exp_avg_sq"):
             # A loaded state may have been saved in another memory format than the parameter has now.
@@ -56,6 +56,8 @@ class Leaf:
         grad = self.param.grad
         if grad is None:
             return None
+        if type(grad) is Tensor and grad.layout is torch.strided and self._dense and grad.stride() == self._stride:
+            return grad.as_strided(self._length, (1,))  # as nearly always: the rest would say the same, slower
         if grad.layout is not torch.strided:
             raise ConfigError("AvaGrad and its kin take no sparse gradients: build the embedding with sparse=False.")
         return self._flat(self._ordered(_real(_local(grad))))

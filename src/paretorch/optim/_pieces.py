@@ -1,4 +1,4 @@
-"""The update for CPUs: tensor by tensor, in pieces that stay in the second level cache.
+"""The update for CPUs: in pieces that stay in the second level cache, cut from large tensors or packed of small ones.
 
 A chain of ten elementwise operations over a whole tensor moves it through main memory ten times. Cut in pieces, it comes
 from memory once, and the chain runs at the speed of the cache.
@@ -15,46 +15,74 @@ from torch import Tensor
 from paretorch.optim._bucket import Bucket, Gradients
 from paretorch.optim._leaf import Leaf
 from paretorch.optim._norm import root_mean_square
+from paretorch.optim._pack import Pack
 from paretorch.optim._rule import Hyper, Scalar
 from paretorch.optim._worker import Piece, Worker
 
 PIECE = 1 << 16
 """Elements per thread: p, g, m, v and a temporary of fp32 take 1.3 MB. Threads share a piece, each its own part of it, so
 that it stays in their caches and they meet half as often."""
+SMALL = 1 << 13
+"""Elements up to which a tensor is worth packing: to gather it and to put it back costs less than calls of its own."""
 
 
 class PieceBucket(Bucket):
-    """Steps leaves on a CPU. Small tensors are one piece each."""
+    """Steps leaves on a CPU."""
 
     def __init__(self, leaves: list[Leaf], seed: int) -> None:
         super().__init__(leaves, seed)
         self._size = PIECE * torch.get_num_threads()
-        self._pieces = [self._cut(leaf) for leaf in leaves]
-        longest = max(piece.p.numel() for pieces in self._pieces for piece in pieces)
-        self._worker = Worker(longest, self.work_dtype, self._store)
+        together = self._together()
+        packed = {i for members in together for i in members}
+        self._pieces = {i: self._cut(leaf) for i, leaf in enumerate(leaves) if i not in packed}
+        lengths = [piece.p.numel() for pieces in self._pieces.values() for piece in pieces]
+        lengths += [sum(leaves[i].p.numel() for i in members) for members in together]
+        self._worker = Worker(max(lengths), self.work_dtype, self._store)
+        self._packs = [(members, Pack([leaves[i] for i in members], self._worker)) for members in together]
 
     def stats(self) -> Tensor:
-        pieces = [piece for pieces in self._pieces for piece in pieces]
-        return _pair(math.fsum(piece.total for piece in pieces), sum(piece.live for piece in pieces))
+        pieces = [piece for pieces in self._pieces.values() for piece in pieces]
+        pieces += [pack.piece for _, pack in self._packs]
+        return _added_up([(piece.total, piece.live) for piece in pieces])
 
     def preview(self, grads: Gradients, hyper: Hyper) -> Tensor:
         found = [self._worker.preview(piece, g, hyper) for piece, g in self._jobs(grads)]
-        return _pair(math.fsum(total for total, _ in found), sum(live for _, live in found))
+        for members, pack in self._packs:
+            found += pack.preview([grads[i] for i in members], hyper)
+        return _added_up(found)
 
     def _measure(self, hyper: Hyper) -> None:
-        for pieces in self._pieces:
+        for pieces in self._pieces.values():
             for piece in pieces:
                 self._worker.measure(piece, hyper)
+        for _, pack in self._packs:
+            pack.measure(hyper)
 
     def _update(self, grads: Gradients, hyper: Hyper, total: Tensor | None, now: Scalar) -> None:
         rate = float(hyper.lr) / (1.0 if total is None else float(root_mean_square(total)))
         for piece, g in self._jobs(grads):
             self._worker.step(piece, g, hyper, rate, now)
+        for members, pack in self._packs:
+            pack.step([grads[i] for i in members], hyper, rate, now)
 
     def _jobs(self, grads: Gradients) -> Iterator[tuple[Piece, Tensor]]:
-        for pieces, grad in zip(self._pieces, grads, strict=True):
+        for i, pieces in self._pieces.items():
+            grad = grads[i]
             if grad is not None:
                 yield from zip(pieces, self._split(grad), strict=True)
+
+    def _together(self) -> list[list[int]]:
+        """The leaves of each pack: small, and in the working precision, as they are in the scratch of the worker."""
+        packs: list[list[int]] = [[]]
+        length = 0
+        for i, leaf in enumerate(self.leaves):
+            if leaf.p.dim() == 1 and leaf.p.numel() <= SMALL and leaf.p.dtype == leaf.m.dtype == self.work_dtype:
+                if length + leaf.p.numel() > self._size:
+                    packs.append([])
+                    length = 0
+                packs[-1].append(i)
+                length += leaf.p.numel()
+        return [members for members in packs if len(members) > 1]
 
     def _cut(self, leaf: Leaf) -> list[Piece]:
         parts = zip(self._split(leaf.p), self._split(leaf.m), self._split(leaf.v), strict=True)
@@ -66,5 +94,5 @@ class PieceBucket(Bucket):
         return torch.split(tensor, self._size)
 
 
-def _pair(total: float, live: int) -> Tensor:
-    return torch.tensor([total, live], dtype=torch.float64)
+def _added_up(parts: list[tuple[float, int]]) -> Tensor:
+    return torch.tensor([math.fsum(total for total, _ in parts), sum(live for _, live in parts)], dtype=torch.float64)

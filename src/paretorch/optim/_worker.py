@@ -39,6 +39,10 @@ class Worker:
         self._scratch = torch.empty(5, longest, dtype=dtype)
         self._temporaries: dict[tuple[int, torch.Size], Tensor] = {}
 
+    def place(self, which: int, length: int) -> Tensor:
+        """Scratch that a call may fill before it asks for a step: 0 for p, 1 for g, 2 for m, 3 for v."""
+        return self._scratch[which, :length]
+
     def step(self, piece: Piece, g: Tensor, hyper: Hyper, rate: float, now: Scalar) -> None:
         """Update p, m and v of the piece, and take Σ η² of the new v while it is in the cache."""
         rule = hyper.rule
