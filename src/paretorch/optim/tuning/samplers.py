@@ -98,9 +98,9 @@ class CoordinateGLDSampler(GLDSampler):
     _coordinate = True
 
 
-_SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
-    "gld": GLDSampler,
+SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
     "cgld": CoordinateGLDSampler,
+    "gld": GLDSampler,
     "tpe": lambda seed: optuna.samplers.TPESampler(seed=seed),
     "cmaes": lambda seed: optuna.samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False),
     "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
@@ -108,12 +108,12 @@ _SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
 
 
 def sampler(name: str, seed: int = 0) -> optuna.samplers.BaseSampler:
-    """One of "gld", "cgld", "tpe", "cmaes", "random"."""
-    if name not in _SAMPLERS:
-        raise ConfigError(f"Unknown sampler {name!r}: choose from {sorted(_SAMPLERS)}.")
+    """One of `SAMPLERS`: "cgld", "gld", "tpe", "cmaes", "random"."""
+    if name not in SAMPLERS:
+        raise ConfigError(f"Unknown sampler {name!r}: choose from {', '.join(SAMPLERS)}.")
     if name == "cmaes" and not _have_cmaes():
         raise MissingExtraError("cmaes needs the package cmaes: pip install 'paretorch[tune]'.")
-    return _SAMPLERS[name](seed)
+    return SAMPLERS[name](seed)
 
 
 def _have_cmaes() -> bool:

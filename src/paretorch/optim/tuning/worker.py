@@ -15,10 +15,10 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from paretorch.errors import ConfigError, DivergenceError
 from paretorch.optim.tuning.landscape import Floats
-from paretorch.optim.tuning.samplers import sampler
+from paretorch.optim.tuning.samplers import SAMPLERS, sampler
 from paretorch.optim.tuning.storage import is_dead, open_study, quiet, sign_of_life
 
-METHODS = ("cgld", "gld", "tpe", "cmaes", "random", "grid")
+METHODS = (*SAMPLERS, "grid")
 _REPEATS = 10
 Cell = tuple[int, int]
 Beat = Callable[[], None]
