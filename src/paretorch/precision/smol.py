@@ -40,8 +40,10 @@ from paretorch.precision.grid import (
     s_of_bits,
     whole_bits,
 )  # fmt: skip
+from paretorch.precision.scales import check_scale, exponent_for
 
 _FELT = 0.05  # bits above the target that are worth a word
+_UNKNOWN_BITS = 3.0  # that "auto" scales for where `penalty` decides
 _PROPORTIONAL, _INTEGRAL = 40.0, 800.0  # of ln λ against the relative error of the bits
 
 
@@ -54,7 +56,7 @@ class SMOL(Method):
     is the thesis' 1e-6 for ResNet-20). init_bits: precision at the start. anneal: share of the steps until the target.
     zero_precision: give 0 bits to weights that are nearer to zero than to their grid. rounding: "floor" or "round".
     allowed_bits: only these precisions. scale: of a layer's grid, 2^k: "fit" (1, or larger where its weights do not fit
-    into ±2), "auto" (as small as its weights at the start allow), or the exponent k.
+    into ±2), "auto" (least squared error of the weights at the start, with about the target's bits), or the exponent k.
     lr: of the decisions' Adam; None: 1e-3, or more where the steps would not suffice to reach the target.
     """
 
@@ -112,12 +114,12 @@ class SMOL(Method):
             raise ConfigError(
                 f"target_bits={self.target_bits!r} is above the largest of allowed_bits, {most}: allow more"
             )
-        if not (self.scale in ("fit", "auto") or (type(self.scale) is int and -60 <= self.scale <= 60)):
-            raise ConfigError(f'scale={self.scale!r}: use "fit", "auto", or an exponent from -60 to 60')
+        check_scale(self.scale)
 
     def for_site(self, site: Site) -> Self:
         # A target is about all layers together: one of them may well be held below it, or above.
-        return super(SMOL, replace(self, target_bits=None)).for_site(site)
+        own = super(SMOL, replace(self, target_bits=None)).for_site(site)
+        return replace(own, target_bits=self.target_bits)
 
     def check_beside(self, rooms: set[str]) -> None:
         lowest = min(self.allowed_bits, default=1)
@@ -133,13 +135,8 @@ class SMOL(Method):
             )
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "Precision":
-        top = float(site.weight.detach().abs().max())
-        needed = math.ceil(math.log2(top)) - 1 if top > 0 else 0
-        exponent = self.scale if isinstance(self.scale, int) else needed if self.scale == "auto" else max(needed, 0)
-        if top > 2.0 ** (exponent + 1):
-            raise ConfigError(
-                f'{site.name} has weights up to {top:.3g}, outside the grid of ±{2.0 ** (exponent + 1):g}: use scale="auto", or exclude it'
-            )
+        bits = _UNKNOWN_BITS if self.target_bits is None else self.target_bits
+        exponent = exponent_for(site, self.scale, bits, self.zero_precision)
         return Precision(self, site, grouping, seed, exponent)
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:

@@ -6,7 +6,6 @@ What SMOL would do had it nothing to decide: the plainest quantization-aware tra
 map of precisions that SMOL has found can be written into it (see `paretorch.precision.shuffle`).
 """
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,17 +14,17 @@ from torch import Tensor
 
 from paretorch.core.groups import Grouping
 from paretorch.core.sites import Site
-from paretorch.errors import ConfigError
 from paretorch.precision.grid import MAX_BITS, power_of_two, quantize
 from paretorch.precision.rivals.rival import Quantized, Rival, through
+from paretorch.precision.scales import check_scale, exponent_for
 
 
 @dataclass(frozen=True, kw_only=True)
 class Uniform(Rival):
     """The same bits for every weight; 0 drops a layer.
 
-    scale: of a layer's grid, 2^e: "auto" (as small as its weights at the start allow), "fit" (1, or larger where they do
-    not fit into ±2), or the exponent e.
+    scale: of a layer's grid, 2^e: "auto" (least squared error of the weights at the start), "fit" (1, or larger where they
+    do not fit into ±2), or the exponent e.
     """
 
     scale: str | int = "auto"
@@ -35,25 +34,15 @@ class Uniform(Rival):
 
     def check(self) -> None:
         super().check()
-        exponent = isinstance(self.scale, int) and not isinstance(self.scale, bool) and -60 <= self.scale <= 60
-        if not (self.scale in ("fit", "auto") or exponent):
-            raise ConfigError(f'scale={self.scale!r}: use "fit", "auto", or an exponent from -60 to 60')
+        check_scale(self.scale)
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "Fixed":
         return fixed_grid(site, grouping, self.bits, self.scale)
 
 
 def fixed_grid(site: Site, grouping: Grouping, bits: int, scale: str | int) -> "Fixed":
-    """The relaxation of one weight, its grid scaled as asked for; refuses a scale that the weights do not fit."""
-    top = float(site.weight.detach().abs().max())
-    needed = math.ceil(math.log2(top)) - 1 if top > 0 else 0
-    exponent = scale if isinstance(scale, int) else needed if scale == "auto" else max(needed, 0)
-    if top > 2.0 ** (exponent + 1):
-        raise ConfigError(
-            f"{site.name} has weights up to {top:.3g}, outside the grid of ±{2.0 ** (exponent + 1):g}: "
-            'use scale="auto", or exclude it'
-        )
-    return Fixed(grouping, bits, site.weight.device, exponent)
+    """The relaxation of one weight, its grid scaled as asked for; refuses a given scale that the weights do not fit."""
+    return Fixed(grouping, bits, site.weight.device, exponent_for(site, scale, bits))
 
 
 class Fixed(Quantized):
