@@ -157,9 +157,12 @@ def test_names_without_what_all_have_in_common() -> None:
 
 def test_a_hundred_layers_are_still_one_picture() -> None:
     names = [f"layers.{i}" for i in range(100)]
-    svg = heat_map("m", "Similarity", names, torch.eye(100).tolist())
-    assert len(parsed(svg).findall("rect")) == 10_000
-    assert len(svg) < 2_000_000
+    matrix = torch.full((100, 100), 0.52)
+    matrix[:50, :50], matrix[50:, 50:] = 1.0, 0.01
+    svg = heat_map("m", "Similarity", names, matrix.tolist())
+    squares = {path.get("fill-opacity"): path.get("d", "").count("M") for path in parsed(svg).findall("path")}
+    assert squares == {"0.50": 5_000, "1.00": 2_500}, "what is empty is not drawn"
+    assert len(svg) < 400_000
 
 
 @pytest.mark.parametrize(
