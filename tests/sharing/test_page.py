@@ -28,3 +28,19 @@ def test_every_option_that_the_page_names_exists() -> None:
 
     for call in re.findall(r"SoftSharing\(([a-z_]+)=", PAGE.read_text()):
         assert call in SoftSharing.__dataclass_fields__
+
+
+def test_every_command_of_the_page_exists() -> None:
+    import typer
+
+    from paretorch.cli.app import app
+    from paretorch.studies import study_names
+
+    page = PAGE.read_text()
+    studies = re.findall(r"pare study ([\w-]+)", page)
+    assert len(studies) >= 5
+    assert set(studies) <= set(study_names())
+    commands = typer.main.get_command(app).commands
+    for name, rest in re.findall(r"pare (fold|train|report) ([^`#\n]*)", page):
+        known = {option for parameter in commands[name].params for option in parameter.opts}
+        assert set(re.findall(r"--[a-z-]+", rest)) <= known, rest
