@@ -55,3 +55,23 @@ def test_from_adam() -> None:
     train(twin, delayed, 1, seed=9)
     assert not torch.equal(before, weights(model))
     torch.testing.assert_close(weights(model), weights(twin), rtol=1e-4, atol=1e-7)
+
+
+def test_every_command_of_the_page_exists() -> None:
+    import typer
+
+    from paretorch.cli.app import app
+    from paretorch.studies import study_names
+
+    page = PAGE.read_text()
+    named = set(re.findall(r"pare study ([\w-]+)", page))
+    assert named == {name for name in study_names() if name.startswith("optim-")} - {
+        "optim-wrn28-4-cifar10"
+    }  # for tuning
+    commands = typer.main.get_command(app).commands
+    known = {option for parameter in commands["tune"].params for option in parameter.opts}
+    for rest in re.findall(r"pare tune ([^`\n]*)", page):
+        assert set(re.findall(r"--[a-z-]+", rest)) <= known
+    for name, rest in re.findall(r"python benchmarks/(\w+)\.py([^`\n]*)", page):
+        source = (PAGE.parents[1] / "benchmarks" / f"{name}.py").read_text()
+        assert all(f'"{option}"' in source for option in re.findall(r"--[a-z-]+", rest)), rest
