@@ -17,7 +17,7 @@ def test_the_average_loss_over_k_samples() -> None:
     """1/K Σ L(f(w + σ(s) ε)) + λ Σ p, with the ε that the network was seen to use."""
     network, x, count = build("linear"), MODELS["linear"].batch(8), 3
     plain = copy.deepcopy(network)
-    plan = compress(network, SMOL(penalty=1e-3, init_bits=3.0), steps=10)
+    plan = compress(network, SMOL(penalty=1e-3, init_bits=3.0, scale="fit"), steps=10)
     plan.step()  # not the first step, so that a sample is no step that has been
     w = [layer.parametrizations.weight.original.detach().clone().requires_grad_() for layer in (network[0], network[2])]
     s = [chain.precision.s.detach().clone().requires_grad_() for chain in plan._chains]

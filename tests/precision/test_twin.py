@@ -37,8 +37,8 @@ def weights(plan: Plan) -> list[Tensor]:
 
 @pytest.mark.parametrize("group", ["weight", "channel", "layer"])
 def test_the_same_precisions_with_and_without_zeros(group: str) -> None:
-    plan = searched(SMOL(penalty=1e-3, lr=0.2, group=group))
-    twin = compress(net(seed=1), SMOL(penalty=1e-3, lr=0.2, group=group, zero_precision=True), steps=12)
+    plan = searched(SMOL(penalty=1e-3, lr=0.2, group=group, scale="fit"))
+    twin = compress(net(seed=1), SMOL(penalty=1e-3, lr=0.2, group=group, scale="fit", zero_precision=True), steps=12)
     take_search(twin, plan.model.state_dict())
     plan.harden()
     twin.harden()

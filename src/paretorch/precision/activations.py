@@ -50,6 +50,7 @@ class SMOLActivations(SMOL):
     All other options are SMOL's; `zero_precision` and `scale` mean nothing here.
     """
 
+    scale: str | int = "fit"
     alpha: float | str = 8.0
     alpha_decay: float = 5e-4
     bounds: tuple[float, float] | None = None
