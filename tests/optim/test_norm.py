@@ -75,6 +75,16 @@ def test_many_small_second_moments_do_not_overflow(mode) -> None:
 
 
 @every_mode
+def test_a_second_moment_beyond_the_range_stops_its_coordinate_alone(mode) -> None:
+    p, other = torch.ones(4, requires_grad=True), torch.ones(3, requires_grad=True)
+    grads: list[list[Tensor | None]] = [[torch.tensor([1.0, 1e25, 0.0, -1.0]), torch.tensor([1e-3, 0.0, 2.0])]] * 3
+    run([p, other], [p, other], grads, eps=1e-8, **mode)
+    assert bool(torch.isfinite(p).all())
+    assert [x == 1 for x in p.tolist()] == [False, True, True, False]
+    assert [x == 1 for x in other.tolist()] == [False, True, False]
+
+
+@every_mode
 def test_first_step_is_no_longer_than_the_next(mode) -> None:
     for kind in (AvaGrad, DelayedAdam):
         (p,) = fresh(50)

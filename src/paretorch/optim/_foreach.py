@@ -13,6 +13,7 @@ from paretorch.optim._norm import root_mean_square
 from paretorch.optim._rule import Hyper, Scalar
 
 Tensors = list[Tensor]
+Roots = tuple[Tensor, ...] | Tensors
 
 
 class ForeachBucket(Bucket):
@@ -77,14 +78,12 @@ def _step(ps: Tensors, gs: Tensors, ms: Tensors, vs: Tensors, hyper: Hyper, rate
     if rule.decoupled and hyper.weight_decay:
         torch._foreach_mul_(ps, 1 - hyper.lr * hyper.weight_decay)
     torch._foreach_lerp_(ms, gs, 1 - hyper.beta1)
-    roots = list(torch._foreach_sqrt(vs)) if rule.delayed else []
+    before = torch._foreach_sqrt(vs) if rule.delayed else None
     torch._foreach_mul_(vs, hyper.beta2)
     torch._foreach_addcmul_(vs, gs, gs, value=1 - hyper.beta2)
-    if rule.delayed:
-        # A coordinate without history takes its own first v.
-        roots = [torch.where(root == 0, v.sqrt(), root) for root, v in zip(roots, vs, strict=True)]
-    else:
-        roots = list(torch._foreach_sqrt(vs))
+    roots = torch._foreach_sqrt(vs)
+    if before is not None:
+        _take_where_positive(roots, before)
     torch._foreach_add_(roots, hyper.eps)
     if isinstance(rate, Tensor):
         steps = torch._foreach_div(ms, roots)
@@ -103,14 +102,26 @@ def _effective(ps: Tensors, gs: Tensors, hyper: Hyper) -> Tensors:
     return gs
 
 
+def _take_where_positive(own: Roots, before: Roots) -> None:
+    """own ← before where that is positive: a coordinate without history takes its own first v.
+
+    Sign is 0 or 1, for which lerp gives one of the two exactly, if both are finite.
+    """
+    for roots in (own, before):
+        torch._foreach_clamp_max_(roots, torch.finfo(roots[0].dtype).max)
+    torch._foreach_lerp_(own, before, torch._foreach_sign(before))
+
+
 def _eta_sums(vs: Tensors, hyper: Hyper) -> Tensor:
     """Per tensor (Σ η², d) over the coordinates with v > 0: shape (n, 2), fp64."""
     etas = torch._foreach_sqrt(vs)
+    alive = torch._foreach_sign(etas)
     torch._foreach_add_(etas, hyper.eps)
     torch._foreach_reciprocal_(etas)
+    torch._foreach_mul_(etas, alive)
     kappa = hyper.damping
-    for eta, v in zip(etas, vs, strict=True):
-        eta.mul_((v > 0) * kappa)
+    if kappa != 1:
+        torch._foreach_mul_(etas, kappa)
     sums = torch.stack(torch._foreach_norm(etas)).double().square_().div_(kappa**2)
-    counts = torch.stack([torch.count_nonzero(v) for v in vs]).double()
+    counts = torch.stack(torch._foreach_norm(alive, 1, torch.float64))
     return torch.stack((sums, counts), dim=1)
