@@ -60,6 +60,20 @@ def test_shortest_paths() -> None:
     assert network(torch.zeros(1, 2, 5, 5)).shape == (1, 5, 5)
 
 
+def test_a_transformer_of_one_layer_in_a_loop() -> None:
+    """As in ALBERT: queries share with queries, and so on."""
+    torch.manual_seed(0)
+    network = build("transformer", vocabulary=20, units=8, inner=16, heads=2, layers=3).eval()
+    roles = SoftSharing(templates=1, by=lambda name, _: name.rpartition(".")[2], exclude=network.leave_out["sharing"])
+    compress(network, roles, steps=1)
+    parts = [{name.split(".")[-2] for name in one.layers} for one in layer_similarity(network)]
+    assert parts == [{"query"}, {"key"}, {"value"}, {"out"}, {"linear1"}, {"linear2"}]
+    source, target = torch.randint(4, 20, (2, 5)), torch.randint(4, 20, (2, 6))
+    small = fold(network, threshold=0.9)
+    torch.testing.assert_close(small(source, target), network(source, target), rtol=1e-4, atol=1e-5)
+    assert {folding.stored for folding in small.paretorch_folding} == {1}
+
+
 def test_a_folded_zoo_network_comes_back_by_name(tmp_path: pytest.TempPathFactory) -> None:
     network = shared("swrn-16-1-1").eval()
     small = fold(network, threshold=0.9)
