@@ -64,7 +64,7 @@ def fold(
     after = deploy.save(small, run / "folded.pare").total
     page = write_folding(
         run / "folding.html",
-        title=f"{run.name}, folded",
+        title=f"{run.resolve().name}, folded",
         similarities=similarities,
         foldings=foldings,
         sizes=(before, after),
@@ -73,7 +73,7 @@ def fold(
         typer.echo(str(folding))
     typer.echo(f"{before:,} bytes with all layers, {after:,} folded; {run / 'folded.pare'}, {page}")
     if columns:
-        title, path = f"{run.name}, layers alike", run / "similarities.html"
+        title, path = f"{run.resolve().name}, layers alike", run / "similarities.html"
         typer.echo(str(write_similarities(path, title=title, groups=groups, columns=columns)))
 
 
@@ -112,5 +112,8 @@ def _curve(run: Path, only: str | None, root: str | None, device: str) -> None:
     (run / "folding.json").write_text(json.dumps([asdict(point) for point in points], indent=1) + "\n")
     values = [point.measured for point in points]
     line = Curve([point.layers for point in points], values, values, values)
-    save(curves(f"{run.name}, folded", {name: line}, x_label="layers left of those that share"), run / "folding.svg")
+    save(
+        curves(f"{run.resolve().name}, folded", {name: line}, x_label="layers left of those that share"),
+        run / "folding.svg",
+    )
     typer.echo(f"{run / 'folding.json'}, {run / 'folding.svg'}")

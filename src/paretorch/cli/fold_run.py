@@ -48,7 +48,7 @@ def shared_network(folder: Path) -> nn.Module:
 def kept_similarities(run: Path, beside: Sequence[Path], sizes: Sequence[int]) -> dict[str, list[Matrix]]:
     """A matrix for each group of layers (of these sizes) by epoch of the run, or by run where there are several.
 
-    None where the run kept none: it was trained by an earlier version, or not by `pare train`.
+    Empty where the run kept none: it was trained by an earlier version, or not by `pare train`.
     """
     from paretorch.training.folder import read_history
 
@@ -62,8 +62,8 @@ def kept_similarities(run: Path, beside: Sequence[Path], sizes: Sequence[int]) -
             )
         if [len(matrix) for matrix in kept[-1]["similarities"]] != list(sizes):
             raise ConfigError(f"{one} has other groups of layers than {run}: name runs of one network")
-    plain = len({one.name for one in rows}) == len(rows)  # else their folders tell them apart
-    return {one.name if plain else str(one): kept[-1]["similarities"] for one, kept in rows.items()}
+    plain = len({one.resolve().name for one in rows}) == len(rows)  # else their folders tell them apart
+    return {one.resolve().name if plain else str(one): kept[-1]["similarities"] for one, kept in rows.items()}
 
 
 def _options(folder: Path, recipe: dict[str, Any]) -> dict[str, Any]:
