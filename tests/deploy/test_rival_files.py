@@ -3,6 +3,7 @@
 import copy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paretorch import deploy, zoo
+from paretorch.deploy.macs import count_macs
 from paretorch.deploy.rivals import (
     OnnxNetwork,
     prune_channels,
@@ -148,6 +150,15 @@ def test_weak_channels_go_and_strong_ones_stay(tmp_path: Path, share: float) -> 
     assert off(small, deploy.load(tmp_path / "small.pare")) == 0.0
 
 
+def test_a_share_of_the_macs_and_channels_that_go_together() -> None:
+    model = network()
+    small = prune_channels(model, images(), 0.5, exclude=("head",), count="macs", multiple=2)
+    before, after = (count_macs(one, images()) for one in (model, small))
+    assert sum(after.values()) == pytest.approx(0.5 * sum(before.values()), rel=0.15)
+    widths = {m.out_channels for m in small.modules() if isinstance(m, nn.Conv2d)}
+    assert all(width % 2 == 0 for width in widths)
+
+
 def test_without_torch_pruning_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_pruning", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'paretorch\[slim\]'"):
@@ -163,7 +174,16 @@ def test_torch_pruning_may_choose() -> None:
         assert small(images()).shape == (4, 10)
 
 
-@pytest.mark.parametrize(("share", "by", "told"), [(0.0, "magnitude", "above 0"), (0.5, "luck", "torch-pruning")])
-def test_wrong_arguments_are_named(share: float, by: str, told: str) -> None:
+@pytest.mark.parametrize(
+    ("share", "options", "told"),
+    [
+        (0.0, {}, "above 0"),
+        (0.5, {"by": "luck"}, "torch-pruning"),
+        (0.5, {"count": "bytes"}, '"weights" or "macs"'),
+        (0.5, {"multiple": 0}, "such as 16"),
+        (0.5, {"by": "torch-pruning", "multiple": 16}, "leave out count and multiple"),
+    ],
+)
+def test_wrong_arguments_are_named(share: float, options: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        prune_channels(network(), images(), share, by=by)
+        prune_channels(network(), images(), share, **options)

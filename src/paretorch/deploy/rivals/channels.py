@@ -21,20 +21,36 @@ from torch import Tensor, nn
 from paretorch.core.channels import Coupling
 from paretorch.core.couple import couple
 from paretorch.core.cut import channel_edits, keep_channels
+from paretorch.core.options import require_count
 from paretorch.errors import ConfigError, MissingExtraError
 
 
 def prune_channels(
-    model: nn.Module, example: Tensor, share: float, *, exclude: Sequence[str] = (), by: str = "magnitude"
+    model: nn.Module,
+    example: Tensor,
+    share: float,
+    *,
+    exclude: Sequence[str] = (),
+    by: str = "magnitude",
+    count: str = "weights",
+    multiple: int = 1,
 ) -> nn.Module:
     """A copy without the weakest channels, about `share` of the weights less, to be fine-tuned and saved.
 
     exclude: patterns of weights whose own outputs stay. by: "magnitude", or "torch-pruning" where that is installed.
+    count: "weights", or "macs" for a share of these; multiple: so many channels of a layer go at a time (both by magnitude).
     """
     if not 0.0 < share < 1.0:
         raise ConfigError(f"share={share!r}: give the share of weights to remove, above 0 and below 1, such as 0.5")
     if by not in ("magnitude", "torch-pruning"):
         raise ConfigError(f'by={by!r}: use "magnitude" or "torch-pruning"')
+    if count not in ("weights", "macs"):
+        raise ConfigError(f'count={count!r}: use "weights" or "macs"')
+    require_count("multiple", multiple, 1, "give a number of channels, such as 16")
+    if by == "torch-pruning" and (count != "weights" or multiple != 1):
+        raise ConfigError(
+            'by="torch-pruning" counts weights, and takes channels one by one: leave out count and multiple'
+        )
     network = copy.deepcopy(model).cpu().eval()
     # Layers without a choice of their own (a classifier) are no place to look for channels, but are cut behind others.
     chosen = {
@@ -44,7 +60,7 @@ def prune_channels(
     }
     coupling = couple(network, example.cpu(), chosen, "channel pruning")
     if by == "magnitude":
-        keep = coupling.keep_best(_scores(network, coupling), 1.0 - share, "weights", 1)
+        keep = coupling.keep_best(_scores(network, coupling), 1.0 - share, count, multiple)
     else:
         keep = _by_torch_pruning(network, example.cpu(), coupling, share)
     edits = channel_edits(coupling.kept(keep))
