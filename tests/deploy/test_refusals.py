@@ -55,6 +55,20 @@ def test_what_is_no_module(tmp_path: Path) -> None:
             use()
 
 
+@pytest.mark.parametrize("wrap", [lambda model: torch.compile(model, backend="eager"), nn.DataParallel])
+def test_what_is_around_a_network_is_not_in_its_file(wrap: Callable[[nn.Module], nn.Module], tmp_path: Path) -> None:
+    wrapped, x = wrap(net()), torch.randn(2, 4)
+    pt.save(wrapped, tmp_path / "x.pare")
+    pt.save(net(), tmp_path / "y.pare")
+    assert (tmp_path / "x.pare").read_bytes() == (tmp_path / "y.pare").read_bytes()
+    other = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).eval()
+    filled = wrap(other)
+    assert pt.load(tmp_path / "x.pare", into=filled) is filled
+    assert torch.equal(other(x), net()(x))
+    assert [layer.name for layer in pt.report(wrapped).layers] == ["0.weight", "2.weight"]
+    assert pt.export_onnx(wrapped, x, tmp_path / "x.onnx").exists()
+
+
 def test_a_module_without_memory_is_not_filled(tmp_path: Path) -> None:
     pt.save(net(), tmp_path / "x.pare")
     with torch.device("meta"):

@@ -16,7 +16,7 @@ from paretorch.deploy.container import pack, read_file, write_file
 from paretorch.deploy.edits import added_bytes, check_edits, on_their_grids, replayed
 from paretorch.deploy.filling import build, fill
 from paretorch.deploy.norms import prepared_state
-from paretorch.deploy.plain import require_plain
+from paretorch.deploy.plain import plain
 from paretorch.deploy.sizes import Sizes
 from paretorch.errors import ArtefactError, ConfigError, PareError
 
@@ -81,16 +81,15 @@ def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
     Nothing in the file is executed, and no more memory is taken than the module has. Damage, and a tensor of another
     shape or dtype, are found before the module is touched.
     """
-    if into is not None:
-        require_plain(into, "load(path, into=…)")
+    own = None if into is None else plain(into, "load(path, into=…)")
     reader = _reader(path)
     edits = check_edits(reader.head.get("edits", []))
     if added_bytes(edits) > reader.limit:
         raise ArtefactError("the artefact has maps of activations too large for a file of this size")
-    module = build(reader, edits) if into is None else into
+    module = build(reader, edits) if own is None else own
     with replayed(module, edits):
         fill(module, reader)
-    return module
+    return module if into is None else into
 
 
 def open_artefact(path: StrPath) -> tuple[nn.Module | dict[str, Tensor], dict[str, Any]]:
@@ -127,7 +126,7 @@ def _encode(
     if isinstance(model, Mapping):
         state = model
     else:
-        require_plain(model, "an artefact")
+        model = plain(model, "an artefact")
         state = prepared_state(model, norms, fold_norms)
         head = _name_of(model)
         if getattr(model, "paretorch_edits", None):

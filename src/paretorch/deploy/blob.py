@@ -162,7 +162,8 @@ def _admit(name: str, declared: Declared, expect: Mapping[str, Tensor] | None, m
     dtype, shape = declared
     if expect is not None and (shape != tuple(expect[name].shape) or dtype != expect[name].dtype):
         wanted = f"{expect[name].dtype} {tuple(expect[name].shape)}"
-        raise ArtefactError(f"{name} is {dtype} {shape} in the file and {wanted} in the module")
+        what = "; load it into a module of the file's dtype and convert that" if dtype != expect[name].dtype else ""
+        raise ArtefactError(f"{name} is {dtype} {shape} in the file and {wanted} in the module{what}")
     most -= math.prod(shape) * dtype.itemsize
     if most < 0 or math.prod(max(length, 1) for length in shape) > _MOST_NUMBERS:
         raise ArtefactError(f"a tensor of shape {shape} is larger than a file of this size may declare")

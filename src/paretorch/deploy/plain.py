@@ -5,16 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from paretorch.core.relaxation import PREFIX
 from paretorch.errors import ConfigError
 
 
-def require_plain(model: Any, who: str) -> None:
-    """Refuse what is no module, and a network whose decisions are still attached: they are no part of it."""
+def plain(model: Any, who: str) -> nn.Module:
+    """The network itself, without what compiles or distributes it: that would change its names.
+
+    Refused: what is no module, and a network whose decisions are still attached, since they are no part of it.
+    """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{who} takes a module, not {type(model).__name__}")
-    if any(name.rpartition(".")[2] == f"{PREFIX}step" for name, _ in model.named_buffers()):
+    network: nn.Module = model
+    while (inner := _inside(network)) is not None:
+        network = inner
+    if any(name.rpartition(".")[2] == f"{PREFIX}step" for name, _ in network.named_buffers()):
         raise ConfigError(
             f"{who} takes a finished network, and this one is still being compressed: plan.finalize() first"
         )
+    return network
+
+
+def _inside(module: nn.Module) -> nn.Module | None:
+    """What torch.compile or a data-parallel wrapper was put around; None where there is no such thing."""
+    if isinstance(module, DataParallel | DistributedDataParallel):
+        wrapped: nn.Module = module.module
+        return wrapped
+    return module._modules.get("_orig_mod")

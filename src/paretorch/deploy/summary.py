@@ -16,7 +16,7 @@ from paretorch.deploy.accuracy import measure_accuracy
 from paretorch.deploy.artefact import StrPath, open_artefact, sizes, sizes_in_file
 from paretorch.deploy.latency import Latency, measure_latency
 from paretorch.deploy.macs import count_macs
-from paretorch.deploy.plain import require_plain
+from paretorch.deploy.plain import plain
 from paretorch.deploy.sizes import KINDS, Sizes, TensorSize
 from paretorch.deploy.structure import MACS, Activation, Shared, activations_of, macs_by_tensor, shared_of
 from paretorch.errors import ConfigError
@@ -188,9 +188,9 @@ def report(
         name = path.name
         found = sizes_in_file(path, source, head)
     elif isinstance(model, nn.Module):
-        require_plain(model, "report")
-        source, name = model, getattr(model, "zoo_name", "") or type(model).__name__
-        found = sizes(model)
+        source = plain(model, "report")
+        name = getattr(source, "zoo_name", "") or type(source).__name__
+        found = sizes(source)
     else:
         raise ConfigError(f"report takes a module or the path of an artefact, not {type(model).__name__}")
     if not isinstance(source, nn.Module) and (example is not None or data is not None):

@@ -24,7 +24,7 @@ from paretorch.deploy.onnx.graph import Model, merge_equal, optimize, prune, sha
 from paretorch.deploy.onnx.int8 import SIGNS, narrow, share_codes
 from paretorch.deploy.onnx.pack import FORMS, STEPS, Packing, find_packing, pack
 from paretorch.deploy.onnx.types import CODES, LOW, finished
-from paretorch.deploy.plain import require_plain
+from paretorch.deploy.plain import plain as plain_module
 from paretorch.errors import ArtefactError, ConfigError, MissingExtraError
 from paretorch.precision.activations_quantized import QuantizedActivation
 
@@ -67,8 +67,7 @@ def export_onnx(
         raise ConfigError("percentile= is about int8 export: give calibrate=, batches of inputs, too")
     check_percentile(percentile)
     require_number("tolerance", tolerance, 0.0, math.inf, "give the largest difference, relative to the largest output")
-    require_plain(model, "export_onnx")
-    plain = copy.deepcopy(model).cpu().eval()
+    plain = copy.deepcopy(plain_module(model, "export_onnx")).cpu().eval()
     kinds = {tensor.dtype for tensor in (*plain.parameters(), example) if tensor.is_floating_point()}
     if torch.bfloat16 in kinds:
         raise ConfigError(
