@@ -20,7 +20,7 @@ def expected_weights(plan: Plan, training: bool) -> dict[str, torch.Tensor]:
         module, attribute, _ = site.owners[0]
         w = module.parametrizations[attribute].original.detach()
         own = {r.room: r.decision.detach() for r in chain.relaxations()}
-        exponent = next((r.exponent for r in chain.relaxations() if r.room == "precision"), 0)
+        exponent = next((r.scale_exponent() for r in chain.relaxations() if r.room == "precision"), 0)
         epsilon = noise(0, site.name, step, w.shape) if training else None
         value = relaxed(
             plan.methods(), own, w, beta=beta, shift=shift, epsilon=epsilon, exponent=exponent, together=len(own) > 1

@@ -10,6 +10,7 @@ from torch import nn
 from paretorch import SMOL, ContinuousSparsification, compress
 from paretorch.errors import ConfigError, MissedTargetWarning
 from paretorch.precision.grid import quantize
+from paretorch.precision.scales import lead_for
 from tests.contract.cases import build
 from tests.contract.loop import equal, snapshot
 
@@ -55,7 +56,7 @@ def test_zero_precision_leaves_a_bit_to_large_weights() -> None:
     network = nn.Linear(40, 60)
     nn.init.normal_(network.weight, std=0.6).data.clamp_(-2, 2)
     large = float((network.weight.detach().abs() > 0.5).float().mean())
-    plan = compress(network, SMOL(target_bits=0.01, zero_precision=True), steps=4)
+    plan = compress(network, SMOL(target_bits=0.01, zero_precision=True, scale=0), steps=4)
     with pytest.warns(MissedTargetWarning, match=f"target_bits=0.01: {large:.3g} is the least here"):
         plan.harden()
     assert plan.metrics()["bits"] == pytest.approx(large, abs=1e-6)
@@ -91,11 +92,10 @@ def test_a_range_beyond_the_grid_of_a_given_scale() -> None:
 def test_the_scale_is_found_where_none_is_given(scale: str) -> None:
     network = build("linear")
     network[2].weight.data[0, 0] = -5.0
-    weights = [network[0].weight.detach().clone(), network[2].weight.detach().clone()]
+    rms = [float(network[i].weight.detach().square().mean().sqrt()) for i in (0, 2)]
     plan = compress(network, SMOL(target_bits=4.0, scale=scale), steps=4)
-    four = torch.tensor(4)
-    closest = [min(range(-9, 4), key=lambda k: (w - quantize(w / 2.0**k, four) * 2.0**k).norm()) for w in weights]
-    assert [chain.precision.exponent for chain in plan._chains] == ([0, 2] if scale == "fit" else closest)
+    found = [chain.precision.scale_exponent() for chain in plan._chains]
+    assert found == ([0, 2] if scale == "fit" else [round(math.log2(one) + lead_for(4.0)) for one in rms])
     plan.harden()
     weight = plan._chains[1].precision
     levels = weight.levels(weight.decision.detach())

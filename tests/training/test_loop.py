@@ -102,6 +102,24 @@ def test_the_learning_rate_follows_the_schedule_into_fine_tuning(make: Make) -> 
     assert found == pytest.approx([0.4, 0.2, 0.1, 0.3, 0.15])
 
 
+def test_one_schedule_may_go_through_fine_tuning(make: Make) -> None:
+    trainer = make(
+        Recipe(
+            epochs=3,
+            finetune=2,
+            sparsity=0.5,
+            batch=4,
+            lr=0.5,
+            schedule="steps",
+            milestones=(1, 4),
+            finetune_schedule="through",
+        )
+    )
+    trainer.run()
+    found = [row["lr"] for row in trainer.folder.history() if "lr" in row]
+    assert found == pytest.approx([0.5, 0.05, 0.05, 0.05, 0.005])
+
+
 def test_the_run_folder_says_what_was_run(make: Make) -> None:
     trainer = make(Recipe(epochs=1, batch=4, seed=7))
     trainer.run()

@@ -27,7 +27,7 @@ class Sample:
         self._chains = chains
         total = sum(_size(chain) for chain in chains)
         most = total if total <= WHOLE else max(_LEAST, _SIZE // len(chains))
-        self._strides = [_stride(_size(chain), most) for chain in chains]
+        self._strides = [stride_for(_size(chain), most) for chain in chains]
         counts = [math.ceil(_size(chain) / k) for chain, k in zip(chains, self._strides, strict=True)]
         shares = [torch.full((n,), _size(c) / n / total) for c, n in zip(chains, counts, strict=True)]
         self.share = torch.cat(shares).to(device)
@@ -73,7 +73,8 @@ def _size(chain: Chain) -> int:
     return math.prod(chain.relaxations()[0].grouping.shape)
 
 
-def _stride(count: int, most: int) -> int:
+def stride_for(count: int, most: int) -> int:
+    """Every which of `count` weights to take so that they are at most about `most`: 1, or a prime from 11 on."""
     if count <= most:
         return 1
     k = max(11, math.ceil(count / most))

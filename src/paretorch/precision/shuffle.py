@@ -21,7 +21,7 @@ from paretorch.core.sites import Site
 from paretorch.errors import ConfigError
 from paretorch.precision.grid import MAX_BITS
 from paretorch.precision.rivals.rival import Rival
-from paretorch.precision.rivals.uniform import Fixed, fixed_grid
+from paretorch.precision.rivals.uniform import Fixed
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -95,7 +95,8 @@ class GivenPrecision(Rival):
                 f"the map has no precisions of the shape {tuple(site.weight.shape)} for {site.name}; it has {known} …: "
                 "exclude the layer, or use the map of the same network"
             )
-        relaxation = fixed_grid(site, grouping, 0, self.precisions.exponents.get(site.name, 0))
+        # The scale was chosen for other weights: new ones beyond it are clipped, as those were.
+        relaxation = Fixed(grouping, 0, site.weight.device, self.precisions.exponents.get(site.name, 0))
         relaxation.decision.data.copy_(p)
         return relaxation
 

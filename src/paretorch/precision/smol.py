@@ -7,8 +7,8 @@ What differs from the printed algorithm:
 
 - `target_bits`: λ follows the error of the average bits against a falling goal (proportional and integral), and at
   `harden` one common offset to all precisions makes the average exact.
-- `scale` 2^k: the grid times a power of two, per layer, so that weights of any magnitude can use it; 1 as printed
-  unless the weights lie outside ±2 at the start.
+- `scale` 2^k: the grid times a power of two, per layer, so that weights of any magnitude can use it (see
+  `paretorch.precision.scales`); "fit" is 1, as printed, unless the weights lie outside ±2 at the start.
 - Zero precision is given where |w| ≤ |w − Q(w, p)|; a dropped weight counts no bits.
 """
 
@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.attach import original
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Term
 from paretorch.core.noise import uniform
@@ -40,7 +41,7 @@ from paretorch.precision.grid import (
     s_of_bits,
     whole_bits,
 )  # fmt: skip
-from paretorch.precision.scales import check_scale, exponent_for
+from paretorch.precision.scales import check_scale, exponent_for, follow, lead_for
 
 _FELT = 0.05  # bits above the target that are worth a word
 _UNKNOWN_BITS = 3.0  # that "auto" scales for where `penalty` decides
@@ -55,8 +56,8 @@ class SMOL(Method):
     penalty: λ, the price of one bit; with a target, only where λ starts (None: 0.27 over the number of weights, which
     is the thesis' 1e-6 for ResNet-20). init_bits: precision at the start. anneal: share of the steps until the target.
     zero_precision: give 0 bits to weights that are nearer to zero than to their grid. rounding: "floor" or "round".
-    allowed_bits: only these precisions. scale: of a layer's grid, 2^k: "fit" (1, or larger where its weights do not fit
-    into ±2), "auto" (least squared error of the weights at the start, with about the target's bits), or the exponent k.
+    allowed_bits: only these precisions. scale: of a layer's grid, 2^k: "auto" (what suits its weights at about the target's
+    bits, and follows them), "fit" (1, or larger where its weights do not fit into ±2), or the exponent k.
     lr: of the decisions' Adam; None: 1e-3, or more where the steps would not suffice to reach the target.
     """
 
@@ -67,7 +68,7 @@ class SMOL(Method):
     zero_precision: bool = False
     rounding: str = "floor"
     allowed_bits: tuple[int, ...] = ()
-    scale: str | int = "fit"
+    scale: str | int = "auto"
     lr: float | None = None
 
     room: ClassVar[str] = "precision"
@@ -135,9 +136,9 @@ class SMOL(Method):
             )
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "Precision":
-        bits = _UNKNOWN_BITS if self.target_bits is None else self.target_bits
-        exponent = exponent_for(site, self.scale, bits, self.zero_precision)
-        return Precision(self, site, grouping, seed, exponent)
+        lead = lead_for(_UNKNOWN_BITS if self.target_bits is None else self.target_bits, self.zero_precision)
+        exponent = exponent_for(site, self.scale, lead)
+        return Precision(self, site, grouping, seed, exponent, lead if self.scale == "auto" else None)
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
         lr = self.lr
@@ -163,6 +164,8 @@ class SMOL(Method):
         return self.target_bits is not None
 
     def steer(self, term: Term, step: Tensor) -> None:
+        scaled = [(r, site) for r, site in zip(term.relaxations, term.sites, strict=True) if isinstance(r, Precision)]
+        follow([(r.power, r.lead, original(site)) for r, site in scaled if r.lead is not None])
         if self.target_bits is None:
             return
         sample, kept = term.sample, term.kept_sample()
@@ -218,24 +221,24 @@ class Precision(Relaxation):
     zero: Tensor
     power: Tensor
 
-    def __init__(self, method: SMOL, site: Site, grouping: Grouping, seed: int, exponent: int) -> None:
+    def __init__(
+        self, method: SMOL, site: Site, grouping: Grouping, seed: int, exponent: int, lead: float | None
+    ) -> None:
         super().__init__(grouping, float(s_of_bits(method.init_bits)), site.weight.device)
-        self.seed = seed
+        self.seed, self.lead = seed, lead
         self.register_buffer("power", torch.tensor(exponent, dtype=torch.int32, device=site.weight.device))
-        self._set_exponent(exponent)
         self.most = level_above(method.init_bits, method.allowed_bits)
         self.allowed, self.rounding, self.zero_precision = method.allowed_bits, method.rounding, method.zero_precision
         shape = site.weight.shape if method.zero_precision else torch.Size(())
         self.register_buffer("zero", torch.zeros(shape, dtype=torch.bool, device=site.weight.device))
 
-    def _set_exponent(self, exponent: int) -> None:
-        self.exponent, self.scale = exponent, 2.0**exponent  # plain numbers: a compiler takes them as constants
+    @property
+    def scale(self) -> Tensor:
+        return power_of_two(self.power)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # The grid is that of the weights at the start, which the network that a state is loaded into never had.
         state_dict.setdefault(f"{prefix}power", self.power)  # states from before it was kept
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        self._set_exponent(int(self.power))
 
     def forward(self, weight: Tensor) -> Tensor:
         s = self.grid()
@@ -289,4 +292,4 @@ class Precision(Relaxation):
         return self.scale * (2.0 - self.grouping.expand(half))
 
     def scale_exponent(self) -> int | None:
-        return self.exponent
+        return int(self.power)

@@ -94,7 +94,7 @@ def _precision_options(name: str, recipe: Recipe, model: nn.Module, left: tuple[
     if name == "smol":
         return {"target_bits": recipe.bits, **options}
     if name == "smol-printed":
-        return {"init_bits": recipe.bits, **options}
+        return {"init_bits": recipe.bits, "scale": "fit", **options}
     if name == "given":
         if recipe.bits is not None:
             raise ConfigError("The quantization 'given' takes its bits from precision_options.source: leave bits out.")

@@ -18,7 +18,7 @@ from paretorch.training.checkpoint import Checkpoint, random_state, require_same
 from paretorch.training.compression import harden
 from paretorch.training.folder import RunFolder
 from paretorch.training.progress import Progress
-from paretorch.training.recipe import Recipe, Runtime
+from paretorch.training.recipe import THROUGH, Recipe, Runtime
 from paretorch.training.similarities import similarities
 from paretorch.training.stepper import Stepper
 from paretorch.training.task import Task, mix
@@ -146,9 +146,10 @@ class Trainer:
 
     def _rates(self, epoch: int) -> list[float]:
         recipe = self.recipe
-        if epoch < recipe.epochs:
-            base, start, length, name, warmup = recipe.lr, 0, recipe.epochs, recipe.schedule, recipe.warmup
-            drops = recipe.milestones
+        through = recipe.finetune_schedule == THROUGH
+        if through or epoch < recipe.epochs:
+            length = recipe.epochs + (recipe.finetune if through else 0)
+            base, start, name, warmup, drops = recipe.lr, 0, recipe.schedule, recipe.warmup, recipe.milestones
         else:
             base = recipe.lr / 10 if recipe.finetune_lr is None else recipe.finetune_lr
             start, length, name, warmup = recipe.epochs, recipe.finetune, recipe.finetune_schedule, 0.0

@@ -34,6 +34,7 @@ PRUNING = ("cs", "mp", "gmp", "st3", "dnw", "str", "l0", "slimming", "stochastic
 QUANTIZATION = ("smol", "smol-printed", "uniform", "dorefa", "pact", "lsq", "lqnets", "dsq", "slb", "bsq", "given")
 ACTIVATIONS = ("smol", "pact", "fixed")
 NORMS = ("fp32", "bf16")
+THROUGH = "through"
 _ONE_SHOT = ("mp", "amc")  # these prune a trained network, and need not train it themselves
 
 
@@ -58,7 +59,7 @@ class Recipe:
     clip_norm: the gradient of all weights together is scaled down to this norm; None: not at all.
     schedule, milestones, factor, warmup: see `paretorch.training.schedules`; milestones and warmup are in epochs.
     finetune_lr, finetune_schedule, finetune_milestones: the rate after rounding, None is a tenth of lr; milestones are in
-        epochs after rounding.
+        epochs after rounding. The finetune_schedule "through": none of its own, `schedule` goes on over both.
     pad, flip, cutout, label_smoothing: augmentation of a training epoch, and the loss; for pad and flip None is what
         suits the data: 4 and mirroring, but 1 and no mirroring for digits.
     sparsity, bits, budget: targets for the fraction of zeros, the bits per weight and the bytes of the artefact; None
@@ -126,7 +127,7 @@ class Recipe:
             object.__setattr__(self, "finetune_milestones", tuple(self.finetune_milestones))
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("schedule", self.schedule, SCHEDULES)
-        _one_of("finetune_schedule", self.finetune_schedule, SCHEDULES)
+        _one_of("finetune_schedule", self.finetune_schedule, (*SCHEDULES, THROUGH))
         _one_of("dtype", self.dtype, ("auto", "bf16", "fp32"))
         if self.norms is not None:
             _one_of("norms", self.norms, NORMS)
@@ -145,6 +146,10 @@ class Recipe:
             raise ConfigError("The schedule 'steps' needs milestones in epochs, for example milestones = [80, 120].")
         if self.finetune_schedule == "steps" and not self.finetune_milestones:
             raise ConfigError("finetune_schedule 'steps' needs finetune_milestones, in epochs after rounding.")
+        if self.finetune_schedule == THROUGH and self.finetune_lr is not None:
+            raise ConfigError(
+                "finetune_schedule 'through' goes on with the rate before rounding: leave finetune_lr out."
+            )
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigError(f"clip_norm must be above 0, not {self.clip_norm}.")
         if self.pad is not None:

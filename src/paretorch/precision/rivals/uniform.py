@@ -16,14 +16,14 @@ from paretorch.core.groups import Grouping
 from paretorch.core.sites import Site
 from paretorch.precision.grid import MAX_BITS, power_of_two, quantize
 from paretorch.precision.rivals.rival import Quantized, Rival, through
-from paretorch.precision.scales import check_scale, exponent_for
+from paretorch.precision.scales import check_scale, exponent_for, lead_for
 
 
 @dataclass(frozen=True, kw_only=True)
 class Uniform(Rival):
     """The same bits for every weight; 0 drops a layer.
 
-    scale: of a layer's grid, 2^e: "auto" (least squared error of the weights at the start), "fit" (1, or larger where they
+    scale: of a layer's grid, 2^e: "auto" (what suits the weights at the start), "fit" (1, or larger where they
     do not fit into ±2), or the exponent e.
     """
 
@@ -37,12 +37,7 @@ class Uniform(Rival):
         check_scale(self.scale)
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "Fixed":
-        return fixed_grid(site, grouping, self.bits, self.scale)
-
-
-def fixed_grid(site: Site, grouping: Grouping, bits: int, scale: str | int) -> "Fixed":
-    """The relaxation of one weight, its grid scaled as asked for; refuses a given scale that the weights do not fit."""
-    return Fixed(grouping, bits, site.weight.device, exponent_for(site, scale, bits))
+        return Fixed(grouping, self.bits, site.weight.device, exponent_for(site, self.scale, lead_for(self.bits)))
 
 
 class Fixed(Quantized):

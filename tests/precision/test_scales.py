@@ -1,0 +1,78 @@
+"""The scale of a layer's grid: what suits its weights, and follows them while precisions are searched for."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from paretorch import SMOL, compress
+from paretorch.precision.grid import quantize
+from paretorch.precision.scales import follow, lead_for
+
+
+def error(weight: torch.Tensor, k: int, bits: int) -> float:
+    return float((weight - 2.0**k * quantize(weight / 2.0**k, torch.tensor(bits))).square().mean())
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 6, 8])
+@settings(max_examples=10, deadline=None)
+@given(spread=st.floats(-8.0, 3.0))
+def test_it_is_about_the_best_for_normal_weights(bits: int, spread: float) -> None:
+    weight = torch.randn(20_000, generator=torch.Generator().manual_seed(0)) * 2.0**spread
+    chosen = round(math.log2(float(weight.square().mean().sqrt())) + lead_for(bits))
+    best = min(error(weight, k, bits) for k in range(chosen - 5, chosen + 6))
+    assert error(weight, chosen, bits) <= 1.35 * best
+
+
+@pytest.mark.parametrize("bits", [0.05, 0.3, 0.7, 0.99])
+def test_with_few_bits_zero_precision_has_room(bits: float) -> None:
+    for spread in torch.linspace(0.5, 1.0, 9).tolist():
+        weight = spread * torch.randn(20_000, generator=torch.Generator().manual_seed(2))
+        k = round(math.log2(float(weight.square().mean().sqrt())) + lead_for(bits, zero_precision=True))
+        assert float((weight.abs() > 2.0 ** (k - 1)).float().mean()) <= bits * 1.02
+    assert lead_for(1.5, zero_precision=True) == lead_for(1.5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(start=st.integers(-20, 20), factor=st.floats(-12.0, 12.0), size=st.sampled_from([3, 500, 2048, 30_000]))
+def test_it_follows_the_weights(start: int, factor: float, size: int) -> None:
+    weight = torch.randn(size, generator=torch.Generator().manual_seed(1))
+    weight = weight / weight.square().mean().sqrt() * 2.0 ** (start + factor)
+    power = torch.tensor(start, dtype=torch.int32)
+    other = torch.tensor(7, dtype=torch.int32)
+    follow([(power, 0.0, weight), (other, 0.0, torch.zeros(4))])
+    follow([])
+    sampled = 0.15 if size > 2048 else 1e-3
+    assert abs(int(power) - (start + factor)) <= 0.6 + sampled
+    if abs(factor) < 0.6 - sampled:
+        assert int(power) == start, "it does not move for little"
+    assert int(other) == 7, "weights of zeros say nothing"
+
+
+def test_a_layer_keeps_its_grid_once_rounded_or_where_it_is_given() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40))
+    plan = compress(model, SMOL(target_bits=3.0, overrides={"1": {"scale": 0}}), steps=8)
+    optimizer = torch.optim.SGD(plan.param_groups(), lr=0.0)
+
+    def step() -> list[int | None]:
+        model(torch.randn(4, 40)).square().sum().backward()
+        optimizer.step()
+        plan.step()
+        optimizer.zero_grad()
+        return [chain.precision.scale_exponent() for chain in plan._chains]
+
+    before = step()
+    with torch.no_grad():
+        for layer in model:
+            layer.parametrizations.weight.original.mul_(0.25)
+    after = step()
+    assert (before[1], after[1]) == (0, 0)
+    assert after[0] == before[0] - 2
+    plan.harden(optimizer)
+    with torch.no_grad():
+        model[0].parametrizations.weight.original.mul_(0.25)
+    assert step() == after
