@@ -323,3 +323,12 @@ def test_what_cannot_be_exported_is_timed_on_the_cpu_with_the_threads_asked_for(
     assert set(seen) == {(before + 1, False, "cpu")}
     assert model.training
     assert torch.get_num_threads() == before
+
+
+def test_what_a_prompt_shows_is_one_line() -> None:
+    found = report(small())
+    assert (
+        repr(found) == f"Report('Sequential': {found.sizes.total:,} bytes, {found.bits:.2f} bits per weight, 7.8% zero)"
+    )
+    assert repr(found.sizes).startswith(f"Sizes({found.sizes.total:,} bytes: codes ")
+    assert repr(found.sizes).endswith("1,056 dense, 9 tensors)")

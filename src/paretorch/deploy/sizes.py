@@ -53,7 +53,7 @@ class TensorSize:
         return replace(self, precisions=shifted, scale=exponent)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sizes:
     """Bytes on disk: `total` is the file's length; the kinds add up to it, the tensors to all but names and header."""
 
@@ -64,3 +64,7 @@ class Sizes:
     rest: float
     dense: int
     tensors: Mapping[str, TensorSize]
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(f"{kind} {getattr(self, kind):,.0f}" for kind in KINDS)
+        return f"Sizes({self.total:,} bytes: {kinds}; {self.dense:,} dense, {len(self.tensors)} tensors)"

@@ -44,7 +44,7 @@ class Layer:
         return 8 * self.size.total / self.size.numel if self.size.numel else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """What a network costs. `print` it, or take `to_json()`, `to_html(path)`.
 
@@ -160,6 +160,9 @@ class Report:
         from paretorch.deploy.text import render
 
         return render(self)
+
+    def __repr__(self) -> str:
+        return f"Report({self.name!r}: {self.sizes.total:,} bytes, {self.bits:.2f} bits per weight, {self.sparsity:.1%} zero)"
 
 
 def report(
