@@ -66,3 +66,11 @@ def test_a_network_of_the_zoo_goes_by_its_name(tmp_path: Path, monkeypatch: pyte
     assert "pare train" not in _report("run", code=2).output, "that folder is no run"
     (tmp_path / "run" / "config.json").write_text("{}")
     assert "pare train --out run --resume" in _report("run", code=2).output
+
+
+def test_the_page_of_a_run_has_its_name(artefact: Path, tmp_path: Path) -> None:
+    run = tmp_path / "my-run"
+    run.mkdir()
+    (run / "model.pare").write_bytes(artefact.read_bytes())
+    _report(run, "--html", tmp_path / "page.html")
+    assert "<h1>my-run</h1><p>model.pare</p>" in (tmp_path / "page.html").read_text()

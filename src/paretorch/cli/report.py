@@ -64,7 +64,7 @@ def report(
     )
     typer.echo(found.to_json() if as_json else str(found))
     if html is not None:
-        title = found.name.removesuffix(".pare")
+        title = path.resolve().name if path.is_dir() else found.name.removesuffix(".pare")
         write_html(html, title=title, comparison=[], report=found, history=read_history(folder))
 
 

@@ -132,15 +132,15 @@ def _layers(report: Report) -> str:
             "shape": " × ".join(map(str, layer.size.shape)),
             "stored as": layer.size.coding,
             "sparsity": layer.sparsity,
-            "bits": round(layer.size.bits, 2),
-            "bits_on_disk": round(layer.bits_on_disk, 2),
+            "bits": f"{layer.size.bits:.2f}",
+            "bits_on_disk": f"{layer.bits_on_disk:.2f}",
             **{kind: f"{getattr(layer.size, kind):,.0f}" for kind in KINDS},
             "bytes": layer.size.total,
             **({"macs": layer.macs} if report.macs is not None else {}),
         }
         for layer in report.layers
     ]
-    foot = {"layer": "file", "sparsity": report.sparsity, "bits": round(report.bits, 2), "bytes": report.sizes.total}
+    foot = {"layer": "file", "sparsity": report.sparsity, "bits": f"{report.bits:.2f}", "bytes": report.sizes.total}
     foot |= {kind: f"{getattr(report.sizes, kind):,.0f}" for kind in KINDS} | {"macs": report.macs}
     numbers = table("Every layer; codes, masks, maps and rest in bytes", rows, foot)
     return (
