@@ -1,13 +1,14 @@
-"""Claim: learning what to drop and how many bits to keep costs little beside training itself.
+"""Claim: learning what to drop, how many bits to keep and what layers share costs little beside training itself.
 
 On one H200 (CIFAR-10 shapes, batch 128, bf16, compiled, one CUDA graph per step), seconds per epoch of 390 steps:
 dense ResNet-20 <= 0.70, VGG-16 <= 0.70, WRN-28-10 <= 4.8; with relaxations ResNet-20 <= 1.10 x dense, and WRN-28-10
-<= 1.05 x (sparsity) and <= 1.08 x (precision). Last measured (results/train-step): all met.
+<= 1.05 x (sparsity), <= 1.08 x (precision) and <= 1.05 x (sharing, memory too). Last measured: see results/train-step.
 
 How it is measured: the project's own loop, on random images (augmented each epoch as real ones are; evaluation and
 checkpoints left out). All variants of a network live in one process; after a first epoch each that compiles and captures,
 rounds of one epoch each are interleaved. Printed are the medians, their spread, and the median over the rounds of
-the ratio to dense. WRN-28-10 runs a third of an epoch per round; times are scaled to 390 steps.
+the ratio to dense. WRN-28-10 runs a third of an epoch per round; times are scaled to 390 steps. Memory is the most that the
+first epoch of a variant had allocated on the GPU, beyond what was there before it.
 
     python benchmarks/train_step.py                                   # a GPU if there is one, else a tiny run on the CPU
     python benchmarks/train_step.py --networks resnet20 --rounds 9 --json step.json
@@ -35,6 +36,7 @@ VARIANTS = {
     "sparse": {"sparsity": 0.95},
     "precise": {"bits": 2.0},
     "both": {"sparsity": 0.95, "bits": 1.0},
+    "shared": {"sharing_options": {"templates": 2}},
 }
 STEPS = 390
 QUIET = Progress("quiet")
@@ -67,6 +69,19 @@ def timed(trainer: Trainer) -> float:
     return float(trainer.train_epoch(QUIET)["seconds"]) * STEPS / trainer.task.steps
 
 
+def first(network: str, variant: str, args: argparse.Namespace, folder: Path) -> tuple[Trainer, int | None]:
+    """A trainer that has compiled and captured, and the bytes of GPU memory that this took."""
+    if not torch.cuda.is_available():
+        trainer = make(network, variant, args, folder)
+        timed(trainer)
+        return trainer, None
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    trainer = make(network, variant, args, folder)
+    timed(trainer)
+    return trainer, torch.cuda.max_memory_allocated() - before
+
+
 def compile_ahead(networks: list[str], variants: list[str], args: argparse.Namespace) -> None:
     """Fill the compiler's cache with all networks and variants at once, one short process each."""
     threads = str(max(1, (os.cpu_count() or 1) // (len(networks) * len(variants))))
@@ -87,9 +102,8 @@ def compile_ahead(networks: list[str], variants: list[str], args: argparse.Names
 def measure(network: str, variants: list[str], args: argparse.Namespace) -> dict[str, dict]:
     """Seconds per epoch of each variant, over interleaved rounds."""
     with tempfile.TemporaryDirectory() as folder:
-        trainers = {variant: make(network, variant, args, Path(folder)) for variant in variants}
-        for trainer in trainers.values():
-            timed(trainer)
+        started = {variant: first(network, variant, args, Path(folder)) for variant in variants}
+        trainers = {variant: trainer for variant, (trainer, _) in started.items()}
         rounds = [{variant: timed(trainer) for variant, trainer in trainers.items()} for _ in range(args.rounds)]
     torch.compiler.reset()  # the compiler allows only so many versions of one function in a process
     found = {}
@@ -101,6 +115,7 @@ def measure(network: str, variants: list[str], args: argparse.Namespace) -> dict
             "spread": max(seconds) - min(seconds),
             "ratio": statistics.median(ratios),
             "rounds": seconds,
+            "memory": started[variant][1],
         }
     return found
 
@@ -130,7 +145,8 @@ def main() -> None:
         results[network] = measure(network, variants, args)
         for variant, found in results[network].items():
             told = f"{found['seconds']:9.3f} s per epoch  (spread {found['spread']:.3f})  {found['ratio']:.3f} x {variants[0]}"
-            print(f"{network:12} {variant:8} {told}", flush=True)
+            memory = "" if found["memory"] is None else f"  {found['memory'] / 2**30:.2f} GiB"
+            print(f"{network:12} {variant:8} {told}{memory}", flush=True)
     total = time.perf_counter() - begun
     print(f"{environment(device)['hardware']}, torch {torch.__version__}, batch {args.batch}, {total:.0f} s in all")
     if args.json:

@@ -175,7 +175,9 @@ def _bind(relaxation: Relaxation, method: Method, state: PlanState, site: Site) 
     if method.group == "network" or isinstance(relaxation.grouping, Channels):
         shared = f"{PREFIX}{method.room}_shared"
     if shared and not hasattr(state.root, shared):
-        state.add_shared(shared, relaxation.decision.detach().flatten().clone())
+        start = relaxation.decision.detach().clone()
+        # What many weights share has no shape of its own; what one template has keeps that of its grid.
+        state.add_shared(shared, start if shared.startswith(f"{PREFIX}template") else start.flatten())
     relaxation.bind(state.root, shared)
 
 
