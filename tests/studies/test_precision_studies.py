@@ -25,7 +25,13 @@ _NAMES = sorted(name for name in study_names() if name.startswith("precision-"))
 _IMAGES = ["precision-resnet20", "precision-mobilenetv2", "precision-shufflenet", "precision-split"]
 
 
-_AS_LONG = ["precision-resnet20", "precision-mobilenetv2", "precision-shufflenet", "precision-activations"]
+_AS_LONG = {
+    "precision-resnet20": 350,
+    "precision-printed": 650,
+    "precision-mobilenetv2": 650,
+    "precision-shufflenet": 650,
+    "precision-activations": 650,
+}
 
 
 @pytest.mark.parametrize("name", _AS_LONG)
@@ -33,13 +39,14 @@ def test_everything_trains_as_long_as_dense(name: str) -> None:
     study = load_study(name)
     assert not study.settings["dense"].compresses
     for recipe in study.settings.values():
-        assert recipe.epochs + recipe.finetune == 650
+        assert recipe.epochs + recipe.finetune == _AS_LONG[name]
         assert not recipe.finetune or recipe.epochs <= 350 or recipe.quantization == "slb"
         assert (recipe.lr, recipe.momentum, recipe.batch) == (0.1, 0.9, 128)
 
 
 def test_every_method_is_in_the_study_of_resnet20() -> None:
-    found = {recipe.quantization for recipe in load_study("precision-resnet20").settings.values()}
+    studies = [load_study(name) for name in ("precision-resnet20", "precision-printed")]
+    found = {recipe.quantization for study in studies for recipe in study.settings.values()}
     assert found == {None, *QUANTIZATION} - {"given"}
 
 
@@ -60,6 +67,7 @@ def test_activations_get_their_bits(tmp_path: Path, setting: str) -> None:
     ("name", "setting"),
     [
         *_one_a_family("precision-resnet20"),
+        ("precision-printed", "printed-7e-07"),
         ("precision-mobilenetv2", "zero-1.7"),
         ("precision-shufflenet", "smol-1.8"),
         ("precision-split", "lambda-50"),
