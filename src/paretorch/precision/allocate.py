@@ -15,6 +15,8 @@ from paretorch.precision.grid import MAX_BITS, s_of_bits
 if TYPE_CHECKING:
     from paretorch.precision.smol import Precision
 
+_MOST_GROWTH = 16  # of log₂ of a scale
+
 
 def allocate(term: Term, members: Sequence["Precision"], budget: float | None) -> tuple[float, float]:
     """Write whole bits into the decisions: as they stand (no budget), or raised or lowered together to `budget` bits.
@@ -54,7 +56,27 @@ def allocate(term: Term, members: Sequence["Precision"], budget: float | None) -
             if members[i].zero_precision:
                 members[i].find_zeros(whole(original(term.sites[i])), members[i].grid(p))
         write(decision, s_of_bits(p.double() + 0.25))  # read back as p by either rounding
-    return cost(chosen), cost(levels(-MAX_BITS))
+    return cost(chosen), least_bits(term, members)
+
+
+def least_bits(term: Term, members: Sequence["Precision"]) -> float:
+    """The bits that they would take with the lowest precision everywhere."""
+    total = 0.0
+    for i, r in enumerate(members):
+        lowest = min(r.allowed, default=1)
+        p = torch.full(r.grouping.grid, lowest, dtype=torch.int32, device=r.decision.device)
+        total += lowest * float(_paying(term, i, r, _kept(term, i, r), p).sum())
+    return total
+
+
+def make_room(term: Term, members: Sequence["Precision"], budget: float) -> None:
+    """Zero precision, and scales that follow the weights: larger ones, until few enough weights keep a bit."""
+    free = [r for r in members if r.lead is not None and r.zero_precision]
+    for _ in range(_MOST_GROWTH if free else 0):
+        if least_bits(term, members) <= budget:
+            return
+        for r in free:
+            r.power.add_(1)
 
 
 def _kept(term: Term, index: int, r: "Precision") -> Tensor:
