@@ -17,8 +17,7 @@ from paretorch.training.recipe import Recipe, Runtime
 BUDGET = 12_000
 
 _DENSE = Recipe(network="digits-cnn", data="digits", epochs=12, batch=64, lr=0.05, weight_decay=5e-4)
-# The grid of precisions scaled to each layer's weights ("auto"): so few epochs do not suffice to grow the weights into it.
-_SMALL = replace(_DENSE, epochs=24, finetune=8, finetune_lr=0.02, budget=BUDGET, precision_options={"scale": "auto"})
+_SMALL = replace(_DENSE, epochs=24, finetune=8, finetune_lr=0.02, budget=BUDGET)
 
 
 def run_demo(

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from paretorch import SMOL, compress
+from paretorch import SMOL, ContinuousSparsification, compress
 from paretorch.precision.grid import quantize
-from paretorch.precision.scales import follow, lead_for
+from paretorch.precision.scales import Scaled, follow, lead_for
 
 
 def error(weight: torch.Tensor, k: int, bits: int) -> float:
@@ -43,7 +43,7 @@ def test_it_follows_the_weights(start: int, factor: float, size: int) -> None:
     weight = weight / weight.square().mean().sqrt() * 2.0 ** (start + factor)
     power = torch.tensor(start, dtype=torch.int32)
     other = torch.tensor(7, dtype=torch.int32)
-    follow([(power, 0.0, weight), (other, 0.0, torch.zeros(4))])
+    follow([Scaled(power, 0.0, weight), Scaled(other, 0.0, torch.zeros(4))])
     follow([])
     sampled = 0.15 if size > 2048 else 1e-3
     assert abs(int(power) - (start + factor)) <= 0.6 + sampled
@@ -76,3 +76,58 @@ def test_a_layer_keeps_its_grid_once_rounded_or_where_it_is_given() -> None:
     with torch.no_grad():
         model[0].parametrizations.weight.original.mul_(0.25)
     assert step() == after
+
+
+@pytest.mark.parametrize("shape", [(40, 50), (8, 4, 5, 5)])
+def test_dropped_weights_do_not_count(shape: tuple[int, ...]) -> None:
+    weight = torch.full(shape, 0.01)
+    weight[0] = 4.0
+    if len(shape) == 4:
+        weight = weight.contiguous(memory_format=torch.channels_last)
+    power = torch.tensor(0, dtype=torch.int32)
+    kept = torch.zeros(shape[0], *[1] * (len(shape) - 1))
+    kept[0] = 1.0
+    follow([Scaled(power, 0.0, weight, kept)])
+    assert int(power) == 2
+    follow([Scaled(power, 0.0, weight, 1.0 - kept)])
+    assert int(power) == round(math.log2(0.01))
+    follow([Scaled(power, 0.0, weight, 0.0 * kept)])
+    assert int(power) == round(math.log2(0.01)), "where nothing is kept, nothing is said"
+
+
+def test_beside_masks_it_follows_what_is_kept() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(60, 50)
+    methods = ContinuousSparsification(target=0.9, anneal=0.5), SMOL(target_bits=0.3)
+    plan = compress(model, *methods, steps=20)
+    optimizer = torch.optim.SGD(plan.param_groups(), lr=0.05)
+    for _ in range(20):
+        model(torch.randn(16, 60)).square().mean().backward()
+        optimizer.step()
+        plan.step()
+        optimizer.zero_grad()
+    (chain,) = plan._chains
+    kept = model.parametrizations.weight.original.detach()[chain.survives() > 0]
+    assert (
+        abs(math.log2(float(kept.square().mean().sqrt())) + chain.precision.lead - chain.precision.scale_exponent())
+        < 0.8
+    )
+
+
+@pytest.mark.parametrize("target", [0.02, 0.3, 0.8])
+def test_zero_precision_finds_room_for_any_target(target: float) -> None:
+    """Weights far from normal, half of them alike: where too many would keep a bit, the grid grows at `harden`."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40))
+    with torch.no_grad():
+        for layer in model:
+            layer.weight.copy_(torch.sign(layer.weight) * (0.9 + 0.2 * torch.rand(40, 40)))
+    plan = compress(model, SMOL(target_bits=target, zero_precision=True), steps=8)
+    before = [int(chain.precision.power) for chain in plan._chains]
+    with plan.hardened():
+        assert plan.metrics()["bits"] == pytest.approx(target, abs=0.01)
+        grown = [int(chain.precision.power) > k for chain, k in zip(plan._chains, before, strict=True)]
+        assert grown == [target == 0.8] * 2, "for few bits the grid is large from the start"
+    assert [int(chain.precision.power) for chain in plan._chains] == before
+    plan.harden()
+    assert plan.metrics()["bits"] == pytest.approx(target, abs=0.01)

@@ -6,12 +6,13 @@ bits, 2.7 at four and 3.8 at eight. Since k is a whole number, and too small a r
 
     k = log₂ rms(w) + 0.6 log₂(p / 2), rounded
 
-The few weights beyond the range are clipped. While precisions are searched for, k follows the weights; it moves when it is off by
-more than 0.6.
+The few weights beyond the range are clipped. While precisions are searched for, k follows the weights (those that are kept, where masks
+are learned beside); it moves when it is off by more than 0.6.
 """
 
 import math
 from statistics import NormalDist
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,20 +59,41 @@ def exponent_for(site: Site, scale: str | int, lead: float) -> int:
     return scale
 
 
-def follow(layers: list[tuple[Tensor, float, Tensor]]) -> None:
-    """k, lead and weight of each layer: k to where the weights are now, in place, in a handful of device operations for all."""
+class Scaled(NamedTuple):
+    """A layer whose k follows its weights: those that are kept, as 0 and 1, where some are dropped beside."""
+
+    power: Tensor
+    lead: float
+    weight: Tensor
+    kept: Tensor | None = None
+
+
+def follow(layers: list[Scaled]) -> None:
+    """k of every layer to where its weights are now, in place; a handful of device operations for all."""
     if not layers:
         return
-    powers, leads = [k for k, _, _ in layers], [lead for _, lead, _ in layers]
-    seen = [_some(weight) for _, _, weight in layers]
-    longest = max(len(one) for one in seen)
-    rows = [
-        torch.nn.functional.pad(one * (2.0**lead / math.sqrt(len(one))), (0, longest - len(one)))
-        for one, lead in zip(seen, leads, strict=True)
-    ]
-    off = 0.5 * torch.log2(torch.stack(rows).square().sum(1)) - torch.stack(powers)
+    rows = [_row(layer) for layer in layers]
+    longest = max(len(row) for row in rows)
+    scaled = torch.stack([torch.nn.functional.pad(row, (0, longest - len(row))) for row in rows])
+    powers = [layer.power for layer in layers]
+    off = 0.5 * torch.log2(scaled.square().sum(1)) - torch.stack(powers)
     moves = torch.where((off.abs() > _STEADY) & off.isfinite(), torch.round(off), 0.0)
     torch._foreach_add_(powers, list(moves.clamp(-_MOST, _MOST).to(torch.int32).unbind()))
+
+
+def _row(layer: Scaled) -> Tensor:
+    """Some of the weights, such that log₂ of their norm is k."""
+    some: Tensor = _some(layer.weight) * 2.0**layer.lead
+    if layer.kept is None:
+        return some / math.sqrt(len(some))
+    kept = _some(layer.kept.expand(layer.weight.shape).contiguous(memory_format=_format(layer.weight)))
+    return some * kept * torch.rsqrt(kept.sum().clamp_min(1.0))
+
+
+def _format(weight: Tensor) -> torch.memory_format:
+    if weight.dim() == 4 and not weight.is_contiguous():
+        return torch.channels_last
+    return torch.contiguous_format
 
 
 def _some(weight: Tensor) -> Tensor:

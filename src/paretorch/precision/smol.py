@@ -30,7 +30,7 @@ from paretorch.core.schedule import cubic, progress
 from paretorch.core.sites import Site
 from paretorch.core.tensors import on_one_gpu, whole
 from paretorch.errors import ConfigError, MissedTargetWarning
-from paretorch.precision.allocate import allocate
+from paretorch.precision.allocate import allocate, make_room
 from paretorch.precision.grid import (
     LOG2,
     MAX_BITS,
@@ -41,10 +41,10 @@ from paretorch.precision.grid import (
     s_of_bits,
     whole_bits,
 )  # fmt: skip
-from paretorch.precision.scales import check_scale, exponent_for, follow, lead_for
+from paretorch.precision.scales import Scaled, check_scale, exponent_for, follow, lead_for
 
 _FELT = 0.05  # bits above the target that are worth a word
-_UNKNOWN_BITS = 3.0  # that "auto" scales for where `penalty` decides
+_UNKNOWN_BITS = 3.0  # of a kept weight, that "auto" scales for where no target says
 _PROPORTIONAL, _INTEGRAL = 40.0, 800.0  # of ln λ against the relative error of the bits
 
 
@@ -84,7 +84,7 @@ class SMOL(Method):
         hint = f"give more than 1 and at most {MAX_BITS}"
         require_number("init_bits", self.init_bits, 1.0, MAX_BITS, hint, above=True)
         if self.target_bits is not None:
-            hint = f"give the average bits of a weight, above 0, up to {MAX_BITS}"
+            hint = f"give the average bits, above 0, up to {MAX_BITS}"
             require_number("target_bits", self.target_bits, 0.0, MAX_BITS, hint, above=True)
             if self.target_bits > self.init_bits:
                 raise ConfigError(
@@ -136,7 +136,9 @@ class SMOL(Method):
             )
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "Precision":
-        lead = lead_for(_UNKNOWN_BITS if self.target_bits is None else self.target_bits, self.zero_precision)
+        # Beside masks a target counts the dropped weights too, and so says nothing of those that are kept.
+        target = None if "sparsity" in together else self.target_bits
+        lead = lead_for(_UNKNOWN_BITS if target is None else target, self.zero_precision)
         exponent = exponent_for(site, self.scale, lead)
         return Precision(self, site, grouping, seed, exponent, lead if self.scale == "auto" else None)
 
@@ -164,8 +166,7 @@ class SMOL(Method):
         return self.target_bits is not None
 
     def steer(self, term: Term, step: Tensor) -> None:
-        scaled = [(r, site) for r, site in zip(term.relaxations, term.sites, strict=True) if isinstance(r, Precision)]
-        follow([(r.power, r.lead, original(site)) for r, site in scaled if r.lead is not None])
+        _follow_weights(term)
         if self.target_bits is None:
             return
         sample, kept = term.sample, term.kept_sample()
@@ -182,7 +183,11 @@ class SMOL(Method):
         if self.target_bits is not None or factor != 1.0:
             target = self.target_bits if self.target_bits is not None else float(_average(term))
             budget = target * factor * term.weights
-        bits, least = allocate(term, [r for r in term.relaxations if isinstance(r, Precision)], budget)
+        members = [r for r in term.relaxations if isinstance(r, Precision)]
+        if budget is not None:
+            _follow_weights(term)  # a smaller factor may have made room before
+            make_room(term, members, budget)
+        bits, least = allocate(term, members, budget)
         if self.target_bits is not None and factor == 1.0 and least > (self.target_bits + _FELT) * term.weights:
             zeros = "weights above half of their layer's scale keep a bit: use a sparsity method beside it"
             others = (
@@ -201,6 +206,12 @@ class SMOL(Method):
 
     def measure(self, term: Term) -> dict[str, Tensor]:
         return {"bits": _average(term), "bit_price": term.scalar("price")}
+
+
+def _follow_weights(term: Term) -> None:
+    layers = zip(term.relaxations, term.sites, term.chains, strict=True)
+    scaled = [(r, site, chain) for r, site, chain in layers if isinstance(r, Precision) and r.lead is not None]
+    follow([Scaled(r.power, r.lead or 0.0, original(site), chain.survives()) for r, site, chain in scaled])
 
 
 def _average(term: Term) -> Tensor:
