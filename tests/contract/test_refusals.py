@@ -98,6 +98,7 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any], list[str]]] = {
     "unknown option in overrides": ((CS(overrides={"0": {"grup": 1}}),), {}, ["overrides['0']", "grup is no option"]),
     "wrong value in overrides": ((CS(overrides={"2": {"gate": "tanh"}}),), {}, ["gate='tanh'"]),
     "overrides of what is the whole network's": ((CS(overrides={"0": {"target": 0.9}}),), {}, ["target", "gate, group, init"]),
+    "overrides of no layer": ((CS(overrides={"conv9": {"init": 0.1}}),), {}, ["overrides['conv9']", "matches no layer"]),
     "overrides that are no mapping": ((CS(overrides=["0"]),), {}, ["overrides=['0']", "by pattern"]),
     "init out of reach": ((CS(init=-200),), {}, ["init=-200", "-10 to 10"]),
     "target a string": ((CS(target="0.9"),), {}, ["target='0.9'", "such as 0.95"]),

@@ -91,7 +91,7 @@ def test_one_command_does_it(tmp_path: Path) -> None:
     words = ["train", "--network", "digits-cnn", "--data", "digits", "--epochs", "2", "--finetune", "1", "--lr", "0.05"]
     words += ["--budget", "1.6KB", "--set", "norms=bf16", "--set", 'network_options={"width": 4}']
     words += ["--set", 'sparsity_options={"exclude": ["head"]}', "--device", "cpu"]
-    words += ["--set", 'precision_options={"exclude": [], "scale": "auto", "group": "channel"}']
+    words += ["--set", 'precision_options={"exclude": [], "group": "channel"}']
     words += ["--sparsity", "0.785", "--bits", "0.86", "--out", str(tmp_path / "run")]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output

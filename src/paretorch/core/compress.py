@@ -113,6 +113,12 @@ def _choose(method: Method, sites: Sequence[Site]) -> list[Site]:
             f"{type(method).__name__} finds no {kind} to act on: include={method.include!r}, exclude={method.exclude!r}; "
             f"the model has {', '.join(site.name for site in sites[:4]) or none}{' …' if len(sites) > 4 else ''}"
         )
+    for pattern in method.overrides:
+        if not any(site.matches(pattern) for site in chosen):
+            raise ConfigError(
+                f"overrides[{pattern!r}] of {type(method).__name__} matches no layer that it acts on: "
+                f"{', '.join(site.name for site in chosen[:4])}{' …' if len(chosen) > 4 else ''}"
+            )
     return chosen
 
 
