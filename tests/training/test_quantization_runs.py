@@ -62,10 +62,11 @@ def test_options_go_to_the_method_that_is_named(make: Make) -> None:
 
 def test_without_bits_the_method_s_own_options_decide(make: Make) -> None:
     recipe = Recipe(epochs=1, batch=4, quantization="smol", precision_options={"penalty": 1e-3})
-    for each, start in ((recipe, 8.0), (replace(recipe, quantization="smol-printed", bits=6.0), 6.0)):
+    printed = replace(recipe, quantization="smol-printed", bits=6.0)
+    for each, start, scale in ((recipe, 8.0, "auto"), (printed, 6.0, "fit")):
         trainer = make(each, name=str(start))
         assert trainer.plan is not None
-        assert trainer.plan.methods() == (SMOL(penalty=1e-3, init_bits=start, exclude=()),)
+        assert trainer.plan.methods() == (SMOL(penalty=1e-3, init_bits=start, scale=scale, exclude=()),)
     other = make(Recipe(epochs=1, batch=4, quantization="uniform"), name="other")
     assert other.plan is not None
     assert other.plan.methods()[0] == Uniform(exclude=())

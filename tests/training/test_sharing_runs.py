@@ -71,4 +71,4 @@ def test_which_recipes_share() -> None:
 def test_the_studies_say_what_shares(name: str) -> None:
     for setting, recipe in load_study(name).settings.items():
         assert recipe.shares == setting.startswith(("swrn", "scnn"))
-        assert recipe.epochs == (250 if name == "sharing-shortest-paths" else 200)
+        assert recipe.epochs == {"sharing-shortest-paths": 250, "sharing-hundred-layers": 40}.get(name, 200)
