@@ -11,6 +11,7 @@ from torch import nn
 from paretorch import SMOL, ContinuousSparsification, compress
 from paretorch.precision.grid import quantize
 from paretorch.precision.scales import Scaled, follow, lead_for
+from tests.contract.loop import optimizer_of, train
 
 
 def error(weight: torch.Tensor, k: int, bits: int) -> float:
@@ -100,12 +101,7 @@ def test_beside_masks_it_follows_what_is_kept() -> None:
     model = nn.Linear(60, 50)
     methods = ContinuousSparsification(target=0.9, anneal=0.5), SMOL(target_bits=0.3)
     plan = compress(model, *methods, steps=20)
-    optimizer = torch.optim.SGD(plan.param_groups(), lr=0.05)
-    for _ in range(20):
-        model(torch.randn(16, 60)).square().mean().backward()
-        optimizer.step()
-        plan.step()
-        optimizer.zero_grad()
+    train(model, plan, optimizer_of(plan), torch.randn(16, 60), 20)
     (chain,) = plan._chains
     kept = model.parametrizations.weight.original.detach()[chain.survives() > 0]
     assert (

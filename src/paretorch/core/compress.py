@@ -175,15 +175,15 @@ def _relax_outputs(
 
 
 def _bind(relaxation: Relaxation, method: Method, state: PlanState, site: Site) -> None:
-    shared = ""
-    if isinstance(site, Template):
+    common = method.group == "network" or isinstance(relaxation.grouping, Channels)
+    shared = f"{PREFIX}{method.room}_shared" if common else ""
+    if isinstance(site, Template) and not common:
         shared = f"{site.name}_{method.room}"
-    if method.group == "network" or isinstance(relaxation.grouping, Channels):
-        shared = f"{PREFIX}{method.room}_shared"
     if shared and not hasattr(state.root, shared):
         start = relaxation.decision.detach().clone()
-        # What many weights share has no shape of its own; what one template has keeps that of its grid.
-        state.add_shared(shared, start if shared.startswith(f"{PREFIX}template") else start.flatten())
+        state.add_shared(
+            shared, start.flatten() if common else start
+        )  # what many weights share has no shape of its own
     relaxation.bind(state.root, shared)
 
 

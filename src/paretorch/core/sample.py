@@ -51,7 +51,7 @@ class Sample:
         relaxation = self._chains[i]._modules.get(room)
         if not isinstance(relaxation, Relaxation):
             return self._absent[i]
-        flat = _in_memory_order(whole(relaxation.decision))
+        flat = in_memory_order(whole(relaxation.decision))
         index, k = self._index[room][i], self._strides[i]
         if index is None and k > 1 and self._turns[i]:
             index = (torch.arange(0, len(flat), k, device=flat.device) + step % k) % len(flat)
@@ -83,8 +83,8 @@ def stride_for(count: int, most: int) -> int:
     return k
 
 
-def _in_memory_order(tensor: Tensor) -> Tensor:
-    # Dense in some order of dimensions (channels_last, say): read as it lies, without a copy.
+def in_memory_order(tensor: Tensor) -> Tensor:
+    """One dimension of a tensor that is dense in some order of dimensions (channels_last, say): as it lies, without a copy."""
     return tensor.as_strided((tensor.numel(),), (1,))
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paretorch.core.sample import stride_for
+from paretorch.core.sample import in_memory_order, stride_for
 from paretorch.core.sites import Site
 from paretorch.core.tensors import whole
 from paretorch.errors import ConfigError
@@ -97,6 +97,5 @@ def _format(weight: Tensor) -> torch.memory_format:
 
 
 def _some(weight: Tensor) -> Tensor:
-    flat = whole(weight).to(torch.float32)
-    flat = flat.as_strided((flat.numel(),), (1,))  # as it lies in memory
+    flat = in_memory_order(whole(weight).to(torch.float32))
     return flat[:: stride_for(len(flat), _SEEN)]
