@@ -83,24 +83,23 @@ class PlanState:
         saved = state.get(f"{prefix}{PREFIX}config")
         if saved is None:
             raise ConfigError("this state has no plan in it: load plain weights before compress, not after")
-        text = bytes(saved.to(torch.uint8).tolist()).decode(errors="replace")
-        difference = self._difference(text)
-        if difference:
-            raise ConfigError(f"this state belongs to another plan: {difference}")
+        if found := self.differences(saved):
+            told = "; ".join(f"{key} {difference}" for key, difference in found.items())
+            raise ConfigError(f"this state belongs to another plan: {told}")
         own: Tensor = getattr(self.root, f"{PREFIX}config")
         state[f"{prefix}{PREFIX}config"] = own.clone()  # an older state may lack options that are at their defaults
 
-    def _difference(self, saved: str) -> str:
-        """In what a saved configuration differs from this one; an option that it does not know is at its default."""
+    def differences(self, saved: Tensor) -> dict[str, str]:
+        """In which options a saved configuration differs from this one; one that it does not know is at its default."""
         present = _flatten(json.loads(self._config))
         try:
-            old = _flatten(json.loads(saved))
+            old = _flatten(json.loads(bytes(saved.to(torch.uint8).tolist()).decode(errors="replace")))
         except (ValueError, AttributeError):
-            return "its configuration cannot be read"
+            raise ConfigError("this state belongs to another plan: its configuration cannot be read") from None
         methods = {key.partition(".")[0] for key in old if "." in key}
         old = {**{key: value for key, value in self._defaults.items() if key.partition(".")[0] in methods}, **old}
         keys = [key for key in sorted(old.keys() | present.keys()) if old.get(key) != present.get(key)]
-        return "; ".join(f"{key} was {old.get(key, 'absent')}, is {present.get(key, 'absent')}" for key in keys)
+        return {key: f"was {old.get(key, 'absent')}, is {present.get(key, 'absent')}" for key in keys}
 
     def _reread(self, *_: Any) -> None:
         phase: Tensor = getattr(self.root, f"{PREFIX}phase")

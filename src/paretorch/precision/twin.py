@@ -6,10 +6,8 @@ take_search(twin, model.state_dict())
 plan.harden(optimizer); twin.harden()                                            # fine-tune either
 """
 
-import json
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from paretorch.core.plan import Plan
@@ -33,26 +31,13 @@ def take_search(plan: Plan, state: Mapping[str, Tensor]) -> None:
         raise ConfigError("the decisions of this state are rounded already: give one from before harden")
     if plan.is_hard:
         raise ConfigError("the plan is hardened already: make a new one with compress")
-    if found := _differences(_read(own[config]), _read(state[config])):
+    if found := [key for key in plan._state.differences(state[config]) if not _is_rounding(key)]:
         raise ConfigError(f"the two plans differ in more than rounding: {', '.join(found)}; make them alike")
     # Which weights are zeros is found at `harden`; until then the flags are empty, whatever their shape.
     mine = {key: value for key, value in own.items() if key == config or key.endswith(".zero")}
     plan.model.load_state_dict({**state, **mine})
 
 
-def _read(config: Tensor) -> dict[str, object]:
-    found: dict[str, object] = json.loads(bytes(config.to(torch.uint8).tolist()))
-    return found
-
-
-def _differences(mine: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
-    found = []
-    for key in sorted(mine.keys() | other.keys()):
-        a, b = mine.get(key), other.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            free = _ROUNDING if key in ("precision", "activations") else frozenset()
-            # An option that one of them does not know was added since, and is at its default.
-            found += [f"{key}.{name}" for name in sorted(a.keys() & b.keys() - free) if a[name] != b[name]]
-        elif a != b:
-            found.append(key)
-    return found
+def _is_rounding(key: str) -> bool:
+    room, _, option = key.partition(".")
+    return room in ("precision", "activations") and option in _ROUNDING
