@@ -173,17 +173,43 @@ def test_what_stays_is_a_multiple(share: float, seed: int, multiple: int, name: 
     coupling = couple(model, X, {f"{n}.weight" for n, _ in model.named_modules()}, "this")
     score = torch.randn(coupling.count, generator=torch.Generator().manual_seed(seed))
     keep = coupling.keep_best(score, share, "macs", multiple)
+    stays = coupling.pad(keep, score, multiple)
+    assert torch.equal(keep, keep & stays)
     before = {n: m.out_channels for n, m in model.named_modules() if isinstance(m, nn.Conv2d)}
-    for edit in channel_edits(coupling.kept(keep)):
+    for edit in channel_edits(coupling.kept(stays)):
         keep_channels(model, edit)
     for one in coupling.sets:
         assert keep[one].any()
-        dropped, stayed = score[one[~keep[one]]], score[one[keep[one]]]
+        dropped, stayed = score[one[~stays[one]]], score[one[keep[one]]]
         assert not len(dropped) or dropped.max() <= stayed.min()
     if name in ("residual", "dense", "excited"):
         for layer, count in before.items():
             left = model.get_submodule(layer).out_channels
             assert left == count or left % multiple == 0
+        assert float(coupling.share(stays, "macs")) == pytest.approx(float(coupling.share(keep, "macs", multiple)))
+
+
+def test_channels_that_fill_up_stay_silent() -> None:
+    torch.manual_seed(0)
+    model, steps = Residual(), 120
+    half = _half(count="macs", multiple=4, lr=1.0)
+    plan = pt.compress(model, half, steps=steps, example=X)
+    optimizer = torch.optim.SGD(plan.param_groups(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (model(X) - 1.0).square().mean().backward()
+        optimizer.step()
+        plan.step()
+    model.eval()
+    soft = model(X)
+    plan.harden()
+    hard = model(X)
+    small = plan.finalize()
+    convolutions = [m for m in small.modules() if isinstance(m, nn.Conv2d)]
+    assert all(m.out_channels % 4 == 0 or m.out_channels == 10 for m in convolutions)  # 10: one that lost none
+    assert any(bool((m.weight.flatten(1) == 0).all(1).any()) for m in convolutions)
+    assert torch.allclose(small(X), hard, atol=1e-5)
+    assert torch.allclose(hard, soft, atol=1e-4)
 
 
 @settings(max_examples=20, deadline=None)

@@ -4,6 +4,7 @@ Rows of weights, their biases and the norms behind them are gated together, so a
 columns that read it need no gate. What is left of a weight is its kept rows times its kept columns.
 """
 
+import bisect
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from paretorch.core.groups import Grouping
 from paretorch.core.labels import FIXED, Network
+from paretorch.core.padding import Padding
 from paretorch.errors import DivergenceError
 
 _ONE = torch.zeros(1)  # the one column of a depthwise convolution
@@ -78,6 +80,7 @@ class Coupling:
         # Each layer keeps a channel: of a layer whose channels are all decided, one decision must stay open.
         rows = sorted({tuple(self._index(net, layer.rows).unique().tolist()) for layer in layers})
         self.sets = [torch.tensor(one) for one in rows if -1 not in one]
+        self._padding = Padding(self.sets, self._rows[:, :-1])
 
     def grouping(self, name: str, shape: torch.Size) -> Channels:
         """How the tensor of this name reads the decisions."""
@@ -94,60 +97,66 @@ class Coupling:
         sides = [(cut.module, cut.side, padded[cut.index]) for cut in self.cuts]
         return [one for one in sides if not bool(one[2].all())]
 
-    def share(self, kept: Tensor, unit: str) -> Tensor:
-        """The share of the weights ("weights") or multiply-adds ("macs") that is left; `kept` is (…, decisions), 0 or 1."""
+    def share(self, kept: Tensor, unit: str, multiple: int = 1) -> Tensor:
+        """The share of the weights ("weights") or multiply-adds ("macs") that is left; `kept` is (…, decisions), 0 or 1.
+
+        multiple: the layers are filled up to so many channels, or twice as many, and so on (see `pad`).
+        """
         self.to(kept.device)
-        rows, columns = (kept.float() @ each[:, :-1].T + each[:, -1] for each in (self._rows, self._columns))
+        kept = kept.float()
+        rows, columns = (kept @ each[:, :-1].T + each[:, -1] for each in (self._rows, self._columns))
+        if multiple > 1:
+            rows = rows + self._padding.added(kept, self._rows[:, :-1], multiple)
+            columns = columns + self._padding.added(kept, self._columns[:, :-1], multiple)
         return (rows * columns * self._units[unit]).sum(-1)  # no product of matrices: TF32 would round the shares
 
     def to(self, device: torch.device) -> None:
         """Count on this device from now on."""
         if self._rows.device != device:
             self._rows, self._columns = self._rows.to(device), self._columns.to(device)
+            self._padding.to(device)
             self._units = {unit: each.to(device) for unit, each in self._units.items()}
 
     def least(self, unit: str, multiple: int) -> float:
         """The smallest share that leaves every layer a channel, or `multiple` of them."""
-        blocks, always = self._blocks(torch.zeros(self.count), multiple)
-        return float(self.share(self._open(blocks[:always]), unit))
+        ranked = self._ranked(torch.zeros(self.count))
+        return float(self.share(self._first(ranked, len(self._padding.sets)), unit, multiple))
 
     def keep_best(self, score: Tensor, share: float, unit: str, multiple: int) -> Tensor:
-        """Keep the highest-scoring channels so that their share comes nearest to `share`; each layer keeps some.
+        """Keep the channels of the highest scores so that their share comes nearest to `share`; each layer keeps one.
 
-        `multiple`: channels of a layer go by so many at a time, so that what stays fits the blocks of a runtime.
+        A channel is open if its score is 0 or more.
         """
         if not bool(torch.isfinite(score).all()):
             raise DivergenceError("a decision is no longer finite: lower the learning rate, or check the loss for NaN")
-        blocks, low = self._blocks(score.detach().cpu(), multiple)
-        of_first = functools.cache(lambda count: float(self.share(self._open(blocks[:count]).to(score.device), unit)))
-        high = len(blocks)
-        while low < high:  # the most blocks whose share is within
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if of_first(middle) <= share else (low, middle - 1)
-        if low < len(blocks):
-            low += int(of_first(low + 1) - share <= share - of_first(low))  # in doubt, keep
-        return self._open(blocks[:low]).to(score.device)
+        ranked = self._ranked(score.detach().cpu())
+        of_first = functools.cache(
+            lambda count: float(self.share(self._first(ranked, count).to(score.device), unit, multiple))
+        )
+        counts = range(len(self._padding.sets), self.count + 1)
+        above = bisect.bisect_right(counts, share, key=of_first)
+        within, beyond = counts[max(above - 1, 0)], counts[min(above, len(counts) - 1)]
+        nearest = of_first(beyond if of_first(beyond) - share <= share - of_first(within) else within)
+        # Where layers are filled up, several counts are as near: then what is open now, which changes nothing.
+        fewest = counts[bisect.bisect_left(counts, nearest, key=of_first)]
+        most = counts[bisect.bisect_right(counts, nearest, key=of_first) - 1]
+        return self._first(ranked, max(fewest, min(int((score >= 0).sum()), most))).to(score.device)
 
-    def _blocks(self, score: Tensor, multiple: int) -> tuple[list[Tensor], int]:
-        """What goes or stays together, best first; and how many of them always stay, the best of each layer."""
-        always: list[Tensor] = []
-        others: list[Tensor] = []
-        free = torch.ones(self.count, dtype=torch.bool)
-        for one in self.sets:
-            own = one[free[one]]
-            if len(own):
-                free[own] = False
-                rows = int(self._rows[:, own].max())  # of one decision: several in a grouped layer
-                ranked = own[torch.sort(score[own], descending=True, stable=True).indices]
-                first, *rest = ranked.split(max(1, multiple // rows))
-                always.append(first)
-                others += rest
-        others += free.nonzero().unbind()  # of layers that keep some rows in any case
-        return always + sorted(others, key=lambda block: -float(score[block].mean())), len(always)
+    def pad(self, keep: Tensor, score: Tensor, multiple: int) -> Tensor:
+        """What stays where every layer has a multiple of channels: the kept ones, and the best of the others."""
+        return self._padding.pad(keep, score, multiple)
 
-    def _open(self, blocks: list[Tensor]) -> Tensor:
+    def _ranked(self, score: Tensor) -> Tensor:
+        """The decisions in the order in which they are kept: the best of each layer, then the best of all."""
+        first = torch.tensor([int(own[score[own].argmax()]) for own in self._padding.sets], dtype=torch.long)
+        rest = torch.ones(self.count, dtype=torch.bool)
+        rest[first] = False
+        others = rest.nonzero().flatten()
+        return torch.cat([first, others[torch.sort(score[others], descending=True, stable=True).indices]])
+
+    def _first(self, ranked: Tensor, count: int) -> Tensor:
         keep = torch.zeros(self.count, dtype=torch.bool)
-        keep[torch.cat(blocks)] = True
+        keep[ranked[:count]] = True
         return keep
 
     def _index(self, net: Network, labels: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ class Method(ABC):
 
     @property
     def block(self) -> int:
-        """How many channels of a layer go together where whole channels go."""
+        """Layers keep a multiple of so many channels, where whole channels go."""
         return 1
 
     def check_coupling(self, coupling: Coupling) -> None:  # noqa: B027 - a method without target asks for nothing
@@ -217,7 +217,8 @@ class Term:
             rows = r.survives(r.grid(whole(r.decision)))
             assert rows is not None
             keep[r.grouping.index.cpu()] = rows.flatten().cpu()
-        return self.coupling.kept(keep[:-1] > 0)
+        # Those that fill a layer up are all zero, so it does not matter which they are.
+        return self.coupling.kept(self.coupling.pad(keep[:-1] > 0, keep[:-1], self.method.block))
 
     def prepare(self) -> None:
         """Have a sample of the weights to steer by, made afresh when the layout of the decisions changes."""

@@ -46,8 +46,8 @@ class ContinuousSparsification(Pruning):
     anneal: share of the steps after which β and the target are reached. gradient_anneal: share after which the gradient is as
     steep as the gate; not above `anneal`: it is all along, as printed. gate: "sigmoid", "erf", "arctan", "algebraic".
     lr, momentum: of the decisions' SGD. Where whole channels go (group="channel" and an example): count, whether `target` is
-    a share of the "weights" or of the "macs"; multiple, so many channels of a layer go at a time (16 suits onnxruntime
-    on AVX-512, which is slow at odd widths).
+    a share of the "weights" or of the "macs"; multiple, layers are filled up with zeros to a multiple of so many channels,
+    and the target counts them (16 suits onnxruntime on AVX-512, which is slow at odd widths).
     """
 
     init: float = 0.0
@@ -134,7 +134,11 @@ class ContinuousSparsification(Pruning):
         s = s + term.scalar("shift")
         moves = torch.dot(s.abs(), weigh) * _moves(s.device)
         open_after = (s + moves[:, None] >= 0).to(s.dtype)
-        kept = open_after.mv(weigh) if term.coupling is None else term.coupling.share(open_after, self.count)
+        kept = (
+            open_after.mv(weigh)
+            if term.coupling is None
+            else term.coupling.share(open_after, self.count, self.multiple)
+        )
         best = (kept - goal).abs().argmin(0, keepdim=True)  # gathered, not indexed: that would wait for the device
         move = moves.gather(0, best).squeeze(0)
         if term.coupling is None and not term.sample.is_whole:
@@ -182,7 +186,8 @@ def _sparsity(term: Term) -> Tensor:
     """The share of weights (or of what the target counts) that would be dropped if rounded now."""
     shift = term.scalar("shift")
     if term.coupling is not None:
-        return 1.0 - term.coupling.share(whole(term.decisions()[0]) + shift >= 0, term.method.counts)
+        open_now = whole(term.decisions()[0]) + shift >= 0
+        return 1.0 - term.coupling.share(open_now, term.method.counts, term.method.block)
     return term.mean(lambda _, s: (s + shift < 0).to(s.dtype))
 
 

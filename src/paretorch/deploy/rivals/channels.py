@@ -38,7 +38,7 @@ def prune_channels(
     """A copy without the weakest channels, about `share` of the weights less, to be fine-tuned and saved.
 
     exclude: patterns of weights whose own outputs stay. by: "magnitude", or "torch-pruning" where that is installed.
-    count: "weights", or "macs" for a share of these; multiple: so many channels of a layer go at a time (both by magnitude).
+    count: "weights", or "macs" for a share of these; multiple: layers keep a multiple of so many channels (both by magnitude).
     """
     if not 0.0 < share < 1.0:
         raise ConfigError(f"share={share!r}: give the share of weights to remove, above 0 and below 1, such as 0.5")
@@ -60,7 +60,8 @@ def prune_channels(
     }
     coupling = couple(network, example.cpu(), chosen, "channel pruning")
     if by == "magnitude":
-        keep = coupling.keep_best(_scores(network, coupling), 1.0 - share, count, multiple)
+        scores = _scores(network, coupling)
+        keep = coupling.pad(coupling.keep_best(scores, 1.0 - share, count, multiple), scores, multiple)
     else:
         keep = _by_torch_pruning(network, example.cpu(), coupling, share)
     edits = channel_edits(coupling.kept(keep))
