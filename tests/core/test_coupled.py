@@ -12,6 +12,7 @@ from torch import nn
 import paretorch as pt
 from paretorch.core.couple import couple
 from paretorch.core.cut import channel_edits, cut_state, keep_channels
+from paretorch.core.rank import threshold_for
 from paretorch.deploy.macs import count_macs
 from paretorch.errors import ConfigError
 from tests.core.coupled_nets import NETS, Excited, Residual, Written
@@ -151,7 +152,7 @@ def test_without_an_example_channels_are_decided_layer_by_layer() -> None:
 def test_rounding_comes_nearest_to_the_share(share: float, seed: int, unit: str) -> None:
     model = Residual()
     coupling = couple(model, X, {f"{n}.weight" for n, _ in model.named_modules()}, "this")
-    score = torch.randn(coupling.count, generator=torch.Generator().manual_seed(seed))
+    score = torch.rand(coupling.count, generator=torch.Generator().manual_seed(seed))
     keep = coupling.keep_best(score, share, unit, 1)
     assert all(bool(keep[one].any()) for one in coupling.sets)
     off = abs(float(coupling.share(keep, unit)) - share)
@@ -171,7 +172,7 @@ def test_rounding_comes_nearest_to_the_share(share: float, seed: int, unit: str)
 def test_what_stays_is_a_multiple(share: float, seed: int, multiple: int, name: str) -> None:
     model = NETS[name][0]()
     coupling = couple(model, X, {f"{n}.weight" for n, _ in model.named_modules()}, "this")
-    score = torch.randn(coupling.count, generator=torch.Generator().manual_seed(seed))
+    score = torch.rand(coupling.count, generator=torch.Generator().manual_seed(seed))
     keep = coupling.keep_best(score, share, "macs", multiple)
     stays = coupling.pad(keep, score, multiple)
     assert torch.equal(keep, keep & stays)
@@ -187,6 +188,41 @@ def test_what_stays_is_a_multiple(share: float, seed: int, multiple: int, name: 
             left = model.get_submodule(layer).out_channels
             assert left == count or left % multiple == 0
         assert float(coupling.share(stays, "macs")) == pytest.approx(float(coupling.share(keep, "macs", multiple)))
+
+
+def _order(score: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
+    return (score >= threshold).float()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    share=st.floats(0.0, 1.0),
+    seed=st.integers(0, 99),
+    multiple=st.sampled_from([1, 4]),
+    now=st.floats(-3.0, 3.0),
+    coarse=st.booleans(),
+)
+def test_a_threshold_leaves_the_nearest_share(share: float, seed: int, multiple: int, now: float, coarse: bool) -> None:
+    coupling = couple(Residual(), X, {f"{n}.weight" for n, _ in Residual().named_modules()}, "this")
+    score = torch.randn(coupling.count, generator=torch.Generator().manual_seed(seed))
+    score = score.round() if coarse else score
+    found = threshold_for(coupling, score, torch.tensor(share), "macs", multiple, torch.tensor(now))
+    candidates = torch.cat([score, score.max()[None] + 1.0])
+    shares = coupling.share(torch.stack([_order(score, one) for one in candidates]), "macs", multiple)
+    mine = coupling.share(_order(score, found), "macs", multiple)
+    assert abs(float(mine) - share) == pytest.approx(float((shares - share).abs().min()), abs=1e-6)
+    again = threshold_for(coupling, score, torch.tensor(share), "macs", multiple, found)
+    assert torch.equal(again, found)
+
+
+def test_rounding_opens_no_closed_channel() -> None:
+    coupling = couple(Residual(), X, {f"{n}.weight" for n, _ in Residual().named_modules()}, "this")
+    score = torch.linspace(-1.0, 1.0, coupling.count)
+    keep = coupling.keep_best(score, 0.9, "weights", 1)
+    closed = [one for one in coupling.sets if not bool((score[one] >= 0).any())]
+    assert closed
+    assert int((keep & (score < 0)).sum()) == len(closed)  # the last of a layer alone
+    assert bool(keep[score >= 0].all())
 
 
 def test_channels_that_fill_up_stay_silent() -> None:

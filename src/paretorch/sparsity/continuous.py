@@ -11,8 +11,9 @@ same weight is learned too, so that the grid stays a grid). What differs from th
   of the steps: ∂W/∂θ := c·σ(γx) and ∂W/∂x := c·θ·γσ'(γx). With γ = β, as printed, a weight that is dropped early learns no more, and
   the slope of its gate is 0: the first choice of weights is the last.
 - `target`: the share of weights with s + τ < 0 follows a cubic schedule to the target. One common shift τ (0 as
-  printed) does it: at each step the best of a few moves, from 2⁻¹² to 1 times the spread of s either way; which weights
-  go is decided by their gradients alone.
+  printed) does it: at each step the best of a few moves, from 2⁻¹² to 1 times the spread of s either way (where whole
+  channels go, which are few: the one that is best of all); which weights go is decided by their gradients alone.
+- Whole channels are chosen after 90 % of the steps, at the latest: one that comes back late upsets the norms behind it.
 """
 
 import math
@@ -26,6 +27,7 @@ from paretorch.core.channels import Coupling
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.options import require_count, require_number
+from paretorch.core.rank import threshold_for
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.schedule import cubic, geometric, progress
 from paretorch.core.sites import Site
@@ -34,6 +36,10 @@ from paretorch.errors import ConfigError
 from paretorch.sparsity.gates import GATES
 from paretorch.sparsity.pruning import Pruning
 
+_STILL, _STEEP = (
+    0.9,
+    1e6,
+)  # where whole channels go, they are chosen after this share of the steps: gates have no slope then
 _TINY = 1e-4  # the least |s + τ| after rounding: far above the rounding error of s + τ
 
 
@@ -119,9 +125,14 @@ class ContinuousSparsification(Pruning):
         return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, fused=fused, foreach=not fused)
 
     def schedule(self, term: Term, step: Tensor) -> None:
-        term.set_scalar("temperature", geometric(progress(step, self.anneal * term.steps), self.final_temperature))
+        forward = geometric(progress(step, self.anneal * term.steps), self.final_temperature)
         late = max(self.anneal, self.gradient_anneal) * term.steps
-        term.set_scalar("gradient_temperature", geometric(progress(step, late), self.final_temperature))
+        backward = geometric(progress(step, late), self.final_temperature)
+        if term.coupling is not None:
+            steep = torch.where(step >= max(late, _STILL * term.steps), _STEEP, 1.0)
+            forward, backward = forward * steep, backward * steep
+        term.set_scalar("temperature", forward)
+        term.set_scalar("gradient_temperature", backward)
 
     def price(self, term: Term) -> Tensor | None:
         return torch.full((), self.penalty, device=term.scalars.device) if self.penalty else None
@@ -130,22 +141,22 @@ class ContinuousSparsification(Pruning):
         if self.target is None:
             return
         goal = cubic(progress(step, self.anneal * term.steps), 1.0, 1.0 - self.target)
-        s, weigh = _weighed(term)
-        s = s + term.scalar("shift")
+        shift = term.scalar("shift")
+        if term.coupling is not None:
+            s = whole(term.decisions()[0])
+            term.set_scalar("shift", -threshold_for(term.coupling, s, goal, self.count, self.multiple, -shift))
+            return
+        weigh = term.sample.share
+        s = term.read(self.room) + shift
         moves = torch.dot(s.abs(), weigh) * _moves(s.device)
-        open_after = (s + moves[:, None] >= 0).to(s.dtype)
-        kept = (
-            open_after.mv(weigh)
-            if term.coupling is None
-            else term.coupling.share(open_after, self.count, self.multiple)
-        )
+        kept = (s + moves[:, None] >= 0).to(s.dtype).mv(weigh)
         best = (kept - goal).abs().argmin(0, keepdim=True)  # gathered, not indexed: that would wait for the device
         move = moves.gather(0, best).squeeze(0)
-        if term.coupling is None and not term.sample.is_whole:
+        if not term.sample.is_whole:
             # Within the noise of a sample only the smallest move, its way: over many samples these add up to the target.
             error = kept[0] - goal
             move = torch.where(error.abs() < 4 * term.sample.noise(goal), -torch.sign(error) * moves[-1].abs(), move)
-        term.set_scalar("shift", term.scalar("shift") + move)
+        term.set_scalar("shift", shift + move)
 
     def round(self, term: Term, factor: float) -> None:
         groups = term.groups()
@@ -172,14 +183,6 @@ def _moves(device: torch.device) -> Tensor:
     """±4⁻ᵏ and 0: by how many spreads of s the shift may move in one step."""
     powers = torch.exp2(-torch.arange(0, 13, 2, device=device, dtype=torch.float32))
     return torch.cat([torch.zeros(1, device=device), powers, -powers])
-
-
-def _weighed(term: Term) -> tuple[Tensor, Tensor]:
-    """Decisions and their weights in an average: a sample, or all of them where they are one a channel."""
-    if term.coupling is None:
-        return term.read(term.method.room), term.sample.share
-    s = whole(term.decisions()[0])
-    return s, torch.full_like(s, 1.0 / len(s))
 
 
 def _sparsity(term: Term) -> Tensor:
