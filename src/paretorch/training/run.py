@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from paretorch.core.looking import in_eval
 from paretorch.errors import ConfigError
 from paretorch.training.compression import attach
 from paretorch.training.finish import finish, read_result
 from paretorch.training.fit import Trainer
 from paretorch.training.folder import RunFolder, check_folder
+from paretorch.training.images import ImageClassification
 from paretorch.training.recipe import Recipe, Runtime
 from paretorch.training.task import Task
 from paretorch.training.tasks.choose import choose
@@ -63,9 +65,20 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
     if recipe.start is not None:
         deploy.load(recipe.start, into=model)
     model = model.to(device)
+    if isinstance(task, ImageClassification):
+        _check_fit(model, task.example()[:1], recipe)
     if device.type == "cuda":
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Setup(model, task, attach(model, recipe, steps=recipe.epochs * task.steps, example=task.example()), device)
+
+
+def _check_fit(model: nn.Module, image: Tensor, recipe: Recipe) -> None:
+    try:
+        with in_eval(model):
+            model(image.float())
+    except RuntimeError as error:
+        size = "x".join(map(str, image.shape[1:]))
+        raise ConfigError(f"{recipe.network} cannot take the images of {recipe.data}, {size}: {error}") from error
 
 
 def _check_search(recipe: Recipe, task: Task) -> None:
