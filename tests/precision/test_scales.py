@@ -96,6 +96,34 @@ def test_dropped_weights_do_not_count(shape: tuple[int, ...]) -> None:
     assert int(power) == round(math.log2(0.01)), "where nothing is kept, nothing is said"
 
 
+def test_compiled_it_moves_alike() -> None:
+    generator = torch.Generator().manual_seed(4)
+
+    def layers() -> list[Scaled]:
+        generator.manual_seed(4)
+        conv = torch.randn(24, 16, 3, 3, generator=generator).contiguous(memory_format=torch.channels_last)
+        some = (torch.rand(24, 16, 3, 3, generator=generator) > 0.7).float()
+        rows = torch.linspace(0.0, 1.0, 24).view(24, 1, 1, 1).round()
+        weights = [
+            conv * 0.02,
+            conv * 0.3,
+            conv * rows * 8.0,
+            conv * 5.0,
+            torch.zeros(7, 5),
+            torch.ones(3).half() * 0.04,
+        ]
+        kept = [None, some.contiguous(memory_format=torch.channels_last), 1.0 - 0.5 * rows, rows, None, None]
+        powers = [torch.tensor(i, dtype=torch.int32) for i in range(len(weights))]
+        return [Scaled(k, 0.2, w, m) for k, w, m in zip(powers, weights, kept, strict=True)]
+
+    plain, compiled = layers(), layers()
+    follow(plain)
+    torch.compile(follow, fullgraph=True)(compiled)
+    found = [int(layer.power) for layer in plain]
+    assert found == [int(layer.power) for layer in compiled]
+    assert found == [-5, -1, 2, 3, 4, -4]
+
+
 def test_beside_masks_it_follows_what_is_kept() -> None:
     torch.manual_seed(0)
     model = nn.Linear(60, 50)

@@ -2,9 +2,10 @@
 
 Price, update and clipping of a decision are elementwise, so a compiler makes them one kernel a layer. The layers of a
 small network share launches; for a large one, where memory traffic is what costs, shared kernels are slower than one
-each. Schedules and steering read a sample of what was written; in one function with the writing they would make the
-compiler keep a second copy of every decision. Used on one GPU, with the methods' own optimizers, after their first
-step; everywhere else the same arithmetic runs operation by operation.
+each. Schedules and steering read a sample of what was written, the same few weights of any network, so there layers
+always share launches; in one function with the writing they would make the compiler keep a second copy of every
+decision. Used on one GPU, with the methods' own optimizers, after their first step; everywhere else the same
+arithmetic runs operation by operation.
 """
 
 import math
@@ -42,10 +43,9 @@ class FusedStep:
         """Take the step; False, and nothing done, where no compiler works."""
         if self._compiled is None:
             small = sum(d.numel() for term in terms for d in term.decisions()) <= _SMALL
-            share = small and hasattr(torch._inductor.config, "combo_kernels")
-            options: dict[str, Any] = {"combo_kernels": True} if share else {}
-            self._compiled = torch.compile(_update, dynamic=False, options=options)
-            self._advance = torch.compile(advance, dynamic=False, options=options)
+            shared: dict[str, Any] = {"combo_kernels": True} if hasattr(torch._inductor.config, "combo_kernels") else {}
+            self._compiled = torch.compile(_update, dynamic=False, options=shared if small else {})
+            self._advance = torch.compile(advance, dynamic=False, options=shared)
         trained = [term for term in terms if term.optimizer is not None]
         places = [_places(term) for term in trained]
         states = [_state(term) for term in trained]

@@ -51,7 +51,8 @@ class Sample:
         relaxation = self._chains[i]._modules.get(room)
         if not isinstance(relaxation, Relaxation):
             return self._absent[i]
-        flat = in_memory_order(whole(relaxation.decision))
+        decision = whole(relaxation.decision)
+        flat = some(decision, 1, decision)
         index, k = self._index[room][i], self._strides[i]
         if index is None and k > 1 and self._turns[i]:
             index = (torch.arange(0, len(flat), k, device=flat.device) + step % k) % len(flat)
@@ -63,10 +64,9 @@ class Sample:
             return None
         grouping = relaxation.grouping
         entries = torch.arange(math.prod(grouping.grid), device=self.share.device).view(grouping.grid)
-        full = grouping.expand(entries).expand(grouping.shape)
-        return full.contiguous(memory_format=_format_of(self._chains[i], full)).as_strided((full.numel(),), (1,))[
-            :: self._strides[i]
-        ]
+        full = grouping.expand(entries).expand(grouping.shape).contiguous()
+        one_each = (r.decision for r in self._chains[i].relaxations() if r.decision.shape == full.shape)
+        return some(full, self._strides[i], next(one_each, full))
 
 
 def _size(chain: Chain) -> int:
@@ -83,15 +83,13 @@ def stride_for(count: int, most: int) -> int:
     return k
 
 
-def in_memory_order(tensor: Tensor) -> Tensor:
-    """One dimension of a tensor that is dense in some order of dimensions (channels_last, say): as it lies, without a copy."""
-    return tensor.as_strided((tensor.numel(),), (1,))
+def some(values: Tensor, k: int, like: Tensor) -> Tensor:
+    """Every k-th weight's value, in the order in which the weights of `like` lie in memory (channels_last, say).
 
-
-def _format_of(chain: Chain, like: Tensor) -> torch.memory_format:
-    """The layout of the weight-sized decisions of this chain, which are read in memory order."""
-    for relaxation in chain.relaxations():
-        decision = relaxation.decision
-        if decision.shape == like.shape and not decision.is_contiguous() and decision.dim() == 4:
-            return torch.channels_last
-    return torch.contiguous_format
+    Given are one value a weight or one for several, that broadcasts; only these are read, and one a weight without a copy.
+    """
+    order = sorted(range(like.dim()), key=like.stride, reverse=True)
+    spread = values.expand(like.shape).permute(order)
+    if values.shape == like.shape:
+        return spread.flatten()[::k]
+    return spread.take(torch.arange(0, spread.numel(), k, device=values.device))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paretorch.core.sample import in_memory_order, stride_for
+from paretorch.core.sample import some, stride_for
 from paretorch.core.sites import Site
 from paretorch.core.tensors import whole
 from paretorch.errors import ConfigError
@@ -69,33 +69,23 @@ class Scaled(NamedTuple):
 
 
 def follow(layers: list[Scaled]) -> None:
-    """k of every layer to where its weights are now, in place; a handful of device operations for all."""
+    """k of every layer to where its weights are now, in place: one sum a layer, and a handful of operations for all."""
     if not layers:
         return
-    rows = [_row(layer) for layer in layers]
-    longest = max(len(row) for row in rows)
-    scaled = torch.stack([torch.nn.functional.pad(row, (0, longest - len(row))) for row in rows])
     powers = [layer.power for layer in layers]
-    off = 0.5 * torch.log2(scaled.square().sum(1)) - torch.stack(powers)
+    off = torch.log2(torch.stack([_size(layer) for layer in layers])) - torch.stack(powers)
     moves = torch.where((off.abs() > _STEADY) & off.isfinite(), torch.round(off), 0.0)
     torch._foreach_add_(powers, list(moves.clamp(-_MOST, _MOST).to(torch.int32).unbind()))
 
 
-def _row(layer: Scaled) -> Tensor:
-    """Some of the weights, such that log₂ of their norm is k."""
-    some: Tensor = _some(layer.weight) * 2.0**layer.lead
-    if layer.kept is None:
-        return some / math.sqrt(len(some))
-    kept = _some(layer.kept.expand(layer.weight.shape).contiguous(memory_format=_format(layer.weight)))
-    return some * kept * torch.rsqrt(kept.sum().clamp_min(1.0))
-
-
-def _format(weight: Tensor) -> torch.memory_format:
-    if weight.dim() == 4 and not weight.is_contiguous():
-        return torch.channels_last
-    return torch.contiguous_format
-
-
-def _some(weight: Tensor) -> Tensor:
-    flat = in_memory_order(whole(weight).to(torch.float32))
-    return flat[:: stride_for(len(flat), _SEEN)]
+def _size(layer: Scaled) -> Tensor:
+    """What log₂ is k of: the root mean square of some of the weights, times 2^lead."""
+    weight = whole(layer.weight)
+    every = stride_for(weight.numel(), _SEEN)
+    seen = some(weight, every, weight).to(torch.float32)
+    count: Tensor | float = float(len(seen))
+    if layer.kept is not None:
+        kept = some(layer.kept, every, weight)
+        seen, count = seen * kept, kept.sum().clamp_min(1.0)
+    norm: Tensor = torch.linalg.vector_norm(seen)
+    return norm * (2.0**layer.lead * count**-0.5)
