@@ -87,5 +87,6 @@ def _size(layer: Scaled) -> Tensor:
     if layer.kept is not None:
         kept = some(layer.kept, every, weight)
         seen, count = seen * kept, kept.sum().clamp_min(1.0)
-    norm: Tensor = torch.linalg.vector_norm(seen)
-    return norm * (2.0**layer.lead * count**-0.5)
+    norm = torch.linalg.vector_norm(seen)
+    size: Tensor = norm * (2.0**layer.lead * count**-0.5)
+    return size
