@@ -31,7 +31,8 @@ from paretorch.core.rank import threshold_for
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.schedule import cubic, geometric, progress
 from paretorch.core.sites import Site
-from paretorch.core.tensors import on_one_gpu, whole, write
+from paretorch.core.solvers import sgd
+from paretorch.core.tensors import whole, write
 from paretorch.errors import ConfigError
 from paretorch.sparsity.gates import GATES
 from paretorch.sparsity.pruning import Pruning
@@ -121,8 +122,7 @@ class ContinuousSparsification(Pruning):
         return Mask(self, grouping, site.weight.device, on_grid="precision" in together)
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
-        fused = on_one_gpu(parameters)
-        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, fused=fused, foreach=not fused)
+        return sgd(parameters, self.lr, self.momentum)
 
     def schedule(self, term: Term, step: Tensor) -> None:
         forward = geometric(progress(step, self.anneal * term.steps), self.final_temperature)

@@ -22,7 +22,8 @@ from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.options import require_number
 from paretorch.core.sites import Site
-from paretorch.core.tensors import on_one_gpu, whole, write
+from paretorch.core.solvers import adam
+from paretorch.core.tensors import whole, write
 from paretorch.precision.rivals.rival import TINY, Quantized, Rival, Stack, outermost, through
 
 _SHARPEST, _SOFTEST = 0.01, 0.49
@@ -46,10 +47,7 @@ class DSQ(Rival):
         return _Soft(grouping, self.bits, site.weight, self.softness)
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
-        fused = on_one_gpu(parameters)
-        return torch.optim.Adam(
-            parameters, lr=self.lr, fused=fused, foreach=not fused, capturable=parameters[0].is_cuda
-        )
+        return adam(parameters, self.lr)
 
     def schedule(self, term: Term, step: Tensor) -> None:
         for decision in term.decisions():

@@ -20,7 +20,8 @@ from paretorch.core.method import Term
 from paretorch.core.options import require_number
 from paretorch.core.schedule import progress
 from paretorch.core.sites import Site
-from paretorch.core.tensors import on_one_gpu, whole, write
+from paretorch.core.solvers import sgd
+from paretorch.core.tensors import whole, write
 from paretorch.precision.rivals.rival import TINY, Quantized, Rival, through
 
 
@@ -44,8 +45,7 @@ class LSQ(Rival):
         return _Stepped(grouping, self.bits, site.weight)
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
-        fused = on_one_gpu(parameters)
-        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, fused=fused, foreach=not fused)
+        return sgd(parameters, self.lr, self.momentum)
 
     def schedule(self, term: Term, step: Tensor) -> None:
         term.set_scalar("rate", 0.5 + 0.5 * torch.cos(math.pi * progress(step, term.steps)))

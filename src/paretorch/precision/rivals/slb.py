@@ -24,7 +24,8 @@ from paretorch.core.method import Term
 from paretorch.core.options import require_number
 from paretorch.core.schedule import geometric, progress
 from paretorch.core.sites import Site
-from paretorch.core.tensors import on_one_gpu, whole, write
+from paretorch.core.solvers import adam
+from paretorch.core.tensors import whole, write
 from paretorch.precision.rivals.rival import TINY, Quantized, Rival, Stack, outermost, through
 
 _WAY = 10.0  # that a score should be able to go: several times as far as the scores of neighbouring values are apart
@@ -57,9 +58,7 @@ class SLB(Rival):
         return _Searched(self.bits, site.weight)
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
-        fused = on_one_gpu(parameters)
-        lr = max(1e-3, _WAY / steps) if self.lr is None else self.lr
-        return torch.optim.Adam(parameters, lr=lr, fused=fused, foreach=not fused, capturable=parameters[0].is_cuda)
+        return adam(parameters, max(1e-3, _WAY / steps) if self.lr is None else self.lr)
 
     def schedule(self, term: Term, step: Tensor) -> None:
         term.set_scalar("temperature", geometric(progress(step, self.anneal * term.steps), self.final_temperature))

@@ -23,7 +23,8 @@ from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.sites import Site
-from paretorch.core.tensors import on_one_gpu, whole, write
+from paretorch.core.solvers import sgd
+from paretorch.core.tensors import whole, write
 from paretorch.errors import ConfigError
 from paretorch.sparsity.rivals.rival import Rival
 
@@ -61,8 +62,7 @@ class NetworkSlimming(Rival):
         return _Scale(grouping, 1.0, site.weight.device)
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
-        fused = on_one_gpu(parameters)
-        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, fused=fused, foreach=not fused)
+        return sgd(parameters, self.lr, self.momentum)
 
     def price(self, term: Term) -> Tensor | None:
         return torch.full((), self.penalty, device=term.scalars.device) if self.penalty else None

@@ -21,6 +21,7 @@ from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.plan import Plan
 from paretorch.core.sites import Site
+from paretorch.core.solvers import sgd
 from paretorch.core.tensors import whole, write
 from paretorch.errors import ConfigError
 from paretorch.sparsity.rivals.rival import Rival, sparsity
@@ -51,7 +52,7 @@ class StochasticSparsification(Rival):
         return _Bernoulli(grouping, self.init, site.weight.device, seed)
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, foreach=True)
+        return sgd(parameters, self.lr, self.momentum)
 
     def price(self, term: Term) -> Tensor | None:
         return torch.full((), self.penalty, device=term.scalars.device) if self.penalty else None

@@ -20,6 +20,7 @@ from paretorch.core.groups import Group, Grouping
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.sites import Site
+from paretorch.core.solvers import sgd
 from paretorch.core.tensors import whole, write
 from paretorch.errors import ConfigError
 from paretorch.sparsity.rivals.rival import Rival, boundary
@@ -52,7 +53,7 @@ class STR(Rival):
         return _Threshold(grouping, self.init, site.weight.device)
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.decay, foreach=True)
+        return sgd(parameters, self.lr, self.momentum, self.decay)
 
     def round(self, term: Term, factor: float) -> None:
         margins = _margins(term)
