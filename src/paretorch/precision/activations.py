@@ -33,7 +33,7 @@ from paretorch.precision.activations_quantized import (
     steps_of,
 )  # fmt: skip
 from paretorch.precision.allocate import allocate
-from paretorch.precision.grid import LOG2, level_above, real_bits, s_of_bits, whole_bits
+from paretorch.precision.leveled import Leveled
 from paretorch.precision.smol import SMOL
 
 
@@ -116,7 +116,7 @@ def check_bounds(bounds: Any) -> None:
         raise ConfigError(f"bounds={bounds!r}: the first must be below the second")
 
 
-class ActivationPrecision(OutputRelaxation):
+class ActivationPrecision(Leveled, OutputRelaxation):
     """u + M/2 σ(s) ⊙ ε while searching, Q(u, p) once hard; u clipped to its range in both."""
 
     room: ClassVar[str] = "activations"
@@ -133,9 +133,7 @@ class ActivationPrecision(OutputRelaxation):
         bounds: tuple[float, float],
         alpha: tuple[float, float] | None,
     ) -> None:
-        super().__init__(grouping, float(s_of_bits(method.init_bits)), spot.device)
-        self.seed, self.most = seed, level_above(method.init_bits, method.allowed_bits)
-        self.allowed, self.rounding = method.allowed_bits, method.rounding
+        super().__init__(method, grouping, seed, spot.device)
         self.register_buffer("bounds", torch.tensor(bounds, device=spot.device), persistent=False)
         self.decay = 0.0 if alpha is None else alpha[1]
         self.alpha = None if alpha is None else nn.Parameter(torch.tensor([alpha[0]], device=spot.device))
@@ -170,17 +168,6 @@ class ActivationPrecision(OutputRelaxation):
 
     def edit(self, modules: list[str]) -> dict[str, Any]:
         return edit(modules, self.grouping.expand(self.grid(whole(self.decision))).shape)
-
-    def levels(self, s: Tensor, offset: float = 0.0) -> Tensor:
-        """Whole bits from s, after an offset to the real precision."""
-        real = real_bits(s)
-        return whole_bits(torch.minimum(real + offset, real.clamp_min(self.most)), self.allowed, self.rounding)
-
-    def bits(self, s: Tensor) -> Tensor:
-        return self.grouping.expand(self.levels(s).to(torch.float32) if self.hard else real_bits(s))
-
-    def price_slope(self, s: Tensor) -> Tensor:
-        return -torch.sigmoid(-s) / LOG2
 
     def trained(self) -> list[tuple[nn.Parameter, float]]:
         return [] if self.alpha is None else [(self.alpha, self.decay)]

@@ -25,22 +25,13 @@ from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Term
 from paretorch.core.noise import uniform
 from paretorch.core.options import require_number
-from paretorch.core.relaxation import Relaxation
 from paretorch.core.schedule import cubic, progress
 from paretorch.core.sites import Site
 from paretorch.core.tensors import on_one_gpu, whole
 from paretorch.errors import ConfigError, MissedTargetWarning
 from paretorch.precision.allocate import allocate, make_room
-from paretorch.precision.grid import (
-    LOG2,
-    MAX_BITS,
-    level_above,
-    power_of_two,
-    quantize,
-    real_bits,
-    s_of_bits,
-    whole_bits,
-)  # fmt: skip
+from paretorch.precision.grid import MAX_BITS, power_of_two, quantize, real_bits, s_of_bits
+from paretorch.precision.leveled import Leveled
 from paretorch.precision.scales import Scaled, check_scale, exponent_for, follow, lead_for
 
 _FELT = 0.05  # bits above the target that are worth a word
@@ -94,14 +85,8 @@ class SMOL(Method):
             require_number("penalty", self.penalty, 0.0, math.inf, "a price is 0 or more")
         if self.lr is not None:
             require_number("lr", self.lr, 0.0, math.inf, "give a positive rate, or None", above=True)
-        require_number(
-            "anneal",
-            self.anneal,
-            0.0,
-            1.0,
-            "give the share of the steps until the target, above 0, up to 1",
-            above=True,
-        )
+        hint = "give the share of the steps until the target, above 0, up to 1"
+        require_number("anneal", self.anneal, 0.0, 1.0, hint, above=True)
         if not isinstance(self.allowed_bits, tuple):
             raise ConfigError(f"allowed_bits={self.allowed_bits!r}: give a tuple such as (1, 2, 4, 8)")
         if self.rounding not in ("floor", "round"):
@@ -225,7 +210,7 @@ def _average(term: Term) -> Tensor:
     return torch.stack(bits).sum() / term.weights
 
 
-class Precision(Relaxation):
+class Precision(Leveled):
     """W = w + 2^k σ(s) ⊙ ε while searching; W = 2^k Q(w / 2^k, p) once hard."""
 
     room: ClassVar[str] = "precision"
@@ -235,13 +220,12 @@ class Precision(Relaxation):
     def __init__(
         self, method: SMOL, site: Site, grouping: Grouping, seed: int, exponent: int, lead: float | None
     ) -> None:
-        super().__init__(grouping, float(s_of_bits(method.init_bits)), site.weight.device)
-        self.seed, self.lead = seed, lead
-        self.register_buffer("power", torch.tensor(exponent, dtype=torch.int32, device=site.weight.device))
-        self.most = level_above(method.init_bits, method.allowed_bits)
-        self.allowed, self.rounding, self.zero_precision = method.allowed_bits, method.rounding, method.zero_precision
+        device = site.weight.device
+        super().__init__(method, grouping, seed, device)
+        self.lead, self.zero_precision = lead, method.zero_precision
+        self.register_buffer("power", torch.tensor(exponent, dtype=torch.int32, device=device))
         shape = site.weight.shape if method.zero_precision else torch.Size(())
-        self.register_buffer("zero", torch.zeros(shape, dtype=torch.bool, device=site.weight.device))
+        self.register_buffer("zero", torch.zeros(shape, dtype=torch.bool, device=device))
 
     @property
     def scale(self) -> Tensor:
@@ -273,11 +257,6 @@ class Precision(Relaxation):
             value = value * ~self.zero
         return value.to(weight.dtype)
 
-    def levels(self, s: Tensor, offset: float = 0.0) -> Tensor:
-        """Whole bits from s, after an offset to the real precision."""
-        real = real_bits(s)
-        return whole_bits(torch.minimum(real + offset, real.clamp_min(self.most)), self.allowed, self.rounding)
-
     def is_zero(self, weight: Tensor, p: Tensor) -> Tensor:
         """Zero-precision allocation: |w| ≤ |w − Q(w, p)|."""
         scaled = weight.to(torch.float32) / self.scale
@@ -286,17 +265,11 @@ class Precision(Relaxation):
     def find_zeros(self, weight: Tensor, p: Tensor) -> None:
         self.zero.copy_(self.is_zero(weight, self.grouping.expand(p)))
 
-    def bits(self, s: Tensor) -> Tensor:
-        return self.grouping.expand(self.levels(s).to(torch.float32) if self.hard else real_bits(s))
-
     def keep(self, s: Tensor) -> Tensor | None:
         return (~self.zero).to(torch.float32) if self.hard and self.zero_precision else None
 
     def survives(self, s: Tensor) -> Tensor | None:
         return self.keep(s)
-
-    def price_slope(self, s: Tensor) -> Tensor:
-        return -torch.sigmoid(-s) / LOG2
 
     def limit(self, s: Tensor) -> Tensor:
         half = power_of_two(1 - self.levels(s)) if self.hard else torch.sigmoid(s)
