@@ -1,6 +1,8 @@
 """The compiled step of the plan takes the steps of the plain one."""
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +61,26 @@ def test_the_compiled_step_is_the_plain_one(name: str, monkeypatch: pytest.Monke
             # Precisions travel by several units under a price that is an exponential: rounding errors grow on the way.
             near = 3e-4 if key.endswith("precision.s") else 3e-5
             assert torch.allclose(value, state[key], rtol=1e-4, atol=near), key
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_the_layers_of_large_networks_share_kernels_only_where_samples_are_read(
+    small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 4).to(_DEVICE)
+    plan = pt.compress(model, *_METHODS["precision"], steps=12)
+    shared = {}
+
+    def compiled(function: Callable[..., None], **options: Any) -> Callable[..., None]:
+        shared[function.__name__] = options["options"].get("combo_kernels", False)
+        return function
+
+    monkeypatch.setattr(plans, "on_one_gpu", lambda _: True)
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(fused, "_SMALL", 24 if small else 23)
+    _steps(model, plan, 2)
+    assert shared == {"_update": small, "advance": True}
 
 
 def test_a_step_that_cannot_be_compiled_is_taken_plainly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,32 @@ def test_all_rooms_are_read_at_the_same_weights(group: str | tuple[int, ...], la
         assert torch.equal(term.read("sparsity"), term.read("precision"))
 
 
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        ((6, 5), torch.contiguous_format),
+        ((6, 5, 3, 2), torch.contiguous_format),
+        ((6, 5, 3, 2), torch.channels_last),
+        ((6, 5, 3, 2, 2), torch.channels_last_3d),
+    ],
+)
+def test_values_of_groups_are_read_where_those_of_weights_are(
+    shape: tuple[int, ...], layout: torch.memory_format
+) -> None:
+    like = torch.empty(shape).contiguous(memory_format=layout)
+    weights = torch.arange(like.numel()).view(shape)
+    rows, columns = torch.meshgrid(torch.arange(6), torch.arange(5), indexing="ij")
+    lying = weights.contiguous(memory_format=layout)
+    seen = sample.some(lying, 7, like)
+    assert seen.tolist() == lying.as_strided((like.numel(),), (1,))[::7].tolist()
+    assert seen.data_ptr() == lying.data_ptr()
+    assert torch.equal(sample.some(weights, 7, like), seen)
+    ones = [1] * (len(shape) - 2)
+    inner = math.prod(shape[2:])
+    assert torch.equal(sample.some(rows[:, :1].reshape(6, 1, *ones), 7, like), seen // (5 * inner))
+    assert torch.equal(sample.some(columns[:1].reshape(1, 5, *ones), 7, like), seen // inner % 5)
+
+
 def test_a_weight_without_a_decision_reads_as_kept() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     plan = compress(model, ContinuousSparsification(include="0", init=-1.0), SMOL(), steps=4)
