@@ -23,17 +23,12 @@ def _mix(x: Tensor, key: Tensor | int = 0) -> Tensor:
 
 def uniform(shape: torch.Size, step: Tensor, seed: int) -> Tensor:
     """ε ~ U(−1, 1) in fp32, the same for the same (shape, step, seed); `step` is an integer tensor on the device."""
-    outer = _mix(_wrap(step * _STRIDE + seed))
+    outer = _mix((step * _STRIDE + seed).to(torch.int32))
     inner = _mix(outer ^ _wrap_number(seed), _STRIDE)
-    index = torch.arange(shape.numel(), device=step.device, dtype=torch.int32)
+    # Shaped before it is hashed: a compiler then draws it in the order in which the weight lies, in the kernel that adds it.
+    index = torch.arange(shape.numel(), device=step.device, dtype=torch.int32).view(shape)
     bits = (_mix(_mix(index ^ outer, inner), outer) >> 8) & 0xFFFFFF  # twice: once leaves distant positions correlated
-    return ((bits.to(torch.float32) + 0.5) * 2.0**-23 - 1.0).view(shape)
-
-
-def _wrap(x: Tensor) -> Tensor:
-    """The low 32 bits of an int64 tensor as int32."""
-    low = x & _MASK
-    return torch.where(low > 0x7FFFFFFF, low - 0x100000000, low).to(torch.int32)
+    return (bits.to(torch.float32) + 0.5) * 2.0**-23 - 1.0
 
 
 def _wrap_number(x: int) -> int:

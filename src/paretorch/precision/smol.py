@@ -27,7 +27,8 @@ from paretorch.core.noise import uniform
 from paretorch.core.options import require_number
 from paretorch.core.schedule import cubic, progress
 from paretorch.core.sites import Site
-from paretorch.core.tensors import on_one_gpu, whole
+from paretorch.core.solvers import adam
+from paretorch.core.tensors import whole
 from paretorch.errors import ConfigError, MissedTargetWarning
 from paretorch.precision.allocate import allocate, make_room
 from paretorch.precision.grid import MAX_BITS, power_of_two, quantize, real_bits, s_of_bits
@@ -133,8 +134,7 @@ class SMOL(Method):
             goal = max(self.target_bits, 1.2) if self.target_bits is not None else 1.2
             way = float(s_of_bits(goal) - s_of_bits(self.init_bits))
             lr = max(1e-3, 3.0 * abs(way) / (self.anneal * steps))
-        fused = on_one_gpu(parameters)
-        return torch.optim.Adam(parameters, lr=lr, fused=fused, foreach=not fused, capturable=parameters[0].is_cuda)
+        return adam(parameters, lr)
 
     def schedule(self, term: Term, step: Tensor) -> None:
         if self.target_bits is None:
