@@ -125,8 +125,8 @@ class Coupling:
     def keep_best(self, score: Tensor, share: float, unit: str, multiple: int) -> Tensor:
         """Keep the channels of the highest scores so that their share comes nearest to `share`; each layer keeps one.
 
-        None is kept whose score is below 0, but for the last of a layer: it is closed, and a batch norm behind it, which saw
-        nothing but zeros, would blow up what came back.
+        Scores are at 0 or above where a channel is open already. Those that `threshold_for` steered to this share stay as they are: a channel
+        that came back would be blown up by the batch norm behind it, which saw nothing but zeros.
         """
         if not bool(torch.isfinite(score).all()):
             raise DivergenceError("a decision is no longer finite: lower the learning rate, or check the loss for NaN")
@@ -134,13 +134,15 @@ class Coupling:
         of_first = functools.cache(
             lambda count: float(self.share(self._first(ranked, count).to(score.device), unit, multiple))
         )
-        fewest = len(self._padding.sets)
-        counts = range(fewest, fewest + int((score.cpu()[ranked[fewest:]] >= 0).sum()) + 1)
+        counts = range(len(self._padding.sets), self.count + 1)
         above = bisect.bisect_right(counts, share, key=of_first)
         within, beyond = counts[max(above - 1, 0)], counts[min(above, len(counts) - 1)]
         nearest = of_first(beyond if of_first(beyond) - share <= share - of_first(within) else within)
-        # Where layers are filled up, several counts are as near: the largest of them changes the least.
-        return self._first(ranked, counts[bisect.bisect_right(counts, nearest, key=of_first) - 1]).to(score.device)
+        # Where layers are filled up, several counts are as near: then what is open already, which changes nothing.
+        fewest = counts[bisect.bisect_left(counts, nearest, key=of_first)]
+        most = counts[bisect.bisect_right(counts, nearest, key=of_first) - 1]
+        open_now = int((score >= 0).sum())
+        return self._first(ranked, max(fewest, min(open_now, most))).to(score.device)
 
     def pad(self, keep: Tensor, score: Tensor, multiple: int) -> Tensor:
         """What stays where every layer has a multiple of channels: the kept ones, and the best of the others."""
