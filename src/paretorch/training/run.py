@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.looking import in_eval
+from paretorch.core.looking import in_eval, run_example
 from paretorch.errors import ConfigError
 from paretorch.training.compression import attach
 from paretorch.training.finish import finish, read_result
@@ -75,10 +75,9 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
 def _check_fit(model: nn.Module, image: Tensor, recipe: Recipe) -> None:
     try:
         with in_eval(model):
-            model(image.float())
-    except RuntimeError as error:
-        size = "x".join(map(str, image.shape[1:]))
-        raise ConfigError(f"{recipe.network} cannot take the images of {recipe.data}, {size}: {error}") from error
+            run_example(model, image.float())
+    except ConfigError as error:
+        raise ConfigError(f"{recipe.network} cannot take the images of {recipe.data}: {error}") from error
 
 
 def _check_search(recipe: Recipe, task: Task) -> None:
