@@ -81,6 +81,9 @@ class Coupling:
         rows = sorted({tuple(self._index(net, layer.rows).unique().tolist()) for layer in layers})
         self.sets = [torch.tensor(one) for one in rows if -1 not in one]
         self._padding = Padding(self.sets, self._rows[:, :-1])
+        self._row_each, self._column_each = (
+            self._padding.average(each[:, :-1]) for each in (self._rows, self._columns)
+        )
 
     def grouping(self, name: str, shape: torch.Size) -> Channels:
         """How the tensor of this name reads the decisions."""
@@ -106,14 +109,15 @@ class Coupling:
         kept = kept.float()
         rows, columns = (kept @ each[:, :-1].T + each[:, -1] for each in (self._rows, self._columns))
         if multiple > 1:
-            rows = rows + self._padding.added(kept, self._rows[:, :-1], multiple)
-            columns = columns + self._padding.added(kept, self._columns[:, :-1], multiple)
+            missing = self._padding.missing(kept, multiple)
+            rows, columns = rows + missing @ self._row_each, columns + missing @ self._column_each
         return (rows * columns * self._units[unit]).sum(-1)  # no product of matrices: TF32 would round the shares
 
     def to(self, device: torch.device) -> None:
         """Count on this device from now on."""
         if self._rows.device != device:
             self._rows, self._columns = self._rows.to(device), self._columns.to(device)
+            self._row_each, self._column_each = self._row_each.to(device), self._column_each.to(device)
             self._padding.to(device)
             self._units = {unit: each.to(device) for unit, each in self._units.items()}
 

@@ -34,9 +34,9 @@ class Padding:
         full = torch.minimum((counts / block).ceil().clamp_min(1.0) * block, sizes)
         return full - counts
 
-    def added(self, kept: Tensor, behind: Tensor, multiple: int) -> Tensor:
-        """What this adds to a count of `behind` (things, decisions): as many as stand behind a set's decisions on average."""
-        return self.missing(kept, multiple) @ (self.member @ behind.T / self.member.sum(1, keepdim=True))
+    def average(self, behind: Tensor) -> Tensor:
+        """Of things that stand behind decisions, (things, decisions): how many stand behind one of each set, on average."""
+        return self.member @ behind.T / self.member.sum(1, keepdim=True)
 
     def pad(self, keep: Tensor, score: Tensor, multiple: int) -> Tensor:
         """The kept decisions, and the best of the others until every set is full."""

@@ -16,9 +16,8 @@ def threshold_for(coupling: Coupling, score: Tensor, share: Tensor, unit: str, m
     Not closer to the scores at both its sides than a quarter of the way between them, so that no gate stands on its edge.
     """
     ends = score.new_full((1,), math.inf)
-    ranked = torch.cat(
-        [ends, torch.sort(score, descending=True).values, -ends]
-    )  # how many are open -> the least of them
+    # How many are open -> the least of them.
+    ranked = torch.cat([ends, torch.sort(score, descending=True).values, -ends])
 
     def share_of(counts: Tensor) -> Tensor:
         return coupling.share(score >= ranked.gather(0, counts)[:, None], unit, multiple)

@@ -37,10 +37,8 @@ from paretorch.errors import ConfigError
 from paretorch.sparsity.gates import GATES
 from paretorch.sparsity.pruning import Pruning
 
-_STILL, _STEEP = (
-    0.9,
-    1e6,
-)  # where whole channels go, they are chosen after this share of the steps: gates have no slope then
+_STILL = 0.9  # of the steps: then whole channels, where these go, are chosen at the latest
+_STEEP = 1e6  # times the temperature: gates have no slope then
 _TINY = 1e-4  # the least |s + τ| after rounding: far above the rounding error of s + τ
 
 
