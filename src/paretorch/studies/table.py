@@ -112,7 +112,7 @@ def show_verdicts(study: Study, points: Sequence[Point], allowed: float = 0.02) 
     lines = [f"The sparsest within {100 * allowed:g} points of dense, chosen by the validation accuracy:"]
     lines += aligned([head, *rows])
     if len({verdict.runs for verdict in found}) > 1:
-        lines.append("The methods have not been given as many runs: this is no comparison at equal budget yet.")
+        lines.append("Not every method has had as many runs: one with more had more to be chosen from.")
     return lines
 
 
