@@ -9,7 +9,9 @@ What differs from the printed algorithm:
   `harden` one common offset to all precisions makes the average exact.
 - `scale` 2^k: the grid times a power of two, per layer, so that weights of any magnitude can use it (see
   `paretorch.precision.scales`); "fit" is 1, as printed, unless the weights lie outside ±2 at the start.
-- Zero precision is given where |w| ≤ |w − Q(w, p)|; a dropped weight counts no bits.
+- Zero precision is given where |w| ≤ |w − Q(w, p)|; a dropped weight counts no bits, in a search with a target too (see
+  `paretorch.precision.zeros`).
+- While fine-tuning, w is clipped to ±(2 − 2^(1−p)), the ends of its grid.
 """
 
 import math
@@ -34,6 +36,7 @@ from paretorch.precision.allocate import allocate, make_room
 from paretorch.precision.grid import MAX_BITS, power_of_two, quantize, real_bits, s_of_bits
 from paretorch.precision.leveled import Leveled
 from paretorch.precision.scales import Scaled, check_scale, exponent_for, follow, lead_for
+from paretorch.precision.zeros import are_found, count_search
 
 _FELT = 0.05  # bits above the target that are worth a word
 _UNKNOWN_BITS = 3.0  # of a kept weight, that "auto" scales for where no target says
@@ -154,8 +157,11 @@ class SMOL(Method):
         _follow_weights(term)
         if self.target_bits is None:
             return
-        sample, kept = term.sample, term.kept_sample()
-        share, bits = torch.stack([kept, kept * real_bits(term.read(self.room))]).mv(sample.share)
+        if are_found(term):
+            share, bits = count_search(term)
+        else:
+            kept = term.kept_sample()
+            share, bits = torch.stack([kept, kept * real_bits(term.read(self.room))]).mv(term.sample.share)
         goal = cubic(progress(step, self.anneal * term.steps), self.init_bits * share, self.target_bits)
         error = (bits - goal) / self.init_bits
         integral = (term.scalar("integral") + error / term.steps).clamp(-0.02, 0.02)
@@ -201,6 +207,8 @@ def _follow_weights(term: Term) -> None:
 
 def _average(term: Term) -> Tensor:
     """Bits per selected weight as they would count if rounded now: a weight that would be dropped counts 0."""
+    if are_found(term) and not term.relaxations[0].hard:
+        return count_search(term)[1]
     bits = []
     for r, chain in zip(term.relaxations, term.chains, strict=True):
         own, kept = r.bits(r.grid(whole(r.decision))), chain.survives()
