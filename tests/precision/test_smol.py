@@ -289,3 +289,11 @@ def test_a_group_pays_for_each_of_its_weights(group: str | tuple[int, ...]) -> N
     sizes = torch.as_tensor(plan._chains[0].precision.grouping.sizes).expand(many.shape)
     torch.testing.assert_close(many, sizes * one[0, 0], rtol=1e-4, atol=1e-6)
     assert float(one[0, 0]) == pytest.approx(1e-3 * (1 - 2.0**-7) / math.log(2), rel=1e-3)
+
+
+def test_without_a_target_s_has_the_printed_rate() -> None:
+    """However few the steps: where λ decides there is nothing that they would have to suffice for."""
+    s = [nn.Parameter(torch.zeros(3))]
+    assert SMOL(penalty=1e-6).decisions_optimizer(s, steps=20).param_groups[0]["lr"] == 1e-3
+    assert SMOL(target_bits=2.0).decisions_optimizer(s, steps=20).param_groups[0]["lr"] > 0.1
+    assert SMOL(target_bits=2.0).decisions_optimizer(s, steps=10**6).param_groups[0]["lr"] == 1e-3

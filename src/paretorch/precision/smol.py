@@ -132,11 +132,10 @@ class SMOL(Method):
         return Precision(self, site, grouping, seed, exponent, lead if self.scale == "auto" else None)
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
-        lr = self.lr
-        if lr is None:
-            goal = max(self.target_bits, 1.2) if self.target_bits is not None else 1.2
-            way = float(s_of_bits(goal) - s_of_bits(self.init_bits))
-            lr = max(1e-3, 3.0 * abs(way) / (self.anneal * steps))
+        lr = 1e-3 if self.lr is None else self.lr
+        if self.lr is None and self.target_bits is not None:
+            way = float(s_of_bits(max(self.target_bits, 1.2)) - s_of_bits(self.init_bits))
+            lr = max(lr, 3.0 * abs(way) / (self.anneal * steps))
         return adam(parameters, lr)
 
     def schedule(self, term: Term, step: Tensor) -> None:
