@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from paretorch import SMOL, ContinuousSparsification, compress
-from paretorch.errors import ConfigError, MissedTargetWarning
+from paretorch.errors import ConfigError, DivergenceError, MissedTargetWarning
 from paretorch.precision.grid import quantize
 from paretorch.precision.scales import lead_for
 from tests.contract.cases import build
@@ -101,3 +101,15 @@ def test_the_scale_is_found_where_none_is_given(scale: str) -> None:
     levels = weight.levels(weight.decision.detach())
     expected = quantize(torch.tensor(-5.0 / weight.scale), levels[0, 0]) * weight.scale
     assert network[2].weight[0, 0].item() == expected.item()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_have_become_infinite_are_not_rounded(value: float) -> None:
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    plan = compress(network, SMOL(target_bits=2.0), steps=4)
+    before = [decision.detach().clone() for decision in plan._decisions()]
+    network[1].parametrizations.weight.original.data[0, 0] = value
+    with pytest.raises(DivergenceError, match="1.weight has values that are not finite"):
+        plan.harden()
+    assert not plan.is_hard
+    assert all(torch.equal(a, b) for a, b in zip(plan._decisions(), before, strict=True))
