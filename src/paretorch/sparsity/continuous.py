@@ -17,6 +17,7 @@ same weight is learned too, so that the grid stays a grid). What differs from th
 """
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,12 +34,13 @@ from paretorch.core.schedule import cubic, geometric, progress
 from paretorch.core.sites import Site
 from paretorch.core.solvers import sgd
 from paretorch.core.tensors import whole, write
-from paretorch.errors import ConfigError
+from paretorch.errors import ConfigError, MissedTargetWarning
 from paretorch.sparsity.gates import GATES
 from paretorch.sparsity.pruning import Pruning
 
 _STILL = 0.9  # of the steps: then whole channels, where these go, are chosen at the latest
 _STEEP = 1e6  # times the temperature: gates have no slope then
+_MISSED = 0.05  # of the weights: a target that is further away than that from what rounding gives was not met
 _TINY = 1e-4  # the least |s + τ| after rounding: far above the rounding error of s + τ
 
 
@@ -101,12 +103,17 @@ class ContinuousSparsification(Pruning):
         return self.multiple
 
     def undecided(self, term: Term) -> Tensor:
-        def distance(relaxation: Relaxation, s: Tensor) -> Tensor:
+        """The average distance of the soft masks from those that rounding makes, where it turns some over included."""
+        rounded = {
+            id(decision): kept for (decision, *_), kept in zip(term.groups(), self._choose(term, 1.0), strict=True)
+        }
+        sums = []
+        for relaxation in term.relaxations:
             assert isinstance(relaxation, Mask)
+            s, sizes = relaxation.grid(whole(relaxation.decision)), relaxation.grouping.sizes
             soft = relaxation.gate.value(s + term.scalar("shift"), term.scalar("temperature"))
-            return torch.minimum(soft, 1 - soft)
-
-        return term.mean(distance)
+            sums.append(((soft - relaxation.grid(rounded[id(relaxation.decision)].to(s.dtype))).abs() * sizes).sum())
+        return torch.stack(sums).sum() / term.weights
 
     def check_coupling(self, coupling: Coupling) -> None:
         least = coupling.least(self.count, self.multiple)
@@ -157,17 +164,25 @@ class ContinuousSparsification(Pruning):
         term.set_scalar("shift", shift + move)
 
     def round(self, term: Term, factor: float) -> None:
-        groups = term.groups()
         shift = term.scalar("shift")
-        scores = [whole(decision) + shift for decision, _, _ in groups]
-        if self.target is None and factor == 1.0:
-            keep = [score >= 0 for score in scores]
-        else:
-            share = 1.0 - (self.target if self.target is not None else float(_sparsity(term)))
-            keep = term.keep_best(scores, min(share * factor, 1.0))
-        for (decision, _, _), score, kept in zip(groups, scores, keep, strict=True):
-            size = score.abs().clamp_min(_TINY)
+        for (decision, _, _), kept in zip(term.groups(), self._choose(term, factor), strict=True):
+            size = (whole(decision) + shift).abs().clamp_min(_TINY)
             write(decision, torch.where(kept, size, -size) - shift)
+        reached = float(_sparsity(term))
+        if self.target is not None and factor == 1.0 and abs(reached - self.target) > _MISSED:
+            warnings.warn(
+                f"target={self.target!r}: {reached:.4f} is dropped, since groups go or stay whole: use smaller groups, or another target",
+                MissedTargetWarning,
+                stacklevel=5,
+            )
+
+    def _choose(self, term: Term, factor: float) -> list[Tensor]:
+        """Which groups rounding keeps, in the order of `term.groups()`."""
+        scores = [whole(decision) + term.scalar("shift") for decision, _, _ in term.groups()]
+        if self.target is None and factor == 1.0:
+            return [score >= 0 for score in scores]
+        share = 1.0 - (self.target if self.target is not None else float(_sparsity(term)))
+        return term.keep_best(scores, min(share * factor, 1.0))
 
     def measure(self, term: Term) -> dict[str, Tensor]:
         return {
