@@ -97,8 +97,9 @@ def collect(storage: Storage) -> Result:
 
 
 def write_result(storage: Storage, result: Result, command: str) -> None:
-    """tickets.jsonl (raw), summary.json and tickets.svg, in the storage."""
+    """tickets.jsonl (raw), summary.json and tickets.svg, in the storage; layers.svg where there are several methods."""
     from paretorch.sparsity.tickets.chart import draw
+    from paretorch.sparsity.tickets.layers import alike, draw_layers
 
     with storage.alone():
         rows = "".join(json.dumps(row) + "\n" for row in (*result.dense, *result.tickets))
@@ -106,6 +107,8 @@ def write_result(storage: Storage, result: Result, command: str) -> None:
         summary = {"command": command, "recipe": storage.recipe.as_dict(), **result.as_dict()}
         write_atomically(storage.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
         write_atomically(storage.path / "tickets.svg", draw(result).encode())
+        if compared := alike(result):
+            write_atomically(storage.path / "layers.svg", draw_layers(compared).encode())
 
 
 def _brief(row: Row) -> Row:
