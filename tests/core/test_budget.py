@@ -79,6 +79,14 @@ def test_a_given_target_is_scaled_to_the_bytes() -> None:
     assert 1900 <= four_bytes_a_weight(small.state_dict()) <= 2000
 
 
+def test_a_given_target_is_never_exceeded_to_fill_the_file() -> None:
+    method = ContinuousSparsification(target=0.7)
+    plan = compress(dense_net(), method, steps=10, budget=5000, meter=four_bytes_a_weight)
+    plan.harden()
+    assert float(plan.metrics()["sparsity"]) == pytest.approx(0.7)
+    assert four_bytes_a_weight(plan.finalize().state_dict()) == 100 + 4 * 600
+
+
 def test_bytes_that_cannot_be_reached() -> None:
     def fixed(state: Mapping[str, Tensor], edits: Sequence[Edit]) -> int:
         return 5000 if any(bool(value.any()) for value in state.values()) else 100

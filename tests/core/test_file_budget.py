@@ -52,3 +52,19 @@ def test_the_saved_file_keeps_to_the_budget(kind: str, budget: int, tmp_path_fac
     assert all(
         torch.equal(small[key], value) for key, value in paretorch.load(path, into=wide_net()).state_dict().items()
     )
+
+
+def test_beside_a_given_target_the_other_fills_the_file() -> None:
+    methods = ContinuousSparsification(target=0.7), SMOL(scale="auto")
+    plan = compress(wide_net(), *methods, steps=20, budget=3000)
+    (assigned,) = (method.share for method in plan.methods() if method.room == "precision")
+    with pytest.warns(UserWarning, match="rounding will be felt"):
+        plan.harden()
+    reached = plan.metrics()
+    assert reached["sparsity"] == pytest.approx(0.7), (
+        "masks have a target of their own, and more bytes are no reason to exceed it"
+    )
+    assert assigned is not None
+    assert reached["bits"] > 1.5 * assigned, "bits have none"
+    size = paretorch.deploy.encoded_size(plan.plain_state_dict(), plan.model, plan.edits())
+    assert 0.95 * 3000 <= size <= 3000

@@ -26,7 +26,7 @@ _TINY: dict[str, Any] = {
     "epochs": 2,
     "finetune": 1,
 }
-_BUDGET = 1600
+_BUDGET = 1100
 
 
 def _tiny(setting: str) -> Recipe:

@@ -1,8 +1,8 @@
 """A budget in bytes of the saved file: what to aim for while searching, and how to land on it.
 
 A mask of density d costs H(d) bits a weight, a kept weight its code. Before training the budget becomes targets for
-the methods that have none; at `harden` the targets are scaled until the file, really encoded, fits; at `finalize`
-what fine-tuning added is trimmed by zeroing the smallest weights.
+the methods that have none; at `harden` the targets are scaled until the file, really encoded, fits, and those that were
+given never up; at `finalize` what fine-tuning added is trimmed by zeroing the smallest weights.
 """
 
 import math
@@ -67,10 +67,14 @@ def _density(available: float, kept_bits: float) -> float:
 
 @dataclass(frozen=True)
 class ByteBudget:
-    """Keeps the file of a plan's model between 0.95 and 1.00 of `target` bytes where its methods can reach that."""
+    """Keeps the file of a plan's model between 0.95 and 1.00 of `target` bytes where its methods can reach that.
+
+    `given`: rooms of the methods with a target of their own, which a file that is too small is no reason to exceed.
+    """
 
     target: int
     meter: Meter
+    given: frozenset[str] = frozenset()
 
     def fit(self, plan: "Plan", before: list[Tensor]) -> None:
         """Round again with scaled targets until the file fits; `before` are the decisions as they were trained."""
@@ -91,7 +95,7 @@ class ByteBudget:
             )
 
     def _bytes(self, plan: "Plan", before: list[Tensor], factor: float) -> int:
-        plan.round_again(before, factor)
+        plan.round_again(before, factor, self.given)
         return self.meter(plan.plain_state_dict(), plan.edits())
 
     def trim(self, state: dict[str, Tensor], names: list[str], edits: Sequence[Edit]) -> None:

@@ -100,7 +100,8 @@ def compress(
         attach_output(spot, chain)
     plan = Plan(model, touched, chains, list(terms.values()), state, spots)
     if budget is not None and meter is not None:
-        plan.keep_to(ByteBudget(budget, meter))
+        given = frozenset(method.room for method in on_weights if method.share is not None)
+        plan.keep_to(ByteBudget(budget, meter, given))
     return plan
 
 

@@ -179,13 +179,13 @@ class Plan:
             if optimizer is not None:
                 self._forget_dropped(optimizer)
 
-    def round_again(self, before: list[Tensor], factor: float) -> None:
-        """Round the trained decisions `before`, with every target scaled by `factor`."""
+    def round_again(self, before: list[Tensor], factor: float, given: frozenset[str] = frozenset()) -> None:
+        """Round the trained decisions `before`, with every target scaled by `factor`, but those of `given` rooms never up."""
         self.soften(before)
         # Masks first: a dropped weight costs no bits, whatever its precision.
         for term in sorted(self._terms, key=lambda one: -one.method.order):
             with torch.no_grad():
-                term.method.round(term, factor)
+                term.method.round(term, min(factor, 1.0) if term.method.room in given else factor)
             for relaxation in term.relaxations:
                 relaxation.hard = True
         self._set_phase(True)

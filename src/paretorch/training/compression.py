@@ -31,11 +31,10 @@ def attach(model: nn.Module, recipe: Recipe, *, steps: int, example: Tensor) -> 
     from paretorch.training.norms import meter_of
 
     methods = _methods(recipe, model)
-    budget = None if recipe.budget is None else max(recipe.budget - _SUMMARY, 1)
     steps = max(steps, 1)  # none where a trained network is pruned right away
     example = example.float() if example.is_floating_point() else example  # as the weights are, outside of autocast
-    meter = None if budget is None else meter_of(model, recipe.norms)
-    return compress(model, *methods, steps=steps, example=example, budget=budget, seed=recipe.seed, meter=meter)
+    meter = None if recipe.budget is None else meter_of(model, recipe.norms, _SUMMARY)
+    return compress(model, *methods, steps=steps, example=example, budget=recipe.budget, seed=recipe.seed, meter=meter)
 
 
 def harden(plan: "Plan", optimizer: torch.optim.Optimizer, task: Task, recipe: Recipe) -> None:

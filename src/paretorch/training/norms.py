@@ -35,13 +35,13 @@ def fold_norms(model: nn.Module, norms: str) -> None:
     model.load_state_dict(folded_state(model, model.state_dict(), norms))
 
 
-def meter_of(model: nn.Module, norms: str | None) -> Meter:
-    """Counts the bytes of the file that a state of the model would leave."""
+def meter_of(model: nn.Module, norms: str | None, more: int = 0) -> Meter:
+    """Counts the bytes of the file that a state of the model would leave, with so many `more` for what is said about it."""
     from paretorch.deploy import encoded_size
 
     def meter(state: Mapping[str, Tensor], edits: Sequence[Edit]) -> int:
         state = _as_if_trained(model, state)
-        return encoded_size(state if norms is None else folded_state(model, state, norms), model, edits)
+        return more + encoded_size(state if norms is None else folded_state(model, state, norms), model, edits)
 
     return meter
 
