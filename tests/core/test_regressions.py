@@ -141,8 +141,9 @@ def test_hardening_too_early_says_so_and_a_preview_does_not() -> None:
 
 def test_an_option_that_an_older_state_does_not_know_is_at_its_default() -> None:
     def make(**options: str) -> nn.Module:
-        model = nn.Linear(4, 4)
-        compress(model, ContinuousSparsification(target=0.5, group="channel", **options), steps=4)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        method = ContinuousSparsification(target=0.5, group="channel", **options)
+        compress(model, method, steps=4, example=torch.zeros(2, 4))
         return model
 
     state = make().state_dict()

@@ -1,13 +1,14 @@
 """What `harden` says: how far the masks are from what they are rounded to, and where a target could not be met."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from paretorch import ContinuousSparsification, Plan, compress
-from paretorch.errors import MissedTargetWarning, UndecidedWarning
+from paretorch.errors import ConfigError, MissedTargetWarning, UndecidedWarning
 
 
 def _settled(s: list[float], target: float | None) -> Plan:
@@ -62,3 +63,10 @@ def test_a_target_within_a_group_is_met_in_silence() -> None:
         warnings.simplefilter("error", MissedTargetWarning)
         plan.harden()
     assert plan.metrics()["sparsity"] == 0.5
+
+
+@pytest.mark.parametrize("options", [{"count": "macs"}, {"multiple": 4}])
+def test_what_only_coupled_channels_have_needs_an_example(options: dict[str, Any]) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+    with pytest.raises(ConfigError, match="give compress an example= of the inputs"):
+        compress(model, ContinuousSparsification(target=0.5, group="channel", **options), steps=2)

@@ -17,6 +17,7 @@ from paretorch.core.labels import FIXED, Network
 from paretorch.core.padding import Padding
 from paretorch.errors import DivergenceError
 
+TIE = 1e-6  # shares are summed in fp32: two that are as near to a target as that are equally near, and more is kept
 _ONE = torch.zeros(1)  # the one column of a depthwise convolution
 
 
@@ -141,7 +142,7 @@ class Coupling:
         counts = range(len(self._padding.sets), self.count + 1)
         above = bisect.bisect_right(counts, share, key=of_first)
         within, beyond = counts[max(above - 1, 0)], counts[min(above, len(counts) - 1)]
-        nearest = of_first(beyond if of_first(beyond) - share <= share - of_first(within) else within)
+        nearest = of_first(beyond if of_first(beyond) - share <= share - of_first(within) + TIE else within)
         # Where layers are filled up, several counts are as near: then what is open already, which changes nothing.
         fewest = counts[bisect.bisect_left(counts, nearest, key=of_first)]
         most = counts[bisect.bisect_right(counts, nearest, key=of_first) - 1]

@@ -37,7 +37,7 @@ def keep_channels(model: nn.Module, edit: Mapping[str, Any]) -> None:
         for attribute, axis, kept in _places(module, name, side, keep):
             tensor = getattr(module, attribute)
             tensor.data = _select(tensor.data, axis, kept)
-        _resize(module, side, int(keep.sum()))
+        _resize(module, side, keep)
 
 
 def cut_state(state: Mapping[str, Tensor], model: nn.Module, edits: Iterable[Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -80,12 +80,10 @@ def _places(module: Any, name: str, side: str, keep: Tensor) -> list[tuple[str, 
     elif isinstance(module, _CONVS):
         _expect(name, side, keep, module.out_channels if out else module.in_channels)
         transposed = isinstance(module, _TRANSPOSED)
-        if _is_depthwise(module):
-            if not out:
-                raise ConfigError(f"an edit cuts the inputs of {name!r}, which go with its outputs")
-            _alike(keep.view(module.groups, -1).T, name)
-        else:
-            _alike(keep.view(module.groups, -1), name)
+        if _is_depthwise(module) and not out:
+            raise ConfigError(f"an edit cuts the inputs of {name!r}, which go with its outputs")
+        rows = keep.view(module.groups, -1)
+        _alike(rows.T if _loses_groups(module, keep) else rows, name)
         # The weight has all channels of one side, and those of one group of the other.
         own = keep if out != transposed else keep.view(module.groups, -1)[0]
         places = [("weight", int(out == transposed), own)] + ([("bias", 0, keep)] if out else [])
@@ -94,7 +92,8 @@ def _places(module: Any, name: str, side: str, keep: Tensor) -> list[tuple[str, 
     return [place for place in places if getattr(module, place[0]) is not None]
 
 
-def _resize(module: Any, side: str, left: int) -> None:
+def _resize(module: Any, side: str, keep: Tensor) -> None:
+    left = int(keep.sum())
     if isinstance(module, nn.Linear):
         module.out_features, module.in_features = module.weight.shape
     elif isinstance(module, _NORMS):
@@ -102,13 +101,22 @@ def _resize(module: Any, side: str, left: int) -> None:
     elif side == "in":
         module.in_channels = left
     else:
-        if _is_depthwise(module):
+        if _loses_groups(module, keep):
             module.groups = module.in_channels = left * module.groups // module.out_channels
         module.out_channels = left
 
 
 def _is_depthwise(module: Any) -> bool:
     return not isinstance(module, _TRANSPOSED) and module.groups == module.in_channels > 1
+
+
+def _loses_groups(module: Any, keep: Tensor) -> bool:
+    """Whether the outputs that go take whole groups with them: those of a depthwise convolution.
+
+    Not of one that has a single input a group left, since its inputs were cut before: every group loses the same outputs.
+    """
+    rows = keep.view(module.groups, -1)
+    return _is_depthwise(module) and not torch.equal(rows.all(0), rows.any(0))
 
 
 def _alike(rows: Tensor, name: str) -> None:

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from paretorch.core.channels import Coupling
+from paretorch.core.channels import TIE, Coupling
 
 _TRIES = 128
 
@@ -32,7 +32,7 @@ def threshold_for(coupling: Coupling, score: Tensor, share: Tensor, unit: str, m
         count, span = counts.gather(0, (inside - 1).clamp_min(0)), (stride if stride > 1 else 0)
     pair = torch.cat([count, (count + 1).clamp_max(most)])
     off = (share_of(pair) - share).abs()
-    best = torch.where(off[1] <= off[0], pair[1:], pair[:1])  # in doubt, keep
+    best = torch.where(off[1] <= off[0] + TIE, pair[1:], pair[:1])  # in doubt, keep
     low, high = ranked.gather(0, best + 1).squeeze(0), ranked.gather(0, best).squeeze(0)
     gap = high - low
     margin = torch.where(gap.isfinite(), 0.25 * gap, 0.0)

@@ -115,6 +115,14 @@ class ContinuousSparsification(Pruning):
             sums.append(((soft - relaxation.grid(rounded[id(relaxation.decision)].to(s.dtype))).abs() * sizes).sum())
         return torch.stack(sums).sum() / term.weights
 
+    def check_groups(self, smallest: float, total: float) -> None:
+        super().check_groups(smallest, total)
+        if self.count == "macs" or self.multiple > 1:
+            asked = 'count="macs"' if self.count == "macs" else f"multiple={self.multiple}"
+            raise ConfigError(
+                f"{asked} needs to know which channels belong together: give compress an example= of the inputs"
+            )
+
     def check_coupling(self, coupling: Coupling) -> None:
         least = coupling.least(self.count, self.multiple)
         if self.target is not None and 1.0 - self.target < least:
