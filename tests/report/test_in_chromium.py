@@ -15,6 +15,7 @@ from paretorch.deploy import Latency, report
 from paretorch.deploy.structure import Activation, Shared
 from paretorch.report import write_html
 from paretorch.report.pareto import Point, draw
+from paretorch.report.png import png
 
 pytestmark = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
 _PHONE = 360  # CSS pixels: a small one
@@ -50,7 +51,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     history = [{"epoch": i, "phase": "train", "loss": 2.0 / i, "accuracy": 0.1 * i} for i in range(1, 9)]
     rows = [{"network": "dense", "accuracy": 0.92, "bytes": 10**6, "sparsity": 0.0, "bits": 32.0, "latency_ms": 2.5}]
     path = tmp_path_factory.mktemp("page") / "report.html"
-    return write_html(path, title="a network", comparison=rows, report=full, history=history)
+    samples = png(torch.randint(256, (3, 270, 270), dtype=torch.uint8))
+    return write_html(path, title="a network", comparison=rows, report=full, history=history, samples=samples)
 
 
 def test_everything_is_shown_and_nothing_complained_of(page: Path) -> None:

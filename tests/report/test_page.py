@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
+import struct
 import subprocess
 import xml.etree.ElementTree as ET
+import zlib
+from base64 import b64decode
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,6 +23,7 @@ from paretorch.deploy.summary import Report
 from paretorch.report import write_html
 from paretorch.report.charts import bar_rows, histogram, line_chart, stacked_bar
 from paretorch.report.history import history_charts
+from paretorch.report.png import png
 from paretorch.report.svg import shorten, ticks
 from paretorch.report.tables import show, table
 
@@ -165,6 +169,28 @@ def test_charts_are_xml_and_say_their_numbers() -> None:
 
 def _page_of(found: Report, tmp_path: Path) -> str:
     return write_html(tmp_path / "x.html", title="x", comparison=[], report=found, history=[]).read_text()
+
+
+@pytest.mark.parametrize(("channels", "colour"), [(1, 0), (3, 2)])
+def test_pixels_go_into_a_png_and_the_png_into_the_page(tmp_path: Path, channels: int, colour: int) -> None:
+    pixels = torch.arange(channels * 5 * 7, dtype=torch.uint8).view(channels, 5, 7)
+    picture, at, chunks = png(pixels), 8, {}
+    while at < len(picture):
+        (length,) = struct.unpack_from(">I", picture, at)
+        kind, data = picture[at + 4 : at + 8], picture[at + 8 : at + 8 + length]
+        assert struct.unpack_from(">I", picture, at + 8 + length) == (zlib.crc32(kind + data),)
+        chunks[kind], at = data, at + 12 + length
+    assert list(chunks) == [b"IHDR", b"IDAT", b"IEND"]
+    assert struct.unpack(">IIBBBBB", chunks[b"IHDR"]) == (7, 5, 8, colour, 0, 0, 0)
+    rows = pixels.permute(1, 2, 0).reshape(5, -1).tolist()
+    assert zlib.decompress(chunks[b"IDAT"]) == b"".join(bytes([0, *row]) for row in rows)
+    found = report(nn.Linear(2, 2))
+    path = write_html(tmp_path / "x.html", title="x", comparison=[], report=found, history=[], samples=picture)
+    (image,) = [attrs for tag, attrs in outline(path.read_text()).tags if tag == "img"]
+    assert "Images made by the network" in str(image["alt"])
+    kind, _, data = str(image["src"]).partition(",")
+    assert kind == "data:image/png;base64"
+    assert b64decode(data) == picture
 
 
 def test_macs_never_stand_alone(tmp_path: Path) -> None:

@@ -1,14 +1,19 @@
-"""Generators: the discriminator's own steps, its state in the checkpoint, and the Fréchet distance."""
+"""Generators: the discriminator's own steps, its state in the checkpoint, the Fréchet distance, and samples."""
 
+import struct
+import zlib
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import paretorch
 from paretorch import zoo
+from paretorch.cli.app import app
 from paretorch.errors import ConfigError
 from paretorch.training import Recipe, RunFolder, Runtime, Trainer, prepare, train
 from paretorch.training.run import trainer_of
@@ -136,6 +141,105 @@ def test_features_may_come_from_a_classifier(tmp_path: Path) -> None:
     metrics = [each.task.evaluate(each.model.eval())["test_frechet"] for each in (setup, plain)]
     assert metrics[0] != pytest.approx(metrics[1])
     assert setup.task.evaluate(setup.model) == setup.task.evaluate(setup.model)
+
+
+def _pixels(picture: bytes) -> Tensor:
+    """A PNG without filters, read by hand: bytes [height, width, channels]."""
+    width, height, depth, colour = struct.unpack(">IIBB", picture[16:26])
+    assert (picture[:8], depth, colour) == (b"\x89PNG\r\n\x1a\n", 8, 2)
+    (length,) = struct.unpack(">I", picture[33:37])
+    rows = zlib.decompress(picture[41 : 41 + length])
+    read = torch.frombuffer(bytearray(rows), dtype=torch.uint8).view(height, 1 + 3 * width)
+    assert not read[:, 0].any()
+    return read[:, 1:].reshape(height, width, 3)
+
+
+def test_the_samples_are_those_of_the_saved_generator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo.data, "load", lambda *_: _images())
+    train(_recipe(epochs=1, sparsity=0.5, bits=2.0, seed=3), tmp_path, Runtime(device="cpu", progress="quiet"))
+    picture = _pixels((tmp_path / "samples.png").read_bytes())
+    assert picture.shape == (8 * 32 + 7 * 2, 8 * 32 + 7 * 2, 3)
+    noise = torch.randn(64, 4, generator=torch.Generator().manual_seed(mix(3, 4)))
+    with torch.no_grad():
+        images = paretorch.load(tmp_path / "model.pare").eval()(noise)
+    for number, image in enumerate(images.permute(0, 2, 3, 1)):
+        top, left = (34 * place for place in divmod(number, 8))
+        tile = picture[top : top + 32, left : left + 32].float()
+        assert (tile - (image + 1) * 127.5).abs().max() < 0.51
+
+
+def test_every_pixel_is_in_its_place() -> None:
+    wanted = torch.randint(256, (64, 3, 32, 32), generator=torch.Generator().manual_seed(0))
+
+    class Painter(nn.Module):
+        def forward(self, noise: Tensor) -> Tensor:
+            return wanted / 127.5 - 1
+
+    task = prepare(_recipe(), Runtime(device="cpu"), _images()).task
+    assert isinstance(task, Gan)
+    picture = task.draw(Painter())
+    assert picture.shape == (3, 270, 270)
+    for row in range(8):
+        for column in range(8):
+            tile = picture[:, 34 * row : 34 * row + 34, 34 * column : 34 * column + 34]
+            assert torch.equal(tile[:, :32, :32].long(), wanted[8 * row + column])
+            assert not tile[:, 32:].any()
+            assert not tile[:, :, 32:].any()
+
+
+def test_the_samples_repeat_and_survive_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo.data, "load", lambda *_: _images())
+    recipe, runtime = _recipe(bits=2.0, finetune=1), Runtime(device="cpu", progress="quiet", checkpoint_steps=1)
+    whole, other, broken = tmp_path / "whole", tmp_path / "other", tmp_path / "broken"
+    train(recipe, whole, runtime)
+    train(_recipe(bits=2.0, finetune=1, seed=1), other, runtime)
+    with monkeypatch.context() as killed:
+        losses = iter([Gan.loss] * 4)
+        killed.setattr(Gan, "loss", lambda *given: next(losses)(*given))
+        with pytest.raises(StopIteration):
+            train(recipe, broken, runtime)
+    assert not (broken / "samples.png").exists()
+    train(recipe, broken, runtime, resume=True)
+    picture = (whole / "samples.png").read_bytes()
+    assert picture == (broken / "samples.png").read_bytes()
+    assert picture != (other / "samples.png").read_bytes()
+    for name in ("samples.png", "result.json"):  # as if killed between the last step and the end
+        (broken / name).unlink()
+    train(recipe, broken, runtime, resume=True)
+    assert picture == (broken / "samples.png").read_bytes()
+
+
+def test_drawing_leaves_chance_and_the_network_alone() -> None:
+    setup = prepare(_recipe(), Runtime(device="cpu"), _images())
+    assert isinstance(setup.task, Gan)
+    setup.model.eval()
+    chance, state = torch.get_rng_state(), {name: value.clone() for name, value in setup.model.state_dict().items()}
+    once, again = setup.task.draw(setup.model), setup.task.draw(setup.model)
+    assert torch.equal(once, again)
+    assert torch.equal(chance, torch.get_rng_state())
+    assert all(torch.equal(value, state[name]) for name, value in setup.model.state_dict().items())
+
+
+def test_the_report_shows_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoo.data, "load", lambda *_: _images())
+    run, page = tmp_path / "run", tmp_path / "page.html"
+    train(_recipe(epochs=1, data="cifar10"), run, Runtime(device="cpu", progress="quiet"))
+    shown = f'src="data:image/png;base64,{b64encode((run / "samples.png").read_bytes()).decode()}"'
+    assert shown in (run / "report.html").read_text()
+
+    def told(*words: object) -> str:
+        result = CliRunner().invoke(app, ["report", *map(str, words), "--html", str(page)])
+        assert result.exit_code == 0, result.output
+        return page.read_text()
+
+    assert shown in told(run)
+    assert shown in told(run / "model.pare")
+    assert "MACs" in page.read_text(), "what goes in is noise, not an image of the data"
+    (run / "model.pare").rename(run / "another.pare")
+    assert "<img" not in told(run / "another.pare"), "they are of model.pare"
+    (run / "another.pare").rename(run / "model.pare")
+    (run / "samples.png").unlink()
+    assert "<img" not in told(run)
 
 
 def test_the_distance_of_gaussians_with_diagonal_covariance() -> None:

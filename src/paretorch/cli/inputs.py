@@ -1,11 +1,13 @@
 """What a run folder says of a run: its recipe, its data, the shape of its inputs."""
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.training.recipe import Recipe, recipe_from
+from paretorch.training.tasks.choose import latent_of
 
 SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
 """Of one image of a data set."""
@@ -26,6 +28,14 @@ def data_of(folder: Path) -> str:
     files = [folder / "config.json"] if (folder / "config.json").exists() else sorted(folder.glob("*/config.json"))
     found = {_data_in(file) for file in files}
     return found.pop() if len(found) == 1 else ""
+
+
+def shape_of(folder: Path) -> tuple[int, ...] | None:
+    """Of one input of the run there: an image of its data, or the noise of a generator; None where it is neither."""
+    with contextlib.suppress(ArtefactError, ConfigError):
+        if (latent := latent_of(recipe_of(folder))) is not None:
+            return (latent,)
+    return SHAPES.get(data_of(folder))
 
 
 def _data_in(file: Path) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paretorch.cli.inputs import SHAPES, data_of
+from paretorch.cli.inputs import SHAPES, shape_of
 from paretorch.cli.values import Text
 from paretorch.errors import ConfigError
 
@@ -51,7 +51,7 @@ def report(
 
     model = _model(path)
     folder = path if path.is_dir() else path.parent
-    size = tuple(integers(shape, "--shape")) if shape else SHAPES.get(data or data_of(folder))
+    size = tuple(integers(shape, "--shape")) if shape else SHAPES.get(data) if data else shape_of(folder)
     if latency and size is None:
         raise ConfigError("Latency needs the shape of an input: --shape 3,32,32.")
     example = None if size is None else torch.zeros(batch, *size)
@@ -65,7 +65,9 @@ def report(
     typer.echo(found.to_json() if as_json else str(found))
     if html is not None:
         title = path.resolve().name if path.is_dir() else found.name.removesuffix(".pare")
-        write_html(html, title=title, comparison=[], report=found, history=read_history(folder))
+        picture = folder / "samples.png"
+        samples = picture.read_bytes() if model == folder / "model.pare" and picture.exists() else None
+        write_html(html, title=title, comparison=[], report=found, history=read_history(folder), samples=samples)
 
 
 def _model(path: Path) -> "Path | nn.Module":

@@ -1,7 +1,8 @@
-"""Sections of a report for networks that have more than weights to tell about: quantized activations, shared layers."""
+"""Sections of a report for networks that have more than weights to tell about: images they make, quantized activations, shared layers."""
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,16 @@ from paretorch.report.tables import table
 
 if TYPE_CHECKING:
     from paretorch.deploy.summary import Report
+
+
+def pictures(samples: bytes | None) -> str:
+    """Images that the network made, a PNG, inside the page itself; nothing where there is none."""
+    if samples is None:
+        return ""
+    source = f"data:image/png;base64,{b64encode(samples).decode()}"
+    image = f'<img src="{source}" alt="Images made by the network, side by side in rows">'
+    caption = "<figcaption>Made by the network as it is saved, from noise by the seed of the run; none is chosen.</figcaption>"
+    return f'<section><h2>Samples</h2><figure class="card">{image}{caption}</figure></section>'
 
 
 def activations(report: Report) -> str:

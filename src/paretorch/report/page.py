@@ -14,7 +14,7 @@ from paretorch.deploy.text import human
 from paretorch.report.charts import bar_rows, histogram, stacked_bar
 from paretorch.report.frame import write_page
 from paretorch.report.history import history_charts
-from paretorch.report.inside import activations, shared
+from paretorch.report.inside import activations, pictures, shared
 from paretorch.report.tables import table
 
 if TYPE_CHECKING:
@@ -41,14 +41,17 @@ def write_html(
     comparison: Sequence[Mapping[str, Any]],
     report: Report,
     history: Sequence[Mapping[str, Any]],
+    samples: bytes | None = None,
 ) -> Path:
     """Write the page and return its path.
 
     comparison: one row per network, keys as columns (`accuracy`, `sparsity` are fractions, `bytes` and `macs` counts).
     history: the rows of a run's metrics.jsonl.
+    samples: a PNG of images that the network made.
     """
-    sections = [_head(title, report), "<main>", _comparison(comparison), _bytes(report), _layers(report)]
-    sections += [activations(report), shared(report, history), _history(history), _latency(report), "</main>", _foot()]
+    sections = [_head(title, report), "<main>", _comparison(comparison), pictures(samples)]
+    sections += [_bytes(report), _layers(report), activations(report), shared(report, history)]
+    sections += [_history(history), _latency(report), "</main>", _foot()]
     return write_page(path, title, sections)
 
 

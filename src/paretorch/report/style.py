@@ -30,6 +30,9 @@ thead th { border-top: 0; color: var(--soft); font-weight: 600; }
 th:first-child, td:first-child { text-align: left; }
 tbody th { font-weight: 500; }
 tfoot td, tfoot th { font-weight: 650; border-top: 2px solid var(--rule); }
+figure { margin: 0; max-width: 36rem; }
+figcaption { color: var(--soft); font-size: .85rem; margin-top: .6rem; }
+img { display: block; width: 100%; height: auto; image-rendering: pixelated; }
 svg { display: block; width: 100%; height: auto; overflow: visible; }
 svg text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif; fill: var(--soft);
   font-variant-numeric: tabular-nums; }

@@ -14,6 +14,7 @@ from paretorch.training.folder import RunFolder
 from paretorch.training.norms import fold_norms
 from paretorch.training.progress import headline
 from paretorch.training.task import Task
+from paretorch.training.tasks.limits import Drawing
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
@@ -37,7 +38,7 @@ def finish(
     those of the test set as final_test_accuracy and so on, which nothing may be chosen by. `soft_accuracy` and
     `hard_accuracy` are those right before and right after rounding. `sparsity` and `bits` are over the weights that were
     decided on, `activation_bits` over such activations, `bits_on_disk` is over all weights, with masks and maps;
-    `layers` has the sparsity of each.
+    `layers` has the sparsity of each. Of a network that makes images some are drawn, into samples.png and the report.
     """
     from paretorch import deploy
     from paretorch.report import write_html
@@ -55,13 +56,15 @@ def finish(
     plain = model.to("cpu").to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     deploy.save(plain, folder.artefact, summary=summary_of(metrics))
     report = deploy.report(folder.artefact, example=image, latency=False)
-    write_html(folder.report, title=folder.path.name, comparison=[], report=report, history=folder.history())
+    drawn = _draw(plain, task, folder.samples)
+    title, history = folder.path.name, folder.history()
+    write_html(folder.report, title=title, comparison=[], report=report, history=history, samples=drawn)
     decided: dict[str, Any] = {name: last[name] for name in ("sparsity", "bits", "activation_bits") if name in last}
     result: dict[str, Any] = {
         **metrics,
         "evaluated_on": "test" if test is None else "validation",
         **unseen,
-        **rounding(folder.history()),
+        **rounding(history),
         **decided,
         "bytes": report.sizes.total,
         "dense_bytes": report.sizes.dense,
@@ -81,6 +84,16 @@ def _leave(plan: "Plan") -> nn.Module:
     if any(method.room == "sharing" for method in plan.methods()):
         return fold(plan.model, threshold=1.0)
     return plan.finalize()
+
+
+def _draw(model: nn.Module, task: Task, path: Path) -> bytes | None:
+    if not isinstance(task, Drawing):
+        return None
+    from paretorch.report.png import png
+
+    picture = png(task.draw(model))
+    write_atomically(path, picture)
+    return picture
 
 
 def rounding(history: list[dict[str, Any]]) -> dict[str, float]:

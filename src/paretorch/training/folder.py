@@ -1,4 +1,4 @@
-"""The run folder: config.json, metrics.jsonl, checkpoint.pt, and at the end model.pare and report.html."""
+"""The run folder: config.json, metrics.jsonl, checkpoint.pt, and at the end model.pare, report.html, a generator's samples.png."""
 
 import json
 import os
@@ -25,6 +25,7 @@ class RunFolder:
         self.checkpoint = path / "checkpoint.pt"
         self.artefact = path / "model.pare"
         self.report = path / "report.html"
+        self.samples = path / "samples.png"
         check_folder(path, recipe, resume=resume)
         begun = self.checkpoint.exists()
         try:

@@ -43,19 +43,24 @@ def choose(recipe: Recipe, runtime: Runtime, device: torch.device, images: "Imag
     return _grids(recipe, how) if recipe.data == "shortest-paths" else _text(recipe, runtime, how)
 
 
+def latent_of(recipe: Recipe) -> int | None:
+    """How many numbers of noise the network makes an image of; None where it makes none."""
+    return recipe.network_options.get("latent", 100) if recipe.network == _GENERATOR else None
+
+
 def _images(recipe: Recipe, runtime: Runtime, images: "Images | None", how: dict[str, Any]) -> Chosen:
     from paretorch import zoo
 
-    generates = recipe.network == _GENERATOR
-    options = _options(recipe, _GAN if generates else {})
+    latent = latent_of(recipe)
+    options = _options(recipe, {} if latent is None else _GAN)
     try:
         images = images or zoo.data.load(recipe.data, runtime.root, runtime.download)
     except ConfigError as error:
         raise ConfigError(f"{error} Of other kinds there are: {', '.join(sorted(_NETWORKS))}.") from error
     if recipe.validation:
         images = images.validation(recipe.validation, seed=0)
-    if generates:
-        return _gan(recipe, images, options, how)
+    if latent is not None:
+        return _gan(recipe, images, {"latent": latent, **options}, how)
     task = ImageClassification(
         images, batch=recipe.batch, how=_augmentation(recipe), label_smoothing=recipe.label_smoothing, **how
     )
@@ -69,9 +74,8 @@ def _gan(recipe: Recipe, images: "Images", options: dict[str, Any], how: dict[st
     def optimize(weights: list[Any]) -> torch.optim.Optimizer:
         return optimizers.build(recipe, [{"params": weights, "weight_decay": recipe.weight_decay}], recipe.lr)
 
-    latent = recipe.network_options.get("latent", 100)
     channels = images.train[0].shape[1]
-    return Gan(images, optimize, batch=recipe.batch, latent=latent, **options, **how), {"channels": channels}
+    return Gan(images, optimize, batch=recipe.batch, **options, **how), {"channels": channels}
 
 
 def _augmentation(recipe: Recipe) -> "Augment":

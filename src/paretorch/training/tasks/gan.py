@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
 from paretorch.training.optimizers import load_state
@@ -25,6 +26,7 @@ LOSSES = {
 }
 _EVALUATION_BATCH = 500
 _SAMPLES_SEED = 12345
+_SIDE, _GAP = 8, 2
 
 Optimize = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -129,6 +131,16 @@ class Gan:
             found = [self._features(self._generate(model, part)) for part in noise.split(_EVALUATION_BATCH)]
         return {"test_frechet": distance(self._real, torch.cat(found))}
 
+    def draw(self, model: nn.Module) -> Tensor:
+        """8×8 images from noise by the task's seed: the first 64, none chosen.
+
+        The network is on the CPU and runs in float32, so that the picture is that of the saved file, whatever trained it.
+        """
+        generator = torch.Generator().manual_seed(mix(self._seed, 4))
+        with torch.no_grad():
+            images: Tensor = model(torch.randn(_SIDE**2, self._latent, generator=generator))
+        return _grid(images)
+
     def example(self) -> Tensor:
         return torch.zeros(2, self._latent, device=self._device)
 
@@ -144,3 +156,10 @@ class Gan:
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast):
             logits: Tensor = network(images)
         return logits.float()
+
+
+def _grid(images: Tensor) -> Tensor:
+    """Images in [−1, 1] as bytes, row by row beside each other, with black lines between them."""
+    pixels = ((images + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+    tiles: Tensor = F.pad(pixels, (0, _GAP, 0, _GAP)).unflatten(0, (_SIDE, _SIDE))
+    return tiles.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)[:, :-_GAP, :-_GAP]

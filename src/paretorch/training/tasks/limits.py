@@ -1,10 +1,10 @@
-"""What a task asks of the loop beside the protocol: no replay, no compiler, a place for what it carries, clipping."""
+"""What a task asks of the loop beside the protocol: no replay, no compiler, a place for what it carries, a picture, clipping."""
 
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paretorch.training.recipe import Runtime
 from paretorch.training.task import Task
@@ -20,6 +20,15 @@ class Carrying(Protocol):
 
     def release(self, model: nn.Module) -> None:
         """After training."""
+        ...
+
+
+@runtime_checkable
+class Drawing(Protocol):
+    """A task whose network makes images."""
+
+    def draw(self, model: nn.Module) -> Tensor:
+        """What a network on the CPU makes, as one picture: bytes [channels, height, width], the same every time."""
         ...
 
 
