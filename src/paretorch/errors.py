@@ -30,4 +30,4 @@ class UndecidedWarning(UserWarning):
 
 
 class MissedTargetWarning(UserWarning):
-    """Rounding could not go as low as the target."""
+    """Rounding could not meet the target."""

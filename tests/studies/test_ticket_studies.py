@@ -72,7 +72,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 def test_a_study_of_tickets_leaves_rows_summary_and_plot(done: tuple[Path, list[str]]) -> None:
     target, told = done
     assert told == ["[1/2] imp: done", "[2/2] cs: done"]
-    assert {path.name for path in target.iterdir()} == {"tickets.jsonl", "summary.json", "tickets.svg"}
+    assert {path.name for path in target.iterdir()} == {"tickets.jsonl", "summary.json", "tickets.svg", "layers.svg"}
     assert [row["method"] for row in _rows(target)] == ["dense", "dense", "cs", "cs", "imp", "imp"]
     summary = json.loads((target / "summary.json").read_text())
     assert (summary["study"], summary["seeds"], summary["recipe"]["epochs"]) == ("small", [0, 1], 1)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paretorch.cli.inputs import SHAPES, data_of
+from paretorch.cli.inputs import data_of, shape_of
 from paretorch.cli.values import Number, Text, integers
 from paretorch.errors import ConfigError
 
@@ -64,7 +64,7 @@ def export(
         raise ConfigError("--percentile is about --int8: give that too.")
     name = data or (known if int8 else None)
     found = zoo.data.load(name, root) if name else None
-    example = _example(found, shape, known)
+    example = _example(found, shape, artefact.parent)
     model = deploy.load(artefact)
     target = out or artefact.with_suffix(".onnx")
     options: dict[str, Any] = {"weights": weights}
@@ -77,11 +77,11 @@ def export(
         typer.echo(_accuracies(found, model, target))
 
 
-def _example(found: "Images | None", shape: str | None, known: str) -> "Tensor":
-    """Two inputs: of the images where there are any, else zeros of the shape that was given or that the data has."""
+def _example(found: "Images | None", shape: str | None, folder: Path) -> "Tensor":
+    """Two inputs: of the images where there are any, else zeros of the shape that was given or that the run has."""
     import torch
 
-    size = tuple(integers(shape, "--shape")) if shape else SHAPES.get(known)
+    size = tuple(integers(shape, "--shape")) if shape else shape_of(folder)
     if found is not None:
         return _normalised(found, found.test[0][:2])
     if size is None:

@@ -1,15 +1,16 @@
-"""From errors to one line on stderr and an exit code: a user's mistake never ends in a traceback."""
+"""From errors and warnings to one line on stderr, and an exit code: a user's mistake never ends in a traceback."""
 
 import functools
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import typer
 
-from paretorch.errors import ConfigError, PareError
+from paretorch.errors import ConfigError, MissedTargetWarning, PareError, UndecidedWarning
 
 P = ParamSpec("P")
 
@@ -23,7 +24,9 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            command(*args, **kwargs)
+            with warnings.catch_warnings():
+                warnings.showwarning = functools.partial(_warn, warnings.showwarning)
+                command(*args, **kwargs)
         except KeyboardInterrupt:
             raise _stop(f"Stopped. {_how_to_resume()}", 130) from None
         except BrokenPipeError:
@@ -39,6 +42,14 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             raise _stop(f"{where}{error.strerror or error}.", 1) from None
 
     return run
+
+
+def _warn(others: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any) -> None:
+    """Our own warnings as a line, without the place in the code; all others as they are."""
+    if issubclass(category, MissedTargetWarning | UndecidedWarning):
+        typer.echo(f"pare: warning: {message}", err=True)
+    else:
+        others(message, category, *where)
 
 
 def _stop(message: str, code: int) -> typer.Exit:

@@ -52,7 +52,8 @@ def write_and_show(storage: Storage) -> None:
         return
     write_result(storage, result, shlex.join(["pare", *sys.argv[1:]]))
     _print(result)
-    typer.echo(f"{storage.path}: tickets.jsonl, summary.json, tickets.svg")
+    layers = ", layers.svg" if (storage.path / "layers.svg").exists() else ""
+    typer.echo(f"{storage.path}: tickets.jsonl, summary.json, tickets.svg{layers}")
 
 
 def _line(row: Row) -> str:

@@ -22,7 +22,7 @@ def require_count(name: str, value: Any, low: int, hint: str) -> None:
 def require_a_group(target: float | None, smallest: float, total: float) -> None:
     """A target of dropped weights that would drop everything, since groups go or stay as a whole, is refused."""
     if target is not None and (1.0 - target) * total < smallest / 2:
-        most = 1.0 - smallest / total
+        most = math.floor(10_000 * (1.0 - smallest / total)) / 10_000
         raise ConfigError(
             f"target={target!r} would drop everything: the smallest group has {smallest:g} of {total:g} weights, so ask for "
             f"at most {most:.4f}, or use smaller groups"

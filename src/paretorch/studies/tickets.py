@@ -21,7 +21,7 @@ from paretorch.studies.results import heading, read_stored, require_recipe, writ
 from paretorch.studies.study import Study
 from paretorch.studies.tickets_table import by_method, result_of, show_methods, show_tickets
 
-_ROWS, _SUMMARY, _PLOT = "tickets.jsonl", "summary.json", "tickets.svg"
+_ROWS, _SUMMARY, _PLOTS = "tickets.jsonl", "summary.json", ("tickets.svg", "layers.svg")
 
 
 def run_tickets(
@@ -55,8 +55,9 @@ def _keep(study: Study, storage: Storage, target: Path) -> None:
     every = collect(storage)
     write_result(storage, every, shlex.join(["pare", *sys.argv[1:]]))
     target.mkdir(parents=True, exist_ok=True)
-    for name in (_ROWS, _PLOT):
-        shutil.copyfile(storage.path / name, target / name)
+    for name in (_ROWS, *_PLOTS):
+        if (storage.path / name).exists():  # layers are drawn where there are several methods
+            shutil.copyfile(storage.path / name, target / name)
     own = result_of([*every.dense, *every.tickets], study.seeds)
     recipe = storage.recipe.as_dict()
     summary = {**heading(study), "recipe": recipe, "methods": by_method(own), **own.as_dict()}
