@@ -151,7 +151,7 @@ def test_zero_precision_finds_room_for_any_target(target: float) -> None:
     with plan.hardened():
         assert plan.metrics()["bits"] == pytest.approx(target, abs=0.01)
         grown = [int(chain.precision.power) > k for chain, k in zip(plan._chains, before, strict=True)]
-        assert grown == [target == 0.8] * 2, "for few bits the grid is large from the start"
+        assert any(grown) == (target == 0.8), "for few bits the grid is large from the start"
     assert [int(chain.precision.power) for chain in plan._chains] == before
     plan.harden()
     assert plan.metrics()["bits"] == pytest.approx(target, abs=0.01)

@@ -8,7 +8,9 @@ from torch.nn import functional as F
 import paretorch as pt
 from paretorch.core.groups import Group
 from paretorch.core.plan import Plan
+from paretorch.precision.allocate import least_bits, make_room
 from paretorch.precision.grid import real_bits
+from paretorch.precision.smol import Precision
 
 
 def net() -> nn.Module:
@@ -69,3 +71,16 @@ def test_what_masks_drop_counts_no_bits_either() -> None:
     kept = torch.cat([layer.parametrizations.weight[0].survives().flatten() for layer in (model[0], model[4])])
     assert 0.0 < found <= 3.0 * float(kept.mean())
     assert found < counted(model)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.4, 0.3, 0.2, 0.1])
+def test_scales_grow_layer_by_layer_until_there_is_room(share: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(8)))
+    term = pt.compress(model, pt.SMOL(target_bits=1.0, zero_precision=True), steps=4)._terms[0]
+    members = [r for r in term.relaxations if isinstance(r, Precision)]
+    budget = share * term.weights
+    before = [int(r.power) for r in members]
+    make_room(term, members, budget)
+    assert 0 <= budget - least_bits(term, members) < 32 * 32, "less than a layer is given away"
+    assert all(int(r.power) >= power for r, power in zip(members, before, strict=True))

@@ -61,22 +61,28 @@ def allocate(term: Term, members: Sequence["Precision"], budget: float | None) -
 
 def least_bits(term: Term, members: Sequence["Precision"]) -> float:
     """The bits that they would take with the lowest precision everywhere."""
-    total = 0.0
-    for i, r in enumerate(members):
-        lowest = min(r.allowed, default=1)
-        p = torch.full(r.grouping.grid, lowest, dtype=torch.int32, device=r.decision.device)
-        total += lowest * float(_paying(term, i, r, _kept(term, i, r), p).sum())
-    return total
+    return sum(_least(term, i, r) for i, r in enumerate(members))
 
 
 def make_room(term: Term, members: Sequence["Precision"], budget: float) -> None:
-    """Zero precision, and scales that follow the weights: larger ones, until few enough weights keep a bit."""
-    free = [r for r in members if r.lead is not None and r.zero_precision]
-    for _ in range(_MOST_GROWTH if free else 0):
-        if least_bits(term, members) <= budget:
-            return
-        for r in free:
-            r.power.add_(1)
+    """Zero precision, and scales that follow the weights: larger ones, until few enough weights keep a bit.
+
+    One layer after another, each time where most is to be saved: were all to grow at once, the least that they could take would
+    fall by half, and a target in between be missed by as much.
+    """
+    least = [_least(term, i, r) for i, r in enumerate(members)]
+    growth = {i: _MOST_GROWTH for i, r in enumerate(members) if r.lead is not None and r.zero_precision}
+    while sum(least) > budget and any(growth.values()):
+        first = max((i for i, left in growth.items() if left), key=least.__getitem__)
+        members[first].power.add_(1)
+        growth[first] -= 1
+        least[first] = _least(term, first, members[first])
+
+
+def _least(term: Term, index: int, r: "Precision") -> float:
+    lowest = min(r.allowed, default=1)
+    p = torch.full(r.grouping.grid, lowest, dtype=torch.int32, device=r.decision.device)
+    return lowest * float(_paying(term, index, r, _kept(term, index, r), p).sum())
 
 
 def _kept(term: Term, index: int, r: "Precision") -> Tensor:
