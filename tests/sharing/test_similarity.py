@@ -168,3 +168,5 @@ def test_unshared_networks_are_compared_by_their_weights() -> None:
     assert found.matrix[0, 2] < 0.6
     with pytest.raises(ConfigError, match="no two layers"):
         layer_similarity(nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match="takes a network, not list"):
+        layer_similarity([network])  # type: ignore[arg-type]

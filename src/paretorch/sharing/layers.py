@@ -96,6 +96,8 @@ def layer_similarity(
     Of a network that shares, from the coefficients: its groups are known, and the options choose nothing. Of any other,
     from the weights themselves: groups are layers of one kind and shape, chosen as for `SoftSharing`.
     """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"layer_similarity takes a network, not {type(model).__name__}")
     if banks := read_banks(model):
         return [Similarity(bank.layers, absolute_cosine(bank.rows).cpu()) for bank in banks]
     groups = share_groups(choose(find_sites(model), include, exclude), by)
