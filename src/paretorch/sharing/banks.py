@@ -15,6 +15,14 @@ By = Callable[[str, nn.Module], Hashable | None] | Sequence[Selector]
 _LAYER_OF_STACK = re.compile(r"_l\d+(_reverse)?$")  # of the weights of recurrent layers
 
 
+def check_by(by: By | None) -> None:
+    """A function, or a list of selectors that is not empty."""
+    if by is not None and not callable(by) and (not by or not isinstance(by, list | tuple)):
+        raise ConfigError(
+            f'by={by!r}: give a function (name, module) -> label, or patterns such as ("stages.0.*", "stages.1.*")'
+        )
+
+
 def share_groups(sites: Sequence[Site], by: By | None = None) -> list[tuple[Site, ...]]:
     """Layers of one kind and one weight shape, two at least, in the order of the model.
 

@@ -12,7 +12,7 @@ from paretorch.core.relaxation import Chain
 from paretorch.core.sites import Selector, Site, choose, find_sites
 from paretorch.core.tensors import whole
 from paretorch.errors import ConfigError
-from paretorch.sharing.banks import By, share_groups
+from paretorch.sharing.banks import By, check_by, share_groups
 from paretorch.sharing.similarity import absolute_cosine
 
 
@@ -98,6 +98,7 @@ def layer_similarity(
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"layer_similarity takes a network, not {type(model).__name__}")
+    check_by(by)
     if banks := read_banks(model):
         return [Similarity(bank.layers, absolute_cosine(bank.rows).cpu()) for bank in banks]
     groups = share_groups(choose(find_sites(model), include, exclude), by)

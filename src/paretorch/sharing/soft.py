@@ -30,7 +30,7 @@ from paretorch.core.relaxation import Relaxation
 from paretorch.core.sites import Site
 from paretorch.core.tensors import on_one_gpu, whole, write
 from paretorch.errors import ConfigError
-from paretorch.sharing.banks import By, bank, share_groups, template_sites
+from paretorch.sharing.banks import By, bank, check_by, share_groups, template_sites
 from paretorch.sharing.clusters import cluster, collapse
 from paretorch.sharing.domains import DOMAINS
 from paretorch.sharing.similarity import absolute_cosine, recurrence, recurrence_slope
@@ -75,10 +75,7 @@ class SoftSharing(Method):
             raise ConfigError("SoftSharing has one coefficient a template and layer: use by= to say which layers share")
         if self.templates is not None:
             require_count("templates", self.templates, 1, "give the number of templates of a group, 1 or more")
-        if self.by is not None and not callable(self.by) and (not self.by or not isinstance(self.by, list | tuple)):
-            raise ConfigError(
-                f'by={self.by!r}: give a function (name, module) -> label, or patterns such as ("stages.0.*", "stages.1.*")'
-            )
+        check_by(self.by)
         if self.domain not in tuple(DOMAINS):
             raise ConfigError(f"domain={self.domain!r} is not known: use one of {', '.join(DOMAINS)}")
         if self.start not in ("orthogonal", "fit"):
