@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paretorch.optim import AvaGrad, DelayedAdam
+from paretorch.optim import AvaGrad, AvaGradW, DelayedAdam
 
 MODES = [{}, {"fused": True}, {"foreach": True}, {"foreach": False}]
 every_mode = pytest.mark.parametrize("mode", MODES, ids=str)
@@ -63,6 +63,24 @@ def test_weights_without_gradients_are_as_if_they_were_not_there(mode, eps) -> N
     run([large], [large], [[torch.cat([step[0], torch.zeros(180)])] for step in grads], eps=eps, **mode)
     torch.testing.assert_close(large[:20], small, rtol=1e-12, atol=0)
     assert bool((large[20:] == 0).all())
+
+
+@every_mode
+@pytest.mark.parametrize("kind", [AvaGrad, AvaGradW])
+def test_decay_is_a_gradient_only_where_it_is_not_decoupled(mode, kind) -> None:
+    """With AvaGradW weights without gradients stay uncounted; AvaGrad's λw gives them a v, as the page says."""
+    grads = noise(20)
+    used, unused = fresh(20, 50)
+    alone = used.detach().clone().requires_grad_()
+    both = kind([used, unused], lr=0.1, eps=1e-8, weight_decay=5e-4, **mode)
+    one = kind([alone], lr=0.1, eps=1e-8, weight_decay=5e-4, **mode)
+    for (g,) in grads:
+        used.grad, alone.grad, unused.grad = g.clone(), g.clone(), torch.zeros_like(unused)
+        both.step()
+        one.step()
+    alike = torch.allclose(used, alone, rtol=1e-12, atol=0)
+    assert alike == (kind is AvaGradW)
+    assert bool((both.state[unused]["exp_avg_sq"] > 0).any()) == (kind is AvaGrad)
 
 
 @every_mode

@@ -12,7 +12,8 @@ What differs from the printed algorithm, which leaves these open:
   those that follow.
 * Who counts. The norm and d are over the coordinates with v_{t−1} > 0 of all parameters of all groups. Weights that
   never had a gradient (pruned ones, unused rows of an embedding) would have η = 1/ε and drown all others. While the
-  network has no history at all, v_1 takes the place of v_0 here too.
+  network has no history at all, v_1 takes the place of v_0 here too. Weight decay is part of the gradient, so with it
+  such weights do count; in AvaGradW they do not.
 * The norm belongs to the η of the same step. (The author's code divides by the norm of the step before.)
 """
 
