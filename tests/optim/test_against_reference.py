@@ -65,3 +65,23 @@ def test_hundred_steps(kind, implementation, eps, maximize) -> None:
                 assert torch.equal(p.grad, g), "gradients are left as they were"
     for i, p in enumerate(params):
         torch.testing.assert_close(optimizer.state[p]["exp_avg_sq"], memory.v[i], rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
+@pytest.mark.parametrize("powers", [(0.0, 1.5), (0.5, 0.0), (0.25, 0.25)])
+def test_every_schedule_of_eps(implementation, powers) -> None:
+    """t^1.5 of section 6.5.1, and the examples √T and (Tt)^¼ of corollary 6.1; √t is the default above."""
+    generator = torch.Generator().manual_seed(1)
+    settings = reference.Settings(lr=0.05, beta1=0.8, beta2=0.97, eps=0.1, weight_decay=0.03)
+    expected = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in SHAPES]
+    params = [w.clone().requires_grad_() for w in expected]
+    options = {"lr": 0.05, "betas": (0.8, 0.97), "eps": 0.1, "weight_decay": 0.03, "powers": powers, **implementation}
+    optimizer, memory = AnnealedAdam(params, 100, **options), reference.Memory()
+    for step in range(100):
+        grads = gradients(step, generator)
+        for p, g in zip(params, grads, strict=True):
+            p.grad = g
+        optimizer.step()
+        expected = reference.annealed_adam(expected, grads, settings, memory, 100, *powers)
+    for p, w in zip(params, expected, strict=True):
+        torch.testing.assert_close(p.detach(), w, rtol=1e-9, atol=1e-12)
