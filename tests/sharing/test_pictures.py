@@ -122,6 +122,21 @@ def test_a_report_shows_loops_and_similarities(run: Path, tmp_path: Path) -> Non
     assert "stages.0.1.conv1, stages.0.2.conv2: 0.000" in page
 
 
+def test_the_report_of_the_run_has_the_last_fold(run: Path) -> None:
+    report = run / "report.html"
+    report.write_text("<body><main><section>as it was</section></main><footer>foot</footer></body>")
+    pare("fold", str(run), "--only", "stages.0.*", "--layers", "2")
+    assert "4 layers are 2; layers 1-2 run twice." in report.read_text()
+    pare("fold", str(run), "--only", "stages.0.*", "--layers", "1")
+    page = report.read_text()
+    assert page.count('<section id="folded">') == 1
+    assert page.count("<svg") == 3
+    assert "4 layers are 1; layer 1 runs 4 times." in page
+    assert "layers 1-2 run twice" not in page
+    assert page.startswith("<body><main><section>as it was</section>")
+    assert page.endswith("</main><footer>foot</footer></body>")
+
+
 def test_mistakes_are_one_line(run: Path, tmp_path: Path) -> None:
     for words in ([], ["--curve"]):
         assert "holds no checkpoint.pt" in pare("fold", str(tmp_path / "nowhere"), *words, code=2)
@@ -133,8 +148,9 @@ def test_mistakes_are_one_line(run: Path, tmp_path: Path) -> None:
     state = Checkpoint({"network": "resnet20"}, plain.state_dict(), {}, None, 1, 0, 0, torch.zeros(0), random)
     state.save(tmp_path / "checkpoint.pt")
     assert "shares no templates" in pare("fold", str(tmp_path), code=2)
-    (tmp_path / "checkpoint.pt").write_bytes(b"nothing")
-    assert "not a readable checkpoint" in pare("fold", str(tmp_path), code=1)
+    for junk in (b"nothing", b"junk\n"):
+        (tmp_path / "checkpoint.pt").write_bytes(junk)
+        assert "not a readable checkpoint" in pare("fold", str(tmp_path), code=1)
 
 
 def parsed(svg: str) -> ElementTree.Element:

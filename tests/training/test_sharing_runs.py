@@ -46,6 +46,11 @@ def test_a_network_that_shares_is_trained_so(tmp_path: Path) -> None:
     assert points[0]["bytes"] >= points[-1]["bytes"]
     assert (out / "folding.svg").read_text().startswith("<svg")
     assert "3 layers (threshold 1.000): test accuracy" in told
+    _pare("fold", str(out), "--curve", "--only", "stages.1.*", "--device", "cpu")
+    assert [point["layers"] for point in json.loads((out / "folding-stages.1.json").read_text())] == [2, 1]
+    assert json.loads((out / "folding.json").read_text()) == points, "the curve of the whole stays"
+    page = (out / "report.html").read_text()
+    assert page.count("2 layers are 1; layer 1 runs twice.") == 3
 
 
 def test_similarities_are_kept_at_a_few_epochs() -> None:

@@ -29,7 +29,7 @@ def fold(
 ) -> None:
     """Fold layers that have become alike into loops: folded.pare and folding.html in the run's folder.
 
-    Beside them similarities.html, how alike the layers became over the epochs. With --curve: folding.json and folding.svg there, the metric of the run's data against the layers that are left.
+    The diagrams go into report.html too. Beside them similarities.html, how alike the layers became over the epochs. With --curve: folding.json and folding.svg there (folding-stages.1.json with --only "stages.1.*"), the metric of the run's data against the layers that are left.
 
     Examples:
 
@@ -48,7 +48,7 @@ def fold(
         return
     from paretorch import deploy, sharing
     from paretorch.cli.fold_run import kept_similarities, shared_network
-    from paretorch.report.folding import write_folding
+    from paretorch.report.folding import add_to_report, write_folding
     from paretorch.report.similarities import write_similarities
 
     if threshold is None and layers is None:
@@ -69,6 +69,7 @@ def fold(
         foldings=foldings,
         sizes=(before, after),
     )
+    add_to_report(run / "report.html", foldings)
     for folding in foldings:
         typer.echo(str(folding))
     typer.echo(f"{before:,} bytes with all layers, {after:,} folded; {run / 'folded.pare'}, {page}")
@@ -79,6 +80,7 @@ def fold(
 
 def _curve(run: Path, only: str | None, root: str | None, device: str) -> None:
     import json
+    import re
     from dataclasses import asdict
 
     from paretorch.cli.fold_run import shared_network
@@ -109,11 +111,13 @@ def _curve(run: Path, only: str | None, root: str | None, device: str) -> None:
             f"{point.layers} layer{'s' if point.layers > 1 else ''} (threshold {point.threshold:.3f}): {name.replace('_', ' ')} {told(name, point.measured)}, "
             f"{point.bytes:,} bytes, weights off by up to {point.error:.1%}"
         )
-    (run / "folding.json").write_text(json.dumps([asdict(point) for point in points], indent=1) + "\n")
+    # A curve for each stage, beside that of the whole: none takes another's place.
+    stem = "folding" if only is None else "folding-" + re.sub(r"[^\w.-]+", "-", only).strip(".-")
+    (run / f"{stem}.json").write_text(json.dumps([asdict(point) for point in points], indent=1) + "\n")
     values = [point.measured for point in points]
     line = Curve([point.layers for point in points], values, values, values)
     save(
         curves(f"{run.resolve().name}, folded", {name: line}, x_label="layers left of those that share"),
-        run / "folding.svg",
+        run / f"{stem}.svg",
     )
-    typer.echo(f"{run / 'folding.json'}, {run / 'folding.svg'}")
+    typer.echo(f"{run / stem}.json, {run / stem}.svg")

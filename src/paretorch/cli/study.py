@@ -127,16 +127,17 @@ def _tickets(study: "Study", out: Path, runs: Path, parallel: int, options: list
 
 
 def _show(study: "Study", found: "Found") -> None:
-    """What the results say: accuracy against sparsity or bits where that is the question, else each setting's metric."""
+    """What the results say: accuracy against sparsity, bits or parameters where that is the question, else each setting's metric."""
     from paretorch.studies.bits_table import show_bits
     from paretorch.studies.results import summarize
+    from paretorch.studies.sharing_table import show_sharing
     from paretorch.studies.table import points_of, show_points, show_verdicts
     from paretorch.training.progress import headline, told
 
     if points := points_of(study, found):
         lines = [*show_points(points), "", *show_verdicts(study, points)]
     else:
-        lines = show_bits(study, found)
+        lines = show_bits(study, found) or show_sharing(study, found)
     if lines:
         for line in (*lines, f"Claim: {study.claim}"):
             typer.echo(line)

@@ -159,8 +159,8 @@ class Plan:
     def harden(self, optimizer: torch.optim.Optimizer | None = None, recalibrate: Iterable[Any] | None = None) -> None:
         """Round every decision, exactly on target. Weights may go on training with the decisions fixed.
 
-        `optimizer` forgets its momentum of dropped weights; `recalibrate`, batches of inputs, re-estimates batch norm.
-        Warns where decisions are still undecided, so that rounding changes the network.
+        With `optimizer` dropped weights become zero, and their momentum is forgotten: decay does not move them. `recalibrate`,
+        batches of inputs, re-estimates batch norm. Warns where decisions are still undecided, so that rounding changes the network.
         """
         if not self.is_hard:
             for term in self._terms:
@@ -210,6 +210,8 @@ class Plan:
             kept = chain.keep()
             if kept is None:
                 continue
+            # Their gradient is zero from here on; at zero, decay gives them none either, and AvaGrad's norm leaves them out.
+            write(weight, whole(weight) * (kept > 0))
             for value in state.values():
                 if isinstance(value, Tensor) and value.shape == weight.shape:
                     write(value, whole(value) * (kept > 0))

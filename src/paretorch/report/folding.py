@@ -1,13 +1,15 @@
-"""folding.html: what a folded network came to, its similarities and its loops, on one page without a network."""
+"""folding.html and its diagrams in report.html: what a folded network came to, its similarities and its loops, on pages without a network."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paretorch.deploy.container import write_file
 from paretorch.deploy.text import human
 from paretorch.report.frame import write_page
 from paretorch.report.sharing import folded_diagram, group_title, heat_map
@@ -15,6 +17,8 @@ from paretorch.report.tables import table
 
 if TYPE_CHECKING:
     from paretorch.sharing import Folding, Similarity
+
+_BEGIN, _END = '<section id="folded">', "</section><!-- folded -->"
 
 
 def write_folding(
@@ -50,6 +54,22 @@ def write_folding(
             f'<p>{escape(_sentence(folding))}</p><div class="grid">{inside}</div><h2>Layers in numbers</h2>{numbers}</section></main>'
         )
     return write_page(path, title, sections)
+
+
+def add_to_report(path: Path, foldings: Sequence[Folding]) -> None:
+    """Put the folded network into the report of its run, in the place of an earlier one; nothing where there is no report."""
+    if not path.exists():
+        return
+    cards = [
+        f'<div class="card"><h3>{escape(group_title(number, folding.layers))}</h3><p>{escape(_sentence(folding))}</p>'
+        f"{folded_diagram(f'folded-{number}', f'Folded group {number}', folding.runs, folding.words)}</div>"
+        for number, folding in enumerate(foldings, 1)
+    ]
+    told = "<h2>Folded</h2><p>folded.pare, by <code>pare fold</code>; folding.html has scales and errors.</p>"
+    section = f'{_BEGIN}{told}<div class="grid">{"".join(cards)}</div>{_END}'
+    page = re.sub(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", "", path.read_text("utf-8"), flags=re.DOTALL)
+    before, main, after = page.rpartition("</main>")
+    write_file(path, f"{before}{section}{main}{after}".encode("utf-8", "replace"))
 
 
 def _sentence(folding: Folding) -> str:

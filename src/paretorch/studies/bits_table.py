@@ -3,18 +3,15 @@
 Nothing is chosen here, so there are no held-out images: the metric of the task stands beside that of the dense network.
 """
 
-from typing import Any
-
 from paretorch.deploy.text import table as aligned
+from paretorch.studies.cells import Numbers, distance, mean, with_spread
 from paretorch.studies.results import Found, summarize
 from paretorch.studies.study import Study
-from paretorch.training.progress import headline, told
+from paretorch.training.progress import headline
 from paretorch.training.recipe import Recipe
 
 _FROM_START = ("smol-printed", "bsq")  # their `bits` are those at the start: λ decides where they end
 _HEAD = ["setting", "asked", "bits", "on disk", "bytes", "", "to dense", "seeds"]
-
-Numbers = dict[str, dict[str, float]]
 
 
 def show_bits(study: Study, found: Found) -> list[str]:
@@ -32,25 +29,10 @@ def _cells(recipe: Recipe, numbers: Numbers, metric: str, dense: Numbers | None)
     asked = None if recipe.quantization in _FROM_START else recipe.bits
     return [
         "–" if asked is None else f"{asked:g}",
-        _mean(numbers, "bits", "{:.3f}"),
-        _mean(numbers, "bits_on_disk", "{:.3f}"),
-        _mean(numbers, "bytes", "{:,.0f}"),
-        _with_spread(metric, numbers[metric]),
-        _distance(metric, numbers, dense) if recipe.compresses else "–",
+        mean(numbers, "bits", "{:.3f}"),
+        mean(numbers, "bits_on_disk", "{:.3f}"),
+        mean(numbers, "bytes", "{:,.0f}"),
+        with_spread(metric, numbers[metric]),
+        distance(metric, numbers, dense) if recipe.compresses else "–",
         f"{numbers[metric]['n']:g}",
     ]
-
-
-def _mean(numbers: Numbers, name: str, form: str) -> str:
-    return form.format(numbers[name]["mean"]) if name in numbers else "–"
-
-
-def _with_spread(metric: str, one: dict[str, Any]) -> str:
-    return told(metric, one["mean"]) + (f" ± {told(metric, one['std'])}" if one["n"] > 1 else "")
-
-
-def _distance(metric: str, numbers: Numbers, dense: Numbers | None) -> str:
-    if dense is None:
-        return "–"
-    lost = numbers[metric]["mean"] - dense[metric]["mean"]
-    return ("+" if lost >= 0 else "−") + told(metric, abs(lost)).removesuffix(" %")

@@ -38,7 +38,8 @@ def finish(
     those of the test set as final_test_accuracy and so on, which nothing may be chosen by. `soft_accuracy` and
     `hard_accuracy` are those right before and right after rounding. `sparsity` and `bits` are over the weights that were
     decided on, `activation_bits` over such activations, `bits_on_disk` is over all weights, with masks and maps;
-    `layers` has the sparsity of each. Of a network that makes images some are drawn, into samples.png and the report.
+    `parameters` are the numbers that are stored, those of norms too; `layers` has the sparsity of each. Of a network that
+    makes images some are drawn, into samples.png and the report.
     """
     from paretorch import deploy
     from paretorch.report import write_html
@@ -66,6 +67,7 @@ def finish(
         **unseen,
         **rounding(history),
         **decided,
+        "parameters": report.parameters,
         "bytes": report.sizes.total,
         "dense_bytes": report.sizes.dense,
         "bits_on_disk": report.bits_on_disk,
