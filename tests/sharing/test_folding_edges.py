@@ -75,12 +75,16 @@ def test_a_sharded_network_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         fold(network, threshold=0.9)
 
 
-def test_what_diverged_is_not_folded() -> None:
+@pytest.mark.parametrize("hard", [False, True])
+def test_what_diverged_is_not_folded(hard: bool) -> None:
     network = build("linear")
-    attach(network, "all")
+    plan = attach(network, "all")
+    if hard:
+        plan.harden()
     with torch.no_grad():
         mixes(network)[1].s.fill_(float("nan"))
-    with pytest.raises(DivergenceError, match=r"3\.weight is not finite"):
+    told = r"3\.weight is not finite" if hard else r"3\.weight has sharing decisions that are not finite"
+    with pytest.raises(DivergenceError, match=told):
         fold(network, threshold=0.9)
 
 

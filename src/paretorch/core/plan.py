@@ -30,6 +30,7 @@ from paretorch.core.update import (
     clip_weights,
     gradients_of,
     price_now,
+    require_finite,
     warn_undecided,
 )
 from paretorch.errors import ConfigError, DivergenceError
@@ -161,13 +162,19 @@ class Plan:
 
         With `optimizer` dropped weights become zero, and their momentum is forgotten: decay does not move them. `recalibrate`,
         batches of inputs, re-estimates batch norm. Warns where decisions are still undecided, so that rounding changes the network.
+        Refuses, with nothing changed, weights or decisions that are not finite.
         """
         if not self.is_hard:
+            self.require_finite()
             for term in self._terms:
                 warn_undecided(term, self._state.step)
             self._round(optimizer)
         if recalibrate is not None:
             recalibrate_norms(self.model, recalibrate)
+
+    def require_finite(self) -> None:
+        """Refuse to round where a weight or a decision is not finite; the error names it."""
+        require_finite(self._sites, self._terms)
 
     def _round(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         if not self.is_hard:
@@ -222,6 +229,7 @@ class Plan:
         if self.is_hard:
             yield self.model
             return
+        self.require_finite()
         own = [tensor for term in self._terms for r in term.relaxations for tensor in (*r.parameters(), *r.buffers())]
         own += [decision for term in self._terms for decision in term.decisions()]
         own += [original(site) for site in self._sites]

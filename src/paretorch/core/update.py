@@ -5,8 +5,10 @@ import warnings
 import torch
 from torch import Tensor
 
+from paretorch.core.attach import original
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Chain, Relaxation
+from paretorch.core.sites import Site
 from paretorch.core.tensors import local, shard_like, whole
 from paretorch.errors import DivergenceError, UndecidedWarning
 
@@ -22,6 +24,20 @@ def check_finite(term: Term, step: Tensor, scaler: torch.amp.GradScaler | None) 
         if gradient is not None and not bool(torch.isfinite(local(gradient).sum())):
             raise DivergenceError(
                 f"step {int(step)}: the gradient that reaches {site.name} is not finite: check the loss for NaN, or lower the learning rate"
+            )
+
+
+def require_finite(sites: list[Site], terms: list[Term]) -> None:
+    """Refuse weights, decisions and learned ranges that cannot be rounded, before any of them is."""
+    found = [(f"{site.name} has values", original(site)) for site in sites]
+    for term in terms:
+        for relaxation, site in zip(term.relaxations, term.sites, strict=True):
+            found.append((f"{site.name} has {relaxation.room} decisions", relaxation.decision))
+            found += [(f"{site.name} has learned ranges", parameter) for parameter, _ in relaxation.trained()]
+    for what, tensor in found:
+        if not bool(whole(tensor).isfinite().all()):
+            raise DivergenceError(
+                f"{what} that are not finite: go back to a checkpoint from before, and lower the learning rate"
             )
 
 

@@ -31,7 +31,7 @@ from paretorch.core.schedule import cubic, progress
 from paretorch.core.sites import Site
 from paretorch.core.solvers import adam
 from paretorch.core.tensors import whole
-from paretorch.errors import ConfigError, DivergenceError, MissedTargetWarning
+from paretorch.errors import ConfigError, MissedTargetWarning
 from paretorch.precision.allocate import allocate, make_room
 from paretorch.precision.grid import MAX_BITS, power_of_two, quantize, real_bits, s_of_bits
 from paretorch.precision.leveled import Leveled
@@ -40,7 +40,6 @@ from paretorch.precision.zeros import are_found, count_search
 
 _FELT = 0.05  # bits above the target that are worth a word
 _UNKNOWN_BITS = 3.0  # of a kept weight, that "auto" scales for where no target says
-_RECOVER = "go back to a checkpoint from before, and lower the learning rate"
 _PROPORTIONAL, _INTEGRAL = 40.0, 800.0  # of ln λ against the relative error of the bits
 
 
@@ -170,9 +169,6 @@ class SMOL(Method):
         term.set_scalar("price", self._start_price(term) * torch.exp(exponent))
 
     def round(self, term: Term, factor: float) -> None:
-        for site in term.sites:
-            if not bool(whole(original(site)).isfinite().all()):
-                raise DivergenceError(f"{site.name} has values that are not finite: {_RECOVER}")
         budget = None
         if self.target_bits is not None or factor != 1.0:
             target = self.target_bits if self.target_bits is not None else float(_average(term))

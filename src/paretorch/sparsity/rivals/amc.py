@@ -114,6 +114,7 @@ def harden_searched(
     method = next((one for one in plan.methods() if isinstance(one, AMC)), None)
     if method is None:
         raise ConfigError("this plan has nothing to search: use harden_searched with AMC")
+    plan.require_finite()
     layers = layers_of(plan.model, example.float() if example.is_floating_point() else example)
     walk, agent = Walk(list(layers.values())), Agent(FEATURES, seed)
     best, found = -math.inf, list[float]()

@@ -48,6 +48,7 @@ def harden_best(
         raise ConfigError("this plan draws no masks: use harden_best with HardConcrete or StochasticSparsification")
     if draws < 1:
         raise ConfigError(f"draws={draws!r}: give 1 or more")
+    plan.require_finite()
     scores = []
     for number in range(1, draws + 1):
         _take(drawn, number)
