@@ -37,10 +37,25 @@ def test_numbers_by_hand() -> None:
     assert found.precisions == {0: 18, 1: 160, 2: 54}
     assert found.macs == 4 * 4 * 18 + 160  # 2 x 2 positions of 4 channels, 18 weights each; then 160
     assert found.macs_kept == round(288 * 0.75) + 160
-    assert found.parameters == 72 + 4 + 4 * 4 + 1 + 160 + 10
+    assert found.parameters == 72 + 4 + 2 * 4 + 160 + 10, "without the statistics of the norm"
     assert found.bits_on_disk > found.bits
     layers = sum(layer.size.total for layer in found.layers)
     assert layers < sum(size.total for size in found.sizes.tensors.values()) < found.sizes.total
+
+
+def test_buffers_are_stored_and_are_no_parameters(tmp_path: Path) -> None:
+    model = small()
+    plain = report(model)
+    model.register_buffer("mask", torch.triu(torch.ones(8, 8)))
+    found = report(model)
+    assert found.weights == plain.weights
+    assert found.sparsity == plain.sparsity
+    assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert "mask" in found.sizes.tensors
+    assert found.sizes.total > plain.sizes.total
+    path = tmp_path / "small.pare"
+    save(small(), path)
+    assert report(path).parameters == plain.parameters, "the file alone knows the statistics by their names"
 
 
 def test_edits_give_the_exact_precision() -> None:

@@ -58,7 +58,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_everything_is_shown_and_nothing_complained_of(page: Path) -> None:
     shown, console = _shown(page)
     assert console == ""
-    for word in ("Activations", "Shared layers", "layers 1-2 run twice", "2.00 ×", "91.23%", "stored numbers"):
+    for word in ("Activations", "Shared layers", "layers 1-2 run twice", "2.00 ×", "91.23%", "without buffers"):
         assert word in shown
     assert shown.count("<svg") >= 9
 

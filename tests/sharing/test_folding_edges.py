@@ -38,6 +38,15 @@ def test_what_is_around_the_network_is_left_behind(wrap: Callable[[nn.Module], n
     assert [point.layers for point in folding_curve(around, lambda _: 0.0)] == [4, 3, 2, 1]
 
 
+@pytest.mark.parametrize("how", ["all", "fewer", "one"])
+def test_without_a_limit_nothing_changes_but_what_is_stored(how: str) -> None:
+    network = build("linear")
+    attach(network, how)
+    small = fold(network)
+    assert small.paretorch_folding[0].stored == {"all": 4, "fewer": 2, "one": 1}[how]
+    torch.testing.assert_close(small(batch("linear")), network(batch("linear")))
+
+
 @pytest.mark.parametrize("zeros", [(0,), (1, 3), (0, 1, 2, 3)])
 def test_layers_of_zeros_take_nothing_from_the_others(zeros: tuple[int, ...]) -> None:
     network = build("linear")
@@ -97,8 +106,6 @@ def test_bad_input_is_named() -> None:
     for threshold in (-0.1, 1.1, float("nan"), "high"):
         with pytest.raises(ConfigError, match="from 0 to 1"):
             fold(shared, threshold=threshold)
-    with pytest.raises(ConfigError, match="either threshold"):
-        fold(shared)
     with pytest.raises(ConfigError, match="either threshold"):
         fold(shared, threshold=0.5, layers=2)
     with pytest.raises(ConfigError, match="only 4 layers share"):

@@ -23,6 +23,7 @@ from paretorch.errors import ConfigError
 from paretorch.report import write_html  # here, not in to_html: a later import would put the room over pt.report
 
 _DENSE = "dense"  # the name of the baseline among latencies
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,11 @@ class Layer:
 class Report:
     """What a network costs. `print` it, or take `to_json()`, `to_html(path)`.
 
-    Weights are the tensors of two or more dimensions. A weight counts its bits on the grid of chapter 5, whose scale is 1
+    Weights are the parameters of two or more dimensions. A weight counts its bits on the grid of chapter 5, whose scale is 1
     unless an edit names another, and a zero there 0; one of n other values (LSQ, DoReFa …) ⌈log₂ n⌉; any other its dtype's,
     or 0 if it is zero.
-    `bits` leaves the map of precisions and the masks out, as papers do; `bits_on_disk` has them. `parameters` counts
-    every stored number, norm statistics too. `macs`: see paretorch.deploy.macs; of layers that are mixed from shared
+    `bits` leaves the map of precisions and the masks out, as papers do; `bits_on_disk` has them. `buffers`: stored
+    tensors that are no parameters (of a file without a network of the zoo, norm statistics). `macs`: see paretorch.deploy.macs; of layers that are mixed from shared
     tensors each tensor has its part. `latency`: by runtime, with spread; of the entries, `dense` is the baseline.
     """
 
@@ -64,10 +65,11 @@ class Report:
     latency: tuple[Latency, ...] = ()
     activations: tuple[Activation, ...] = ()
     shared: tuple[Shared, ...] = ()
+    buffers: frozenset[str] = frozenset()
 
     @property
     def parameters(self) -> int:
-        return sum(size.numel for size in self.sizes.tensors.values())
+        return sum(size.numel for name, size in self.sizes.tensors.items() if name not in self.buffers)
 
     @property
     def weights(self) -> int:
@@ -204,20 +206,31 @@ def report(
     if accuracy is None and isinstance(summary, Mapping):
         kept = summary.get("accuracy")
         accuracy = float(kept) if isinstance(kept, int | float) and 0 <= kept <= 1 else None
-    layers, timed = _layers(found, {}, {}), list[Latency]()
+    buffers = _buffers(source)
+    layers, timed = _layers(found, buffers, {}, {}), list[Latency]()
     edits = getattr(source, "paretorch_edits", None) or head.get("edits", ())
     shared = shared_of(edits)
     if example is not None and isinstance(source, nn.Module):
         counted = count_macs(source, example)
-        layers = _layers(found, *macs_by_tensor(source, counted, shared))
+        layers = _layers(found, buffers, *macs_by_tensor(source, counted, shared))
         if latency:
             timed = measure_latency({name: source} | ({} if baseline is None else {_DENSE: baseline}), example)
     quantized = activations_of(source) if isinstance(source, nn.Module) else ()
     before = None if baseline is None else sizes(baseline)
-    return Report(name, found, layers, accuracy, before, tuple(timed), quantized, shared)
+    return Report(name, found, layers, accuracy, before, tuple(timed), quantized, shared, buffers)
 
 
-def _layers(found: Sizes, macs: Mapping[str, int], kept: Mapping[str, int]) -> tuple[Layer, ...]:
+def _buffers(source: nn.Module | Mapping[str, Tensor]) -> frozenset[str]:
+    if isinstance(source, nn.Module):
+        return frozenset(source.state_dict()) - {name for name, _ in source.named_parameters(remove_duplicate=False)}
+    return frozenset(name for name in source if name.rpartition(".")[2] in _STATISTICS)
+
+
+def _layers(
+    found: Sizes, buffers: frozenset[str], macs: Mapping[str, int], kept: Mapping[str, int]
+) -> tuple[Layer, ...]:
     return tuple(
-        Layer(key, size, macs.get(key), kept.get(key)) for key, size in found.tensors.items() if len(size.shape) > 1
+        Layer(key, size, macs.get(key), kept.get(key))
+        for key, size in found.tensors.items()
+        if len(size.shape) > 1 and key not in buffers
     )

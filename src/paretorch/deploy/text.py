@@ -124,7 +124,7 @@ def render(report: Report) -> str:
     others = [tensor for name, tensor in size.tensors.items() if name not in shown]
     sums = [sum(getattr(tensor, kind) for tensor in others) for kind in KINDS]
     rows.append(
-        [f"{len(others)} vectors", "", "", "", "", "", *(f"{value:,.0f}" for value in sums), f"{sum(sums):,.0f}"]
+        [f"{len(others)} other tensors", "", "", "", "", "", *(f"{value:,.0f}" for value in sums), f"{sum(sums):,.0f}"]
     )
     head = size.total - sum(tensor.total for tensor in size.tensors.values())
     rows.append(["names and header", "", "", "", "", "", "", "", "", f"{head:,.0f}", f"{head:,.0f}"])

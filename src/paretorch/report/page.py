@@ -67,7 +67,7 @@ def _head(title: str, report: Report) -> str:
         ("bits per weight", f"{report.bits:.2f}", f"{report.bits_on_disk:.2f} on disk, masks and map included")
     )
     tiles.append(("sparsity", f"{report.sparsity:.1%}", f"of {report.weights:,} weights"))
-    tiles.append(("parameters", human(report.parameters, ""), f"{report.parameters:,} stored numbers"))
+    tiles.append(("parameters", human(report.parameters, ""), f"{report.parameters:,}, without buffers"))
     if report.macs is not None and report.macs_kept is not None:
         tiles.append(("MACs", human(report.macs, ""), f"{human(report.macs_kept, '')} with a weight that is not zero"))
         own = [entry for entry in report.latency if entry.name == report.name] or report.latency

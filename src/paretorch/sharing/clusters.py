@@ -12,8 +12,8 @@ _NO_PART = 1e-9  # of the largest scale of a group
 
 
 def check_limits(threshold: float | None, layers: int | None) -> None:
-    """One of the two, within its range."""
-    if (threshold is None) == (layers is None):
+    """At most one of the two, within its range."""
+    if threshold is not None and layers is not None:
         raise ConfigError(
             "give either threshold, the least similarity of layers that become one, or layers, how many stay"
         )

@@ -62,12 +62,15 @@ def fold(
     """A copy of a network that shares, in which layers that are alike are one weight, run in a loop.
 
     threshold: the least absolute cosine of layers that become one. layers: or how many of the sharing layers stay, in all.
+    With neither, only layers that are multiples of each other become one, and the network computes what it did.
     only: fold the groups with a layer that this selects (a pattern, type or predicate); the others keep their layers.
     The copy is of what was given to `compress`, without DDP and the like around it, hardened and finalized. Where templates
     are fewer than the layers left, or carry masks or precisions, they are what is stored, and layers are mixed from
     them. `paretorch_folding` of the copy is the list of `Folding`: loops in words, scales, errors.
     """
     check_limits(threshold, layers)
+    if threshold is None and layers is None:
+        threshold = 1.0
     network = copy.deepcopy(_root(model))
     plan = Plan.of(network)
     plan.harden()

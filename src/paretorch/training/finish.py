@@ -84,7 +84,7 @@ def _leave(plan: "Plan") -> nn.Module:
     from paretorch.sharing import fold
 
     if any(method.room == "sharing" for method in plan.methods()):
-        return fold(plan.model, threshold=1.0)
+        return fold(plan.model)
     return plan.finalize()
 
 
