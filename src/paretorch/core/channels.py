@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from paretorch.core.groups import Grouping
 from paretorch.core.labels import FIXED, Network
 from paretorch.core.padding import Padding
+from paretorch.core.relaxation import Relaxation
+from paretorch.core.tensors import whole
 from paretorch.errors import DivergenceError
 
 TIE = 1e-6  # shares are summed in fp32: two that are as near to a target as that are equally near, and more is kept
@@ -49,6 +51,21 @@ class Channels(Grouping):
         return values.new_zeros(self.grid[0] + 1).index_add(0, self.index, rows)[:-1]
 
 
+class Inputs(nn.Module):
+    """Which columns of a weight read a channel that would stay if its mask were rounded now."""
+
+    def __init__(self, columns: Channels, mask: Relaxation) -> None:
+        super().__init__()
+        self.columns = columns
+        self._mask = (mask,)  # by reference: it is a part of another weight
+
+    def forward(self) -> Tensor:
+        (mask,) = self._mask
+        threshold = mask.threshold()
+        assert threshold is not None
+        return self.columns.expand((whole(mask.decision) >= threshold).to(torch.float32))
+
+
 @dataclass(frozen=True)
 class Cut:
     """A side ("out" or "in") of a module, and the decision of each of its channels; -1: none, it stays."""
@@ -67,6 +84,12 @@ class Coupling:
         self.gates = {layer.weight: (layer.row_axis, self._index(net, layer.rows)) for layer in net.layers.values()}
         self.gates |= {name: (0, self._index(net, net.vectors[name])) for name in net.vectors if name in net.gated}
         self.gates = {name: gate for name, gate in self.gates.items() if bool((gate[1] >= 0).any())}
+        self.reads = {
+            layer.weight: (layer.column_axis, self._index(net, layer.columns))
+            for layer in net.layers.values()
+            if layer.columns is not None
+        }
+        self.reads = {name: read for name, read in self.reads.items() if bool((read[1] >= 0).any())}
         self.cuts = [cut for cut in self._cuts(net, model) if bool((cut.index >= 0).any())]
         layers = list(net.layers.values())
         self._rows = self._counts(net, (layer.rows for layer in layers))
@@ -89,6 +112,12 @@ class Coupling:
     def grouping(self, name: str, shape: torch.Size) -> Channels:
         """How the tensor of this name reads the decisions."""
         return Channels(shape, *self.gates[name], self.count)
+
+    def inputs(self, name: str, shape: torch.Size, mask: Relaxation) -> Inputs | None:
+        """How the weight of this name loses columns by the decisions that this mask reads; None: it loses none."""
+        if name not in self.reads or mask.threshold() is None:
+            return None
+        return Inputs(Channels(shape, *self.reads[name], self.count), mask)
 
     def fix(self, net: Network, decisions: Tensor) -> None:
         """Give these decisions up: their channels stay."""

@@ -86,6 +86,8 @@ def compress(
         chain.train(site.owners[0][0].training)
         if not isinstance(site, Template):
             attach(site, chain)
+    for room, coupling in couplings.items():
+        _tell_inputs(coupling, terms[room], touched, chains)
     by_name = {site.name: chain for site, chain in zip(touched, chains, strict=True)}
     for site, chain in install(mixtures, by_name, state):
         (relaxation,) = chain.relaxations()
@@ -186,6 +188,14 @@ def _bind(relaxation: Relaxation, method: Method, state: PlanState, site: Site) 
             shared, start.flatten() if common else start
         )  # what many weights share has no shape of its own
     relaxation.bind(state.root, shared)
+
+
+def _tell_inputs(coupling: Coupling | None, term: Term, sites: list[Site], chains: list[Chain]) -> None:
+    """Let every weight know which of the channels that it reads may go."""
+    for site, chain in zip(sites, chains, strict=True):
+        inputs = None if coupling is None else coupling.inputs(site.name, site.weight.shape, term.relaxations[0])
+        if inputs is not None:
+            chain.read_from(inputs.to(site.weight.device))
 
 
 def _check(model: nn.Module, methods: tuple[Method, ...], steps: int, budget: int | None, seed: int) -> None:

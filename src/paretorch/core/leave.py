@@ -34,8 +34,11 @@ class Attached:
             for relaxation, _ in modes:
                 relaxation.eval()
             with torch.no_grad():
-                value: Tensor = chain(whole(original(site))) + 0.0  # no negative zeros
-                return value
+                value: Tensor = chain(whole(original(site)))
+                # What reads a channel that is zero is zero too: it costs nothing where such channels fill a layer up.
+                read = chain.open_inputs() if chain.relaxations()[0].hard else None
+                value = value if read is None else value * read.to(value.dtype)
+                return value + 0.0  # no negative zeros
         finally:
             for relaxation, mode in modes:
                 relaxation.train(mode)

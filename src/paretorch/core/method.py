@@ -220,6 +220,11 @@ class Term:
         # Those that fill a layer up are all zero, so it does not matter which they are.
         return self.coupling.kept(self.coupling.pad(keep[:-1] > 0, keep[:-1], self.method.block))
 
+    @property
+    def loses_channels(self) -> bool:
+        """Whether some of these weights read channels that may be removed."""
+        return any(chain.open_inputs() is not None for chain in self.chains)
+
     def prepare(self) -> None:
         """Have a sample of the weights to steer by, made afresh when the layout of the decisions changes."""
         if self.coupling is not None:

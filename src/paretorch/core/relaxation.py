@@ -130,7 +130,16 @@ class Chain(nn.Module):
         self._held: tuple[Tensor, ...] = ()  # a tuple: a module would take a bare Parameter for its own
 
     def relaxations(self) -> list[Relaxation]:
-        return list(self._modules.values())  # type: ignore[arg-type]
+        return [module for module in self._modules.values() if isinstance(module, Relaxation)]
+
+    def read_from(self, inputs: nn.Module) -> None:
+        """Tell which of the weights read a channel that stays: `inputs()`, as 0 and 1."""
+        self.add_module("inputs", inputs)
+
+    def open_inputs(self) -> Tensor | None:
+        """1 for weights that read a channel that would stay if rounded now, else 0; None: all channels stay."""
+        inputs = self._modules.get("inputs")
+        return None if inputs is None else inputs()
 
     def keep(self, but: Relaxation | None = None) -> Tensor | None:
         """How much of each weight all relaxations (but one) keep together; None: all of it."""
@@ -141,19 +150,22 @@ class Chain(nn.Module):
                 kept = one if kept is None else kept if one is None else kept * one
         return kept
 
-    def survives(self) -> Tensor | None:
-        """1 for each weight that would be kept if rounded now, else 0; None: all are."""
-        kept: Tensor | None = None
+    def survives(self, but: Relaxation | None = None) -> Tensor | None:
+        """1 for each weight that would be kept if all relaxations (but one) rounded now, else 0; None: all are.
+
+        A weight that reads a channel that would be removed goes with it.
+        """
+        kept = self.open_inputs()
         for relaxation in self.relaxations():
-            one = relaxation.survives(relaxation.grid(whole(relaxation.decision)))
-            kept = one if kept is None else kept if one is None else kept * one
+            if relaxation is not but:
+                one = relaxation.survives(relaxation.grid(whole(relaxation.decision)))
+                kept = one if kept is None else kept if one is None else kept * one
         return kept
 
     def forward(self, weight: Tensor) -> Tensor:
         if self._held:
             return self._held[0]
-        for relaxation in self._modules.values():
-            assert relaxation is not None
+        for relaxation in self.relaxations():
             weight = relaxation(weight)
         return weight
 

@@ -156,7 +156,7 @@ class SMOL(Method):
         _follow_weights(term)
         if self.target_bits is None:
             return
-        if are_found(term):
+        if are_found(term) or term.loses_channels:
             share, bits = count_search(term)
         else:
             kept = term.kept_sample()
