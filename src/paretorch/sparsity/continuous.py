@@ -161,14 +161,14 @@ class ContinuousSparsification(Pruning):
             return
         weigh = term.sample.share
         s = term.read(self.room) + shift
-        moves = torch.dot(s.abs(), weigh) * _moves(s.device)
-        kept = (s + moves[:, None] >= 0).to(s.dtype).mv(weigh)
+        error = torch.dot((s >= 0).to(s.dtype), weigh) - goal
+        moves = -torch.sign(error) * torch.dot(s.abs(), weigh) * _moves(s.device)
+        kept = (s >= -moves[:, None]).to(s.dtype).mv(weigh)
         best = (kept - goal).abs().argmin(0, keepdim=True)  # gathered, not indexed: that would wait for the device
         move = moves.gather(0, best).squeeze(0)
         if not term.sample.is_whole:
-            # Within the noise of a sample only the smallest move, its way: over many samples these add up to the target.
-            error = kept[0] - goal
-            move = torch.where(error.abs() < 4 * term.sample.noise(goal), -torch.sign(error) * moves[-1].abs(), move)
+            # Within the noise of a sample only the smallest move: over many samples these add up to the target.
+            move = torch.where(error.abs() < 4 * term.sample.noise(goal), moves[-1], move)
         term.set_scalar("shift", shift + move)
 
     def round(self, term: Term, factor: float) -> None:
@@ -201,9 +201,9 @@ class ContinuousSparsification(Pruning):
 
 
 def _moves(device: torch.device) -> Tensor:
-    """±4⁻ᵏ and 0: by how many spreads of s the shift may move in one step."""
+    """0 and 4⁻ᵏ: by how many spreads of s the shift may move in one step."""
     powers = torch.exp2(-torch.arange(0, 13, 2, device=device, dtype=torch.float32))
-    return torch.cat([torch.zeros(1, device=device), powers, -powers])
+    return torch.cat([torch.zeros(1, device=device), powers])
 
 
 def _sparsity(term: Term) -> Tensor:
