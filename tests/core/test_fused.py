@@ -92,6 +92,7 @@ def test_a_step_that_cannot_be_compiled_is_taken_plainly(monkeypatch: pytest.Mon
     plan = pt.compress(model, *_METHODS["sparsity"], steps=12)
     monkeypatch.setattr(plans, "on_one_gpu", lambda _: True)
     monkeypatch.setattr(torch, "compile", lambda *_, **__: fails)
-    with pytest.warns(UserWarning, match=r"torch\.compile fails here"):
+    with pytest.warns(UserWarning, match=r"torch\.compile fails here") as heard:
         _steps(model, plan, 4)
+    assert heard[0].filename == __file__
     assert plan.metrics()["step"] == 4

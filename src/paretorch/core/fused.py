@@ -9,7 +9,6 @@ arithmetic runs operation by operation.
 """
 
 import math
-import warnings
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Chain
 from paretorch.core.update import add_price, advance, clip_weights, gradients_of
+from paretorch.core.warn import warn
 
 _State = dict[str, Tensor]
 _SMALL = 2**22  # decisions: up to here launches cost more than memory traffic
@@ -53,7 +53,7 @@ class FusedStep:
             self._compiled(terms, trained, places, states, chains, weights)
         except torch._dynamo.exc.TorchDynamoException as error:
             self._compiled = False
-            warnings.warn(f"paretorch: torch.compile fails here, so steps take longer: {error}", stacklevel=3)
+            warn(f"paretorch: torch.compile fails here, so steps take longer: {error}")
             return False
         self._advance(terms, step)
         return True

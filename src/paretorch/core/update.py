@@ -1,7 +1,5 @@
 """What `Plan.step` does to decisions and weights, beside the optimizers themselves."""
 
-import warnings
-
 import torch
 from torch import Tensor
 
@@ -10,6 +8,7 @@ from paretorch.core.method import Term
 from paretorch.core.relaxation import Chain, Relaxation
 from paretorch.core.sites import Site
 from paretorch.core.tensors import local, shard_like, whole
+from paretorch.core.warn import warn
 from paretorch.errors import DivergenceError, UndecidedWarning
 
 _FELT = 0.01
@@ -45,12 +44,11 @@ def warn_undecided(term: Term, step: Tensor) -> None:
     """Say how much rounding will change, where that is not next to nothing."""
     undecided = term.method.undecided(term)
     if undecided is not None and float(undecided) > _FELT:
-        warnings.warn(
+        warn(
             f"harden at step {int(step)} of {term.steps}: the masks of {type(term.method).__name__} are on average "
             f"{float(undecided):.3f} away from 0 or 1, so rounding will be felt; train on until the temperature is high, "
             "or look first with plan.hardened()",
             UndecidedWarning,
-            stacklevel=3,
         )
 
 

@@ -15,7 +15,6 @@ What differs from the printed algorithm:
 """
 
 import math
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -31,6 +30,7 @@ from paretorch.core.schedule import cubic, progress
 from paretorch.core.sites import Site
 from paretorch.core.solvers import adam
 from paretorch.core.tensors import whole
+from paretorch.core.warn import warn
 from paretorch.errors import ConfigError, MissedTargetWarning
 from paretorch.precision.allocate import allocate, make_room
 from paretorch.precision.grid import MAX_BITS, power_of_two, quantize, real_bits, s_of_bits
@@ -184,7 +184,7 @@ class SMOL(Method):
                 "every kept weight has at least the lowest precision: drop more of them, or use zero_precision=True"
             )
             why = f"{bits / term.weights:.3g} is the least here, since {zeros if self.zero_precision else others}"
-            warnings.warn(f"target_bits={self.target_bits!r}: {why}", MissedTargetWarning, stacklevel=4)
+            warn(f"target_bits={self.target_bits!r}: {why}", MissedTargetWarning)
 
     @property
     def share(self) -> float | None:

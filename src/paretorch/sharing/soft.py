@@ -13,7 +13,6 @@
 """
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self, cast
@@ -29,6 +28,7 @@ from paretorch.core.options import require_count, require_number
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.sites import Site
 from paretorch.core.tensors import on_one_gpu, whole, write
+from paretorch.core.warn import warn
 from paretorch.errors import ConfigError
 from paretorch.sharing.banks import By, bank, check_by, share_groups, template_sites
 from paretorch.sharing.clusters import cluster, collapse
@@ -115,9 +115,8 @@ class SoftSharing(Method):
             )
         count = wanted.pop() or len(group)
         if count > len(group):
-            warnings.warn(
+            warn(
                 f"paretorch: {count} templates for {len(group)} layers like {group[0].name}: more numbers than without sharing",
-                stacklevel=5,
             )
         weights = [site.weight for site in group]
         values, decisions = bank(weights, count, self.domain, self.start, seed_for(seed, group[0].name))

@@ -17,7 +17,6 @@ same weight is learned too, so that the grid stays a grid). What differs from th
 """
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,6 +33,7 @@ from paretorch.core.schedule import cubic, geometric, progress
 from paretorch.core.sites import Site
 from paretorch.core.solvers import sgd
 from paretorch.core.tensors import whole, write
+from paretorch.core.warn import warn
 from paretorch.errors import ConfigError, MissedTargetWarning
 from paretorch.sparsity.gates import GATES
 from paretorch.sparsity.pruning import Pruning
@@ -178,10 +178,9 @@ class ContinuousSparsification(Pruning):
             write(decision, torch.where(kept, size, -size) - shift)
         reached = float(_sparsity(term))
         if self.target is not None and factor == 1.0 and abs(reached - self.target) > _MISSED:
-            warnings.warn(
+            warn(
                 f"target={self.target!r}: {reached:.4f} is dropped, since groups go or stay whole: use smaller groups, or another target",
                 MissedTargetWarning,
-                stacklevel=5,
             )
 
     def _choose(self, term: Term, factor: float) -> list[Tensor]:
