@@ -24,6 +24,9 @@ from paretorch.errors import ArtefactError
 
 from .hostile import Mixed, join, mutations, reseal, split, survive, valid_blob
 
+_WIDE = {"kind": "keep_channels", "keep": "7" + "f" * (2**18 - 1), "size": 2**20, "out": ["norm"], "in": []}
+"""A few bytes that would take ten seconds to look through, channel by channel."""
+
 
 def refuse(data: bytes, folder: Path, match: str, into: nn.Module | None = None) -> None:
     path = folder / "x.pare"
@@ -108,6 +111,9 @@ def test_a_forged_head_is_refused(tmp_path: Path) -> None:
         ({"edits": [{"kind": "keep_channels", "keep": "zz", "size": 8, "out": [], "in": []}]}, "damaged"),
         ({"edits": [{"kind": "keep_channels", "keep": "1", "size": 10**9, "out": [], "in": []}]}, "damaged"),
         ({"edits": [{"kind": "keep_channels", "keep": "1", "size": 8, "out": [{}], "in": []}]}, "damaged"),
+        ({"edits": [{"kind": "keep_channels", "keep": "f", "size": 8, "out": [], "in": []}]}, "damaged"),
+        ({"edits": [{"kind": "keep_channels", "keep": "ff", "size": 8, "out": ["norm"] * 9999, "in": []}]}, "damaged"),
+        ({"edits": [_WIDE]}, "larger than any"),
         ({"edits": [{"kind": "keep_channels", "keep": "0", "size": 8, "out": ["x"], "in": []}]}, "0 of 8 channels"),
         ({"edits": [{"kind": "keep_channels", "keep": "f", "size": 8, "out": ["nobody"], "in": []}]}, "does not have"),
         ({"summary": 3}, "head"),

@@ -18,7 +18,7 @@ from paretorch.deploy.filling import build, fill
 from paretorch.deploy.norms import prepared_state
 from paretorch.deploy.plain import plain
 from paretorch.deploy.sizes import Sizes
-from paretorch.errors import ArtefactError, ConfigError, PareError
+from paretorch.errors import ArtefactError, ConfigError
 
 StrPath = str | os.PathLike[str]
 
@@ -82,7 +82,7 @@ def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
     shape or dtype, are found before the module is touched.
     """
     own = None if into is None else plain(into, "load(path, into=…)")
-    reader = _reader(path)
+    reader = _reader(path, None if own is None else _most_bytes(own))
     edits = check_edits(reader.head.get("edits", []))
     if added_bytes(edits) > reader.limit:
         raise ArtefactError("the artefact has maps of activations too large for a file of this size")
@@ -107,14 +107,24 @@ def open_artefact(path: StrPath) -> tuple[nn.Module | dict[str, Tensor], dict[st
     return state, reader.head
 
 
-def _reader(path: StrPath) -> BlobReader:
-    blob, version = read_file(Path(path))  # let go when this returns: the reader keeps what it needs
+def _reader(path: StrPath, most: int | None = None) -> BlobReader:
+    blob, version = read_file(Path(path), most)  # let go when this returns: the reader keeps what it needs
     return BlobReader(blob, version)
 
 
+def _most_bytes(module: nn.Module) -> int:
+    """What a file for the module may have: no tensor takes more than its plain bytes, and the index is small."""
+    state: Mapping[str, Tensor] = module.state_dict()
+    return (1 << 26) + 2 * sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+
+
 def _name_of(model: nn.Module) -> dict[str, Any]:
-    name = getattr(model, "zoo_name", None)
-    return {"zoo": [name, dict(getattr(model, "zoo_options", None) or {})]} if isinstance(name, str) else {}
+    name, options = getattr(model, "zoo_name", None), getattr(model, "zoo_options", None) or {}
+    if not isinstance(name, str):
+        return {}
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"zoo_options={options!r}: the options of a zoo network are a dict")
+    return {"zoo": [name, dict(options)]}
 
 
 def _encode(
@@ -137,12 +147,7 @@ def _encode(
 
 
 def _encode_state(state: Mapping[str, Tensor], head: Mapping[str, Any]) -> tuple[bytes, Sizes]:
-    try:
-        blob, tensors = write_blob(state, head)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, PareError):
-            raise
-        raise ConfigError(f"summary and zoo_options must be plain JSON values: {error}") from error
+    blob, tensors = write_blob(state, head)
     tensors = on_their_grids(tensors, head.get("edits", []))
     data = pack(blob)
     codes, masks, maps = (sum(getattr(size, kind) for size in tensors.values()) for kind in ("codes", "masks", "maps"))

@@ -45,7 +45,10 @@ def write_blob(state: Mapping[str, Tensor], head: Mapping[str, Any]) -> tuple[by
     sink = Sink()
     seen: dict[Any, int] = {}
     stored: list[str] = []
-    text = json.dumps({**head, "names": list(state)}, separators=(",", ":"), sort_keys=True, allow_nan=False)
+    try:
+        text = json.dumps({**head, "names": list(state)}, separators=(",", ":"), sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"summary and zoo_options must be plain JSON values: {error}") from error
     sink.index.block(text.encode())
     for position, (name, tensor) in enumerate(state.items()):
         if not isinstance(tensor, Tensor):
@@ -158,16 +161,23 @@ class BlobReader:
 def _admit(name: str, declared: Declared, expect: Mapping[str, Tensor] | None, most: int) -> int:
     """Refuse a tensor that is not the expected one, or too large; returns how many bytes are left."""
     if isinstance(declared, str):
+        if expect is not None and _kind(expect[name]) != _kind(expect[declared]):
+            kinds = f"{_kind(expect[name])} and {_kind(expect[declared])}"
+            raise ArtefactError(f"{name} and {declared} are tied in the file; in the module they are {kinds}")
         return most
     dtype, shape = declared
     if expect is not None and (shape != tuple(expect[name].shape) or dtype != expect[name].dtype):
-        wanted = f"{expect[name].dtype} {tuple(expect[name].shape)}"
+        wanted = _kind(expect[name])
         what = "; load it into a module of the file's dtype and convert that" if dtype != expect[name].dtype else ""
         raise ArtefactError(f"{name} is {dtype} {shape} in the file and {wanted} in the module{what}")
     most -= math.prod(shape) * dtype.itemsize
     if most < 0 or math.prod(max(length, 1) for length in shape) > _MOST_NUMBERS:
         raise ArtefactError(f"a tensor of shape {shape} is larger than a file of this size may declare")
     return most
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"
 
 
 def _inflate(data: bytes) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -25,9 +26,9 @@ def pack(blob: bytes) -> bytes:
 def write_file(path: Path, data: bytes) -> None:
     """Write beside the target, flush to disk, rename: a reader sees the old file or the new one."""
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    except OSError as error:
-        raise ArtefactError(f"cannot write in {path.parent}: {error.strerror}") from error
+        handle, temporary = tempfile.mkstemp(prefix=".pare.", dir=path.parent)  # a name of its own may be too long
+    except (OSError, ValueError) as error:
+        raise ArtefactError(f"cannot write in {path.parent}: {_reason(error)}") from error
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
@@ -37,20 +38,25 @@ def write_file(path: Path, data: bytes) -> None:
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp's own mode would hide the file from other users
         os.replace(temporary, path)
-    except OSError as error:
-        raise ArtefactError(f"cannot write {path}: {error.strerror}; the file there, if any, is unchanged") from error
+    except (OSError, ValueError) as error:
+        raise ArtefactError(f"cannot write {path}: {_reason(error)}; the file there, if any, is unchanged") from error
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
 
 
-def read_file(path: Path) -> tuple[memoryview, int]:
-    """The blob and its format version, this one or an older one."""
+def read_file(path: Path, most: int | None = None) -> tuple[memoryview, int]:
+    """The blob and its format version, this one or an older one. most: bytes that the file may have."""
     from safetensors import SafetensorError, safe_open
 
-    if path.is_dir():
-        raise ArtefactError(f"{path} is a folder: give the file in it, such as {path / 'model.pare'}")
     try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise ArtefactError(f"{path} is a folder: give the file in it, such as {path / 'model.pare'}")
+        if not stat.S_ISREG(status.st_mode):
+            raise ArtefactError(f"{path} is not a file but a pipe or a device; copy what it gives into a file")
+        if most is not None and status.st_size > most:
+            raise ArtefactError(f"{path} has {status.st_size:,} bytes, more than a file for this module can have")
         with safe_open(str(path), framework="np") as file:
             version = (file.metadata() or {}).get(_KEY)
             if version is None or list(file.keys()) != [_KEY]:
@@ -59,8 +65,21 @@ def read_file(path: Path) -> tuple[memoryview, int]:
                 raise ArtefactError(f"{path} has format version {version[:20]!r}; this paretorch reads up to {VERSION}")
             if file.get_slice(_KEY).get_dtype() != "U8":
                 raise ArtefactError(f"{path} does not hold bytes")
-            return memoryview(file.get_tensor(_KEY)), int(version)
+        return _blob(path), int(version)
     except FileNotFoundError as error:
         raise ArtefactError(f"there is no file {path}") from error
-    except (SafetensorError, OSError) as error:
-        raise ArtefactError(f"{path} is not a readable artefact: {error}") from error
+    except MemoryError as error:
+        raise ArtefactError(f"{path} is larger than the memory that is free") from error
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ArtefactError(f"{path} is not a readable artefact: {_reason(error)}") from error
+
+
+def _blob(path: Path) -> memoryview:
+    """What follows the header: the bytes of the only tensor. safetensors would map the file and copy it."""
+    with path.open("rb") as file:
+        file.seek(int.from_bytes(file.read(8), "little"), os.SEEK_CUR)
+        return np.fromfile(file, dtype=np.uint8).data
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

@@ -36,11 +36,11 @@ Edit = Mapping[str, Any]
 _MOST_EXPONENT = 1100  # of float64
 _MOST_CHANNELS = 2**20
 _MOST_DIMENSIONS = 8
+_CHANNELS = ("in_channels", "out_channels", "in_features", "out_features", "num_features")
 
 
 def _scale(model: nn.Module, edit: Edit) -> None:
-    if edit["weight"] not in model.state_dict():
-        raise ArtefactError(f"the file does not fit this {type(model).__name__}: it has no {edit['weight'][:80]!r}")
+    """Nothing: the values hold the scale. That there is such a weight is looked up for all scales at once."""
 
 
 def _keep_channels(model: nn.Module, edit: Edit) -> None:
@@ -97,11 +97,14 @@ def check_edits(edits: object) -> list[dict[str, Any]]:
 
 
 def _is_sound(edit: Edit) -> bool:
+    """An edit takes a channel or more from a module or more: so there are no more edits than a module has channels."""
     digits, names = edit["keep"], [*edit["out"], *edit["in"]]
     return (
         0 < edit["size"] <= _MOST_CHANNELS
         and 0 < len(digits) <= edit["size"] // 4 + 1
         and set(digits) <= set(string.hexdigits)
+        and int(digits, 16) != (1 << edit["size"]) - 1
+        and len(names) > 0
         and all(isinstance(name, str) for name in names)
     )
 
@@ -160,8 +163,10 @@ def replayed(model: nn.Module, edits: Sequence[Edit]) -> Iterator[None]:
     shares = any(edit["kind"] == "share" for edit in edits)
     whole = [_inside(module) for module in model.modules()] if shares else []
     try:
+        _check_sizes(model, edits)
         for edit in edits:
             _KINDS[edit["kind"]][1](model, edit)
+        _check_scales(model, edits)
         yield
     except BaseException:
         for module, attributes, tensors in before:
@@ -176,6 +181,20 @@ def replayed(model: nn.Module, edits: Sequence[Edit]) -> Iterator[None]:
             vars(module).update(attributes)
         raise
     model.paretorch_edits = [dict(edit) for edit in edits]  # type: ignore[assignment]
+
+
+def _check_sizes(model: nn.Module, edits: Sequence[Edit]) -> None:
+    """No edit is for more channels than the model has anywhere: a forged number of them would take long to look through."""
+    widest = max((getattr(module, name, 0) for module in model.modules() for name in _CHANNELS), default=0)
+    if any(edit.get("size", 0) > widest for edit in edits):
+        raise ArtefactError(f"the file does not fit this {type(model).__name__}: it cuts layers larger than any")
+
+
+def _check_scales(model: nn.Module, edits: Sequence[Edit]) -> None:
+    names = set(model.state_dict())
+    for edit in edits:
+        if edit["kind"] == "scale" and edit["weight"] not in names:
+            raise ArtefactError(f"the file does not fit this {type(model).__name__}: it has no {edit['weight'][:80]!r}")
 
 
 def _inside(module: nn.Module) -> tuple[nn.Module, type, dict[str, Any]]:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from paretorch.deploy.blob import BlobReader, storage_key
 from paretorch.deploy.edits import Edit, added_names, restructure
 from paretorch.errors import ArtefactError, ConfigError, PareError
 
 _MOST_OPTION = 1 << 20  # a number in a zoo network's name or options
+_DRAWS = (Tensor.normal_, Tensor.uniform_)
 
 
 def build(reader: BlobReader, edits: Sequence[Edit] = ()) -> nn.Module:
@@ -34,7 +36,7 @@ def build(reader: BlobReader, edits: Sequence[Edit] = ()) -> nn.Module:
     from paretorch.zoo import build as build_network
 
     try:
-        with torch.device("meta"), _at_most(2 * len(reader.names) + 64):  # takes no memory
+        with torch.device("meta"), _Blank(), _at_most(2 * len(reader.names) + 64):  # takes no memory
             bare = build_network(zoo[0], **zoo[1])
         if sum(tensor.numel() * tensor.element_size() for tensor in bare.state_dict().values()) > reader.limit:
             raise ArtefactError("the artefact names a zoo network too large for a file of this size")
@@ -47,6 +49,16 @@ def build(reader: BlobReader, edits: Sequence[Edit] = ()) -> nn.Module:
     except (PareError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ArtefactError(f"the zoo network that the artefact names cannot be built: {reason}") from error
+
+
+class _Blank(TorchFunctionMode):
+    """Draws no weights: on the meta device there is nothing to draw, and trying imports torch's compiler, for seconds."""
+
+    def __torch_function__(self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _DRAWS or getattr(func, "__module__", "") == nn.init.__name__:
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 def _numbers(value: Any) -> Iterator[float]:
@@ -98,11 +110,13 @@ def fill(module: nn.Module, reader: BlobReader) -> None:
         raise ConfigError(
             f"{bare[0]} has no memory to be filled (meta device): give the module some with module.to_empty(device=...)"
         )
+    if spread := [name for name, tensor in state.items() if _repeats(tensor)]:
+        raise ConfigError(f"{spread[0]} repeats its memory, as after expand(): give it memory of its own with clone()")
     written: dict[Any, str] = {}
     most = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
     for name, tensor in reader.tensors(state, most):
         if isinstance(tensor, str):
-            _tie(module, name, tensor)
+            _tie(module, state, name, tensor)
             continue
         key = storage_key(state[name])
         if key is not None and written.setdefault(key, name) != name:
@@ -116,8 +130,14 @@ def _some(names: set[str]) -> str:
     return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
 
 
-def _tie(module: nn.Module, name: str, first: str) -> None:
-    """Let `name` be the very tensor that `first` is."""
+def _repeats(tensor: Tensor) -> bool:
+    return any(step == 0 and length > 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def _tie(module: nn.Module, state: Mapping[str, Tensor], name: str, first: str) -> None:
+    """Let `name` be the very tensor that `first` is; a parameter and a buffer, which no name can be both of, are equal."""
+    if storage_key(state[name]) == storage_key(state[first]):
+        return
     path, _, leaf = name.rpartition(".")
     first_path, _, first_leaf = first.rpartition(".")
     owner, source = module.get_submodule(path), module.get_submodule(first_path)
@@ -125,4 +145,4 @@ def _tie(module: nn.Module, name: str, first: str) -> None:
         if leaf in getattr(owner, kind) and first_leaf in getattr(source, kind):
             getattr(owner, kind)[leaf] = getattr(source, kind)[first_leaf]
             return
-    raise ArtefactError(f"{name} and {first} are tied in the file, and cannot be in {type(module).__name__}")
+    state[name].copy_(state[first])

@@ -7,43 +7,52 @@ nothing in the file. Outputs agree up to rounding; training further from such a 
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from paretorch.deploy.blob import storage_key
 from paretorch.errors import ConfigError
 
 _KEPT = (torch.float32, torch.bfloat16, torch.float16)
+_FOLDED = {"weight", "bias", "running_mean", "running_var"}
 
 
 def prepared_state(model: nn.Module, norms: torch.dtype, fold: bool) -> dict[str, Tensor]:
-    """The state dict as it is to be stored; the module itself is not touched."""
+    """The state dict as it is to be stored, what is tied still tied; the module itself is not touched."""
     if norms not in _KEPT:
         raise ConfigError(f"norms must be torch.float32 (exact), torch.bfloat16 or torch.float16, not {norms}")
     state = dict(model.state_dict())
-    for prefix, module in model.named_modules():
+    if not fold and norms == torch.float32:
+        return state
+    owners = Counter(key for module in model.modules() for key in map(storage_key, _own(module).values()))
+    instead: dict[Any, Tensor] = {}
+    for module in model.modules():
         if "norm" not in type(module).__name__.lower():
             continue
-        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        tensors = {name: tensor.detach() for name, tensor in own if tensor.is_floating_point()}
-        if (
-            fold
-            and isinstance(module, _BatchNorm)
-            and {"weight", "bias", "running_mean", "running_var"} <= set(tensors)
-        ):
-            tensors = _folded(tensors, module.eps)
-        for name, tensor in tensors.items():
-            key = f"{prefix}.{name}" if prefix else name
-            if key in state and (fold or norms != torch.float32):
-                state[key] = (
-                    tensor
-                    if norms == torch.float32
-                    else _rounded(tensor, norms, constant=name == "running_var" and fold)
-                )
-    return state
+        own = {name: tensor.detach() for name, tensor in _own(module).items() if tensor.is_floating_point()}
+        alone = all(
+            owners[storage_key(tensor)] == 1 for tensor in own.values()
+        )  # else two norms need two folded weights
+        folds = fold and alone and isinstance(module, _BatchNorm) and own.keys() >= _FOLDED
+        for name, tensor in (_folded(own, module) if folds else own).items():
+            stays = norms == torch.float32 or (folds and name == "running_var")
+            instead[storage_key(own[name])] = tensor if stays else tensor.to(norms).to(tensor.dtype)
+    return {
+        name: tensor if (key := storage_key(tensor)) is None else instead.get(key, tensor)
+        for name, tensor in state.items()
+    }
 
 
-def _folded(tensors: dict[str, Tensor], eps: float) -> dict[str, Tensor]:
+def _own(module: nn.Module) -> dict[str, Tensor]:
+    return dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
+
+
+def _folded(tensors: dict[str, Tensor], module: Any) -> dict[str, Tensor]:
+    eps: float = module.eps
     double = {name: tensor.double() for name, tensor in tensors.items()}
     scale = double["weight"] / (double["running_var"] + eps).sqrt()
     folded = {
@@ -53,7 +62,3 @@ def _folded(tensors: dict[str, Tensor], eps: float) -> dict[str, Tensor]:
         "running_var": torch.full_like(scale, 1.0 - eps),
     }
     return {name: tensor.to(tensors[name].dtype) for name, tensor in folded.items()}
-
-
-def _rounded(tensor: Tensor, dtype: torch.dtype, constant: bool) -> Tensor:
-    return tensor if constant else tensor.to(dtype).to(tensor.dtype)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from paretorch.core.relaxation import PREFIX
 from paretorch.errors import ConfigError
@@ -25,6 +27,10 @@ def plain(model: Any, who: str) -> nn.Module:
         raise ConfigError(
             f"{who} takes a finished network, and this one is still being compressed: plan.finalize() first"
         )
+    if lazy := [name for name, tensor in chain(network.named_parameters(), network.named_buffers()) if is_lazy(tensor)]:
+        raise ConfigError(
+            f"{who} takes a network with weights, and {lazy[0]} has no shape yet: run it on a batch first"
+        )
     return network
 
 
@@ -33,4 +39,4 @@ def _inside(module: nn.Module) -> nn.Module | None:
     if isinstance(module, DataParallel | DistributedDataParallel):
         wrapped: nn.Module = module.module
         return wrapped
-    return module._modules.get("_orig_mod")
+    return dict(module._modules.items()).get("_orig_mod")  # a scripted module's are no dict

@@ -1,0 +1,141 @@
+"""From a file into a module: what is one tensor there and here, and what only looks so."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from subprocess import run
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paretorch.deploy import load, save
+from paretorch.errors import ArtefactError, ConfigError
+
+
+class Two(nn.Module):
+    """Two Linear layers, of which the second may have the weight of the first."""
+
+    def __init__(self, outputs: int = 4, tied: bool = False) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4, bias=False), nn.Linear(4, outputs, bias=False)
+        if tied:
+            self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(self.a(x))
+        return out
+
+
+class Kept(nn.Module):
+    """A weight and, as a buffer, the same memory."""
+
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4))
+        self.register_buffer("start", self.weight.data if shared else torch.zeros(3, 4))
+
+
+class Shared(nn.Module):
+    """A batch norm under two names, and two whose weights are one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.BatchNorm1d(4)
+        self.again = self.first
+        self.left, self.right = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+        self.right.weight = self.left.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.right(self.left(self.again(self.first(x))))
+        return out
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_parameter_and_a_buffer_in_one_memory(shared: bool, tmp_path: Path) -> None:
+    model = Kept(shared=True)
+    save(model, tmp_path / "x.pare")
+    found = load(tmp_path / "x.pare", into=Kept(shared))
+    assert torch.equal(found.weight, model.weight)
+    assert torch.equal(found.start, model.weight)
+    assert isinstance(found.weight, nn.Parameter)
+
+
+def test_ties_do_not_change_shapes(tmp_path: Path) -> None:
+    save(Two(tied=True), tmp_path / "x.pare")
+    model = Two(outputs=3)
+    before = model.b.weight
+    with pytest.raises(ArtefactError, match=r"b.weight and a.weight are tied in the file; in the module .*\(3, 4\)"):
+        load(tmp_path / "x.pare", into=model)
+    assert model.b.weight is before
+    assert model(torch.zeros(1, 4)).shape == (1, 3)
+    other = Two()
+    other.b.double()
+    with pytest.raises(ArtefactError, match=r"tied in the file; in the module they are torch\.float64"):
+        load(tmp_path / "x.pare", into=other)
+
+
+@pytest.mark.parametrize("options", [{}, {"norms": torch.bfloat16}, {"fold_norms": True}])
+def test_shared_norms_stay_shared(options: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Shared()
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.uniform_(0.5, 1.5)
+        for _ in range(3):
+            model(torch.randn(16, 4) + 1)
+    model.eval()
+    save(model, tmp_path / "x.pare", **options)
+    found = load(tmp_path / "x.pare", into=Shared()).eval()
+    x = torch.randn(8, 4)
+    within = 5e-2 if "norms" in options else 1e-5
+    torch.testing.assert_close(found(x), model(x), atol=within, rtol=within)
+    assert found.again is found.first
+    assert found.right.weight is found.left.weight
+
+
+def test_what_repeats_its_memory_cannot_be_filled(tmp_path: Path) -> None:
+    model = nn.Module()
+    model.register_buffer("mean", torch.ones(1).expand(5))
+    save(model, tmp_path / "x.pare")
+    with pytest.raises(ConfigError, match=r"mean repeats its memory, as after expand\(\)"):
+        load(tmp_path / "x.pare", into=model)
+
+
+def test_lazy_layers_have_nothing_to_save_or_fill(tmp_path: Path) -> None:
+    save(nn.Linear(4, 3), tmp_path / "x.pare")
+    for use in (lambda: save(nn.LazyLinear(3), tmp_path / "y"), lambda: load(tmp_path / "x.pare", nn.LazyLinear(3))):
+        with pytest.raises(ConfigError, match="weight has no shape yet: run it on a batch first"):
+            use()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_module_is_saved(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 3))
+    save(torch.jit.script(model), tmp_path / "x.pare")
+    assert torch.equal(load(tmp_path / "x.pare", into=nn.Sequential(nn.Linear(4, 3)))[0].weight, model[0].weight)
+
+
+def test_what_is_no_json_is_said_whatever_is_wrong_with_it(tmp_path: Path) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"a": deep}
+    with pytest.raises(ConfigError, match="summary"):
+        save(nn.Linear(2, 2), tmp_path / "x.pare", summary=deep)
+    model = nn.Linear(2, 2)
+    model.zoo_name, model.zoo_options = "resnet20", 3  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="zoo_options=3"):
+        save(model, tmp_path / "x.pare")
+
+
+def test_a_zoo_network_is_loaded_without_torch_s_compiler(tmp_path: Path) -> None:
+    """Its import takes seconds, and drawing weights on the meta device would bring it."""
+    code = (
+        "import sys, paretorch as pt; from paretorch import zoo; "
+        "pt.save(zoo.build('resnet20', width=4), sys.argv[1]); pt.load(sys.argv[1]); "
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = run([sys.executable, "-c", code, str(tmp_path / "x.pare")], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
