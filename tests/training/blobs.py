@@ -15,6 +15,7 @@ class Blobs:
     """Sixteen points of two classes, in batches of four."""
 
     tallies: tuple[str, ...] = ("accuracy",)
+    splits = True
     steps = 4
 
     def __init__(self, seed: int = 0) -> None:

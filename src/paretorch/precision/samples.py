@@ -7,7 +7,8 @@
     optimizer.step(); plan.step(); optimizer.zero_grad()
 
 Gradients add up over the passes and the price comes once, in `plan.step()`. K passes cost K times as much; K parts of a
-batch, one a pass, cost what the batch does. Noise of activations, and the masks of stochastic rivals, are drawn anew too.
+batch, one a pass, cost what the batch does (`pare train --set 'precision_options={"samples": 4}'` takes these; batch norm
+then sees a part at a time). Noise of activations, and the masks of stochastic rivals, are drawn anew too.
 """
 
 from collections.abc import Iterator
@@ -20,14 +21,14 @@ from paretorch.core.relaxation import PREFIX
 from paretorch.errors import ConfigError
 
 _APART = 2**26  # steps between the samples of one step: no run is as long, and all samples stay within 32 bits
-_MOST = 2**32 // _APART - 1
+MOST = 2**32 // _APART - 1
 
 
 def noise_samples(model: nn.Module, count: int) -> Iterator[int]:
     """0, 1, … count − 1, with noise of its own for each; the first is what a step without samples has."""
-    require_number("count", count, 1, _MOST, f"give a whole number of samples from 1 to {_MOST}")
+    require_number("count", count, 1, MOST, f"give a whole number of samples from 1 to {MOST}")
     if count != int(count):
-        raise ConfigError(f"count={count!r}: give a whole number of samples from 1 to {_MOST}")
+        raise ConfigError(f"count={count!r}: give a whole number of samples from 1 to {MOST}")
     return _shifted(getattr(Plan.of(model).model, f"{PREFIX}step"), int(count))
 
 

@@ -1,6 +1,7 @@
 """From a recipe's targets to the plan that meets them, and to the moment when its decisions are rounded.
 
-Beside the method's own, `precision_options` may have, for the rivals of smol, `ends`: bits of the first and the last
+Beside the method's own, `precision_options` may have, for smol, `samples`: K of Definition 5.5, where every batch is taken in
+K parts, each with noise of its own, at the cost of one batch (batch norm sees a part at a time); for its rivals, `ends`: bits of the first and the last
 layer; and for given, `source`: the artefact, and `shuffled`: whether its precisions are permuted within each layer.
 """
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from paretorch.errors import ConfigError
 from paretorch.training.methods import activation_methods, pruning_methods, quantization_methods
-from paretorch.training.recipe import Recipe
+from paretorch.training.recipe import LEARNED, Recipe
 from paretorch.training.task import Task
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ def _methods(recipe: Recipe, model: nn.Module) -> list[Any]:
 
 def _precision_options(name: str, recipe: Recipe, model: nn.Module, left: tuple[str, ...]) -> dict[str, Any]:
     options: dict[str, Any] = {"exclude": left, **recipe.precision_options}
+    if name in LEARNED:
+        options.pop("samples", None)  # the loop's
     if name == "smol":
         return {"target_bits": recipe.bits, **options}
     if name == "smol-printed":

@@ -63,6 +63,7 @@ class Trainer:
             device=self.device,
             rate=rate,
             compile=self.device.type == "cuda" and self.runtime.compile,
+            samples=recipe.samples if plan is not None else 1,
         )
         self.after_step: Callable[[int], None] | None = None
         """Called on the host after each step, with the number of steps taken so far; None: nothing is."""

@@ -19,6 +19,7 @@ class ImageClassification:
     """
 
     tallies: tuple[str, ...] = ("accuracy",)
+    splits = True
 
     def __init__(
         self,

@@ -32,6 +32,7 @@ OPTIMIZERS = (
 
 PRUNING = ("cs", "mp", "gmp", "st3", "dnw", "str", "l0", "slimming", "stochastic", "amc")
 QUANTIZATION = ("smol", "smol-printed", "uniform", "dorefa", "pact", "lsq", "lqnets", "dsq", "slb", "bsq", "given")
+LEARNED = ("smol", "smol-printed")
 ACTIVATIONS = ("smol", "pact", "fixed")
 NORMS = ("fp32", "bf16")
 THROUGH = "through"
@@ -63,7 +64,8 @@ class Recipe:
     pad, flip, cutout, label_smoothing: augmentation of a training epoch, and the loss; for pad and flip None is what
         suits the data: 4 and mirroring, but 1 and no mirroring for digits.
     sparsity, bits, budget: targets for the fraction of zeros, the bits per weight and the bytes of the artefact; None
-        leaves that decision out. `sparsity_options` and `precision_options` go to the methods as they are.
+        leaves that decision out. `sparsity_options` and `precision_options` go to the methods as they are, but for what
+        `paretorch.training.compression` takes, such as samples: K, the samples of the noise a step.
     pruning: the method that drops weights, cs or one of its rivals (see `paretorch.training.methods`); None: cs where
         sparsity or budget ask for one. Where it is given without a sparsity, the method's own options decide that.
     quantization: the method that gives bits, smol or one of its rivals (see `paretorch.training.methods`); None: smol
@@ -154,6 +156,8 @@ class Recipe:
             raise ConfigError(f"clip_norm must be above 0, not {self.clip_norm}.")
         if self.pad is not None:
             _at_least("pad", self.pad, 0)
+        if "samples" in self.precision_options and self.quantization in (None, *LEARNED):
+            self._check_samples()
         if self.finetune and not self.compresses:
             raise ConfigError("finetune needs something to round first: set sparsity, bits, activation_bits or budget.")
 
@@ -170,6 +174,23 @@ class Recipe:
         from paretorch.zoo.registry import shares
 
         return self.sharing_options is not None or shares(self.network)
+
+    @property
+    def samples(self) -> int:
+        """K: how many samples of the noise a step takes, each on a part of the batch."""
+        count: int = self.precision_options.get("samples", 1)
+        return count
+
+    def _check_samples(self) -> None:
+        from paretorch.precision.samples import MOST
+
+        count = self.samples
+        if type(count) is not int or not 1 <= count <= MOST or self.batch % count:
+            raise ConfigError(
+                f"precision_options.samples is {count!r}; give a whole number from 1 to {MOST} that divides the batch of {self.batch}."
+            )
+        if self.bits is None and self.quantization is None and (self.budget is None or self.sparsity is not None):
+            raise ConfigError("precision_options.samples are of the noise of learned precisions: set bits.")
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as JSON would give them back."""

@@ -57,6 +57,10 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
     task, wanted = choose(recipe, runtime, device, images)
     if recipe.pruning == "amc":
         _check_search(recipe, task)
+    if recipe.samples > 1 and not getattr(task, "splits", False):
+        raise ConfigError(
+            f"precision_options.samples splits batches, which those of {recipe.data} cannot be: leave it out."
+        )
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
         torch.set_float32_matmul_precision("high")

@@ -27,6 +27,8 @@ class Stepper:
 
     Before the capture, five real steps run on the stream it will use: they compile the step, choose kernels, allocate
     the optimizer's state, and count as training. `release` forgets graph and compilation when the model has changed.
+
+    samples: a batch is taken in so many parts, each with noise of its own, until decisions are rounded and there is none.
     """
 
     def __init__(
@@ -39,9 +41,10 @@ class Stepper:
         device: torch.device,
         rate: Tensor | None = None,
         compile: bool = False,
+        samples: int = 1,
     ) -> None:
         self._model, self._task, self._optimizer, self._plan = model, task, optimizer, plan
-        self._compile = compile
+        self._compile, self._samples = compile, samples
         self._rate = rate
         self._batches: Batch = ()
         self._rates = torch.zeros(task.steps, device=device)
@@ -101,14 +104,31 @@ class Stepper:
         if self._rate is not None:
             torch.index_select(self._rates, 0, self._position, out=self._rate.view(1))
         # Picked outside of what is compiled: its shapes then do not depend on the length of the epoch.
-        loss, row = self._forward(*(rows.index_select(0, self._position).squeeze(0) for rows in self._batches))
-        loss.backward()
+        batch = tuple(rows.index_select(0, self._position).squeeze(0) for rows in self._batches)
+        row = self._gradients(batch)
         self._optimizer.step()
         if self._plan is not None:
             self._plan.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._record.index_copy_(0, self._position, row)
         self._position.add_(1)
+
+    def _gradients(self, batch: Batch) -> Tensor:
+        """Add up the gradients of the mean loss; returns loss and tallies."""
+        row: Tensor
+        if self._samples == 1 or self._plan is None or self._plan.is_hard:
+            loss, row = self._forward(*batch)
+            loss.backward()
+            return row
+        from paretorch.precision.samples import noise_samples
+
+        parts = [rows.chunk(self._samples) for rows in batch]
+        found = []
+        for sample in noise_samples(self._model, self._samples):
+            loss, row = self._forward(*(part[sample] for part in parts))
+            (loss / self._samples).backward()
+            found.append(row)
+        return torch.cat(found).mean(0, keepdim=True)
 
     def _capture(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)

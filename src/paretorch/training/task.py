@@ -16,9 +16,10 @@ class Task(Protocol):
     a captured step finds its batch by a counter on the device and waits for nothing. `epoch` must be a pure function of
     its argument (and the task's seed), with the same shapes every time; `loss` must not look at values on the host.
 
-    Two attributes may be there too, both True where they are not: `fixed_shapes` is False where `loss` does look at
+    Three attributes may be there too. Two are True where they are not: `fixed_shapes` is False where `loss` does look at
     values on the host, to find the shape of its batch, so that a step cannot be replayed from a CUDA graph; `compiles`
-    is False where `torch.compile` would not pay.
+    is False where `torch.compile` would not pay. One is False where it is not: `splits` is True where every tensor of a
+    batch has a row for each example, so that a step may take the batch in parts.
     """
 
     tallies: tuple[str, ...]

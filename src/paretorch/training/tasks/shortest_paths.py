@@ -40,6 +40,7 @@ class ShortestPaths:
     """
 
     tallies: tuple[str, ...] = ("f1",)
+    splits = True
 
     def __init__(
         self,
