@@ -35,6 +35,20 @@ def test_keeps_the_best_as_near_as_groups_allow(groups: list[tuple[int, int]], s
     assert keep[order].long().diff().le(0).all(), "ties by index"
 
 
+@given(
+    st.lists(st.sampled_from([-1.5, -0.0, 0.0, 0.25, 2.0]), min_size=1, max_size=40),
+    st.sampled_from([1.0, 3.0]),
+    st.floats(0.0, 1.2),
+)
+@settings(max_examples=100, deadline=None)
+def test_groups_of_one_size_are_kept_as_by_sorting(scores: list[float], size: float, share: float) -> None:
+    score, budget = torch.tensor(scores), share * size * len(scores)
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])
+    count = min(int(budget / size + 0.5), len(scores))
+    (kept,) = keep_best([score], [torch.full_like(score, size)], budget)
+    assert sorted(order[:count]) == kept.nonzero().flatten().tolist()
+
+
 def test_a_score_that_is_not_finite_is_refused() -> None:
     with pytest.raises(DivergenceError, match="no longer finite"):
         keep_best([torch.tensor([1.0, math.nan])], [torch.ones(2)], 1.0)
