@@ -44,7 +44,7 @@ def test_keeps_the_best_as_near_as_groups_allow(groups: list[tuple[int, int]], s
 def test_groups_of_one_size_are_kept_as_by_sorting(scores: list[float], size: float, share: float) -> None:
     score, budget = torch.tensor(scores), share * size * len(scores)
     order = sorted(range(len(scores)), key=lambda i: -scores[i])
-    count = min(int(budget / size + 0.5), len(scores))
+    count = min(range(len(scores) + 1), key=lambda n: (abs(n * size - budget), -n))
     (kept,) = keep_best([score], [torch.full_like(score, size)], budget)
     assert sorted(order[:count]) == kept.nonzero().flatten().tolist()
 
