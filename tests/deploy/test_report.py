@@ -114,9 +114,27 @@ def test_weights_on_no_grid_count_their_dtype() -> None:
 def test_text_names_every_layer_and_the_total() -> None:
     found = report(small(), accuracy=0.75, baseline=small())
     text = str(found)
-    for word in ("0.weight", "4.weight", "75.00%", f"{found.sizes.total:,}", "codes", "masks", "maps", "baseline"):
+    for word in ("0.weight", "4.weight", "75.00%", f"{found.sizes.total:,}", "codes", "masks", "maps", "smaller than"):
         assert word in text
     assert max(len(line) for line in text.splitlines()) < 130
+
+
+def test_a_folded_network_is_compared_with_the_whole_one(tmp_path: Path) -> None:
+    whole = zoo.build("swrn-16-1-1")
+    bytes_of_all = sum(tensor.nbytes for tensor in whole.state_dict().values())
+    compress(whole, SoftSharing(**whole.sharing), steps=2)
+    folded = fold(whole)
+    save(folded, tmp_path / "folded.pare")
+    for found in (report(folded), report(tmp_path / "folded.pare")):
+        assert found.sizes.dense < found.dense == bytes_of_all
+        assert found.as_dict()["baseline_bytes"] == bytes_of_all
+        assert "for what is left" in str(found)
+    assert report(zoo.build("swrn-16-1-1")).baseline is None
+
+
+def test_a_baseline_may_be_named() -> None:
+    found = report(nn.Linear(4, 4), baseline=nn.Linear(8, 8))
+    assert found.dense == 4 * 72
 
 
 def test_json_adds_up() -> None:

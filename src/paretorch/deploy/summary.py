@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from paretorch.core.options import require_number
@@ -55,17 +56,22 @@ class Report:
     `bits` leaves the map of precisions and the masks out, as papers do; `bits_on_disk` has them. `buffers`: stored
     tensors that are no parameters (of a file without a network of the zoo, norm statistics). `macs`: see paretorch.deploy.macs; of layers that are mixed from shared
     tensors each tensor has its part. `latency`: by runtime, with spread; of the entries, `dense` is the baseline.
+    `dense`: bytes of the plain tensors of the network that this was made from, `baseline` where that is known, else of this one.
     """
 
     name: str
     sizes: Sizes
     layers: tuple[Layer, ...]
     accuracy: float | None = None
-    baseline: Sizes | None = None
+    baseline: int | None = None
     latency: tuple[Latency, ...] = ()
     activations: tuple[Activation, ...] = ()
     shared: tuple[Shared, ...] = ()
     buffers: frozenset[str] = frozenset()
+
+    @property
+    def dense(self) -> int:
+        return self.sizes.dense if self.baseline is None else self.baseline
 
     @property
     def parameters(self) -> int:
@@ -133,7 +139,7 @@ class Report:
             "name": self.name,
             "bytes": {"total": self.sizes.total, **{kind: getattr(self.sizes, kind) for kind in KINDS}},
             "dense_bytes": self.sizes.dense,
-            "baseline_bytes": None if self.baseline is None else self.baseline.dense,
+            "baseline_bytes": self.baseline,
             "parameters": self.parameters,
             "weights": self.weights,
             "sparsity": self.sparsity,
@@ -179,7 +185,8 @@ def report(
     """Report on a module, or on an artefact by its path.
 
     example: a batch of inputs; with it MACs are counted and, unless `latency=False`, latency is measured in processes
-    of their own, for `baseline` (the dense network) too. accuracy: a fraction, shown as it is; or data: batches of inputs
+    of their own, for `baseline` (the dense network) too. Of a zoo network that has lost channels or was folded, sizes are compared
+    with the whole one, `baseline` or not. accuracy: a fraction, shown as it is; or data: batches of inputs
     and classes, on which it is measured; else it is read from the summary of a file that has one.
     """
     head: Mapping[str, Any] = {}
@@ -216,8 +223,20 @@ def report(
         if latency:
             timed = measure_latency({name: source} | ({} if baseline is None else {_DENSE: baseline}), example)
     quantized = activations_of(source) if isinstance(source, nn.Module) else ()
-    before = None if baseline is None else sizes(baseline)
+    whole = baseline if baseline is not None else _whole(source, edits)
+    before = None if whole is None else sum(tensor.nbytes for tensor in whole.state_dict().values())
     return Report(name, found, layers, accuracy, before, tuple(timed), quantized, shared, buffers)
+
+
+def _whole(source: nn.Module | Mapping[str, Tensor], edits: Iterable[Mapping[str, Any]]) -> nn.Module | None:
+    """The zoo network, without values, that lost channels or was folded; None where it has all, or is of no zoo."""
+    from paretorch import zoo
+
+    name, options = getattr(source, "zoo_name", None), getattr(source, "zoo_options", None) or {}
+    if name is None or all(edit["kind"] not in ("keep_channels", "share") for edit in edits):
+        return None
+    with torch.device("meta"):
+        return zoo.build(name, **options)
 
 
 def _buffers(source: nn.Module | Mapping[str, Tensor]) -> frozenset[str]:

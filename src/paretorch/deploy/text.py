@@ -54,16 +54,14 @@ def facts(report: Report) -> list[tuple[str, str]]:
     found = [
         (
             "on disk",
-            f"{human(size.total)} ({size.total:,} bytes), {_times(size.dense, size.total)} than {human(size.dense)} dense",
+            f"{human(size.total)} ({size.total:,} bytes), {_times(report.dense, size.total)} than {human(report.dense)} dense",
         ),
         ("parameters", f"{report.parameters:,}, of which {report.weights:,} weights in {len(report.layers)} layers"),
         ("sparsity", f"{report.sparsity:.2%} of the weights are zero"),
         ("bits per weight", f"{report.bits:.2f} without masks and map, {report.bits_on_disk:.2f} on disk"),
     ]
-    if report.baseline is not None:
-        found.insert(
-            1, ("baseline", f"{human(report.baseline.dense)}, {report.baseline.dense / size.total:.1f} x this file")
-        )
+    if report.dense != size.dense:
+        found.insert(1, ("plain tensors", f"{human(size.dense)} for what is left"))
     if report.accuracy is not None:
         found.insert(0, ("accuracy", f"{report.accuracy:.2%}"))
     if report.macs is not None and report.macs_kept is not None:

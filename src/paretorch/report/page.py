@@ -58,9 +58,9 @@ def write_html(
 def _head(title: str, report: Report) -> str:
     size = report.sizes
     tiles = [("on disk", human(size.total), f"{size.total:,} bytes")]
-    smaller = size.total <= size.dense
-    times = f"{size.dense / max(size.total, 1):.1f} ×" if smaller else f"by {human(size.total - size.dense)}"
-    tiles.append(("smaller" if smaller else "larger", times, f"than {human(size.dense)} dense"))
+    smaller = size.total <= report.dense
+    times = f"{report.dense / max(size.total, 1):.1f} ×" if smaller else f"by {human(size.total - report.dense)}"
+    tiles.append(("smaller" if smaller else "larger", times, f"than {human(report.dense)} dense"))
     if report.accuracy is not None:
         tiles.append(("accuracy", f"{report.accuracy:.2%}", ""))
     tiles.append(
