@@ -11,6 +11,9 @@ What differs from the printed algorithm:
   `paretorch.precision.scales`); "fit" is 1, as printed, unless the weights lie outside ±2 at the start.
 - Zero precision is given where |w| ≤ |w − Q(w, p)|; a dropped weight counts no bits, in a search with a target too (see
   `paretorch.precision.zeros`).
+- With zero precision and a target below half a bit, the noise of a weight that would be zero reaches as far as |w|: what it loses
+  when it is rounded. As printed it would be larger than most weights, which then grow to be heard, and scales with them;
+  a network without norms (an LSTM, say) does not train like that.
 - While fine-tuning, w is clipped to ±(2 − 2^(1−p)), the ends of its grid.
 """
 
@@ -38,6 +41,7 @@ from paretorch.precision.leveled import Leveled
 from paretorch.precision.scales import Scaled, check_scale, exponent_for, follow, lead_for
 from paretorch.precision.zeros import are_found, count_search
 
+_QUIET = 0.5  # bits of a target: below, the noise of what will be zero is held to what it loses
 _FELT = 0.05  # bits above the target that are worth a word
 _UNKNOWN_BITS = 3.0  # of a kept weight, that "auto" scales for where no target says
 _PROPORTIONAL, _INTEGRAL = 40.0, 800.0  # of ln λ against the relative error of the bits
@@ -129,7 +133,8 @@ class SMOL(Method):
         target = None if "sparsity" in together else self.target_bits
         lead = lead_for(_UNKNOWN_BITS if target is None else target, self.zero_precision)
         exponent = exponent_for(site, self.scale, lead)
-        return Precision(self, site, grouping, seed, exponent, lead if self.scale == "auto" else None)
+        quiet = self.zero_precision and target is not None and target < _QUIET
+        return Precision(self, site, grouping, seed, exponent, lead if self.scale == "auto" else None, quiet)
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
         lr = 1e-3 if self.lr is None else self.lr
@@ -218,18 +223,21 @@ def _average(term: Term) -> Tensor:
 
 
 class Precision(Leveled):
-    """W = w + 2^k σ(s) ⊙ ε while searching; W = 2^k Q(w / 2^k, p) once hard."""
+    """W = w + 2^k σ(s) ⊙ ε while searching; W = 2^k Q(w / 2^k, p) once hard.
+
+    quiet: the noise of a weight that would be zero is |w| ⊙ ε.
+    """
 
     room: ClassVar[str] = "precision"
     zero: Tensor
     power: Tensor
 
     def __init__(
-        self, method: SMOL, site: Site, grouping: Grouping, seed: int, exponent: int, lead: float | None
+        self, method: SMOL, site: Site, grouping: Grouping, seed: int, exponent: int, lead: float | None, quiet: bool
     ) -> None:
         device = site.weight.device
         super().__init__(method, grouping, seed, device)
-        self.lead, self.zero_precision = lead, method.zero_precision
+        self.lead, self.zero_precision, self.quiet = lead, method.zero_precision, quiet
         self.register_buffer("power", torch.tensor(exponent, dtype=torch.int32, device=device))
         shape = site.weight.shape if method.zero_precision else torch.Size(())
         self.register_buffer("zero", torch.zeros(shape, dtype=torch.bool, device=device))
@@ -247,7 +255,7 @@ class Precision(Leveled):
         if not self.hard:
             if not self.training:
                 return weight
-            noise = uniform(weight.shape, self.step, self.seed) * (self.scale * self.grouping.expand(torch.sigmoid(s)))
+            noise = uniform(weight.shape, self.step, self.seed) * self.reach(weight.detach(), s)
             return weight + noise.to(weight.dtype)
         rounded = self.quantize(weight.detach(), self.grouping.expand(self.levels(s.detach())))
         if not self.training:
@@ -257,6 +265,14 @@ class Precision(Leveled):
         if self.zero_precision:
             through = through * ~self.zero
         return rounded + through
+
+    def reach(self, weight: Tensor, s: Tensor) -> Tensor:
+        """How far the noise of each weight goes."""
+        reach = self.scale * self.grouping.expand(torch.sigmoid(s))
+        if self.quiet:
+            size = weight.to(torch.float32).abs()
+            reach = torch.where(size <= 0.5 * reach, size, reach)
+        return reach
 
     def quantize(self, weight: Tensor, p: Tensor) -> Tensor:
         value = quantize(weight.to(torch.float32) / self.scale, p) * self.scale
