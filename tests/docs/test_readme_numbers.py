@@ -1,0 +1,80 @@
+"""The numbers in the README's tables are those of the result files."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_ROOT = Path(__file__).parents[2]
+_README = (_ROOT / "README.md").read_text()
+
+
+def read(path: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((_ROOT / "results" / path).read_text())
+    return found
+
+
+def row(start: str) -> list[str]:
+    """The cells of the only line of a table that starts so, without emphasis."""
+    lines = [line for line in _README.splitlines() if line.startswith(f"| {start}")]
+    assert len(lines) == 1, start
+    return [cell.strip(" *") for cell in lines[0].strip("|").split("|")]
+
+
+def accuracy(study: str, setting: str) -> str:
+    """In per cent on the test images, with the spread where there are seeds."""
+    settings = read(f"{study}/summary.json")["settings"][setting]
+    found = settings.get("final_test_accuracy", settings["test_accuracy"])
+    spread = f" ± {100 * found['std']:.2f}" if found["n"] > 1 else ""
+    return f"{100 * found['mean']:.2f}{spread}"
+
+
+@pytest.mark.parametrize(("start", "family"), [("dense, fp32", "dense fp32"), ("onnxruntime int8", "onnxruntime int8")])
+def test_files_of_others(start: str, family: str) -> None:
+    (point,) = (one for one in read("deploy-resnet20/bench/bench.json")["points"] if one["family"] == family)
+    assert row(start)[1:] == [f"{point['bytes']:,}", f"{100 * point['accuracy']:.2f} %"]
+
+
+@pytest.mark.parametrize("size", [24, 48])
+def test_files_on_a_budget(size: int) -> None:
+    result = read(f"deploy-resnet20/both-{size}KB-seed0.json")["result"]
+    assert row(f"`pare train --budget {size}KB …`")[1:] == [
+        f"{result['bytes']:,}",
+        f"{100 * result['test_accuracy']:.2f} %",
+    ]
+    assert (_ROOT / f"results/deploy-resnet20/both-{size}KB-seed0.pare").stat().st_size == result["bytes"]
+
+
+@pytest.mark.parametrize(
+    ("start", "study", "settings", "dense"),
+    [
+        ("ResNet-20, 94.4 %", "sparsity-resnet20", ["cs-0.944"], True),
+        ("the same by ST-3", "sparsity-resnet20", ["st3-0.944", "gmp-0.86"], False),
+        ("VGG-16, 99.7 %", "sparsity-vgg16", ["cs-0.997"], True),
+        ("VGG-16, half", "sparsity-channels-vgg16", ["channels-0.5"], True),
+        ("ResNet-20, 2.4 bits", "precision-resnet20", ["layer-2.4"], True),
+        ("ResNet-20, 2.3 bits", "precision-resnet20", ["channel-2.3", "smol-2.1"], False),
+        ("the same with 2 bits", "precision-resnet20", ["lsq-2"], False),
+    ],
+)
+def test_what_the_methods_keep(start: str, study: str, settings: list[str], dense: bool) -> None:
+    cells = row(start)
+    assert cells[1] == " · ".join(accuracy(study, one) for one in settings) + " %"
+    assert cells[2] == (f"{accuracy(study, 'dense')} %" if dense else "")
+
+
+@pytest.mark.parametrize(
+    ("network", "key"), [("WRN-28-10", "wrn-28-10"), ("ResNet-20", "resnet20"), ("VGG-16", "vgg16")]
+)
+def test_what_training_costs(network: str, key: str) -> None:
+    (line,) = (line for line in _README.splitlines() if re.match(rf"\| {network} \| \d", line))
+    dense, *others = (cell.strip() for cell in line.strip("|").split("|")[1:])
+    measured = read(f"train-step/{'h200-wrn-28-10' if key == 'wrn-28-10' else 'h200'}.json")["results"][key]
+    if key == "wrn-28-10":
+        measured["precise"] = read("train-step/h200-wrn-28-10-precise.json")["results"][key]["precise"]
+    assert dense == f"{measured['dense']['seconds']:.2f}"
+    for cell, variant in zip(others, ("sparse", "precise", "shared"), strict=True):
+        one = measured.get(variant)
+        assert cell == ("" if one is None else f"{one['seconds']:.2f} ({one['ratio']:.2f} ×)")
