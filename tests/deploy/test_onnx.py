@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,7 @@ from torch import Tensor, nn
 
 from paretorch.deploy import export_onnx
 from paretorch.deploy.onnx import export as onnx_module
-from paretorch.errors import ConfigError, MissingExtraError
+from paretorch.errors import ArtefactError, ConfigError, MissingExtraError
 
 
 def test_a_network_is_exported_and_runs_at_any_batch(tmp_path: Path) -> None:
@@ -53,3 +56,53 @@ def test_errors_are_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(onnx_module, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"paretorch\[export\]"):
         export_onnx(nn.Linear(3, 2), torch.randn(2, 3), tmp_path / "net.onnx")
+
+
+class Then(nn.Module):
+    """A Linear, and something done to what it gives."""
+
+    def __init__(self, then: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.then = nn.Linear(4, 4), then
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.then(self.linear(x))
+
+
+@pytest.mark.parametrize(
+    "then",
+    [lambda y: y > 0, lambda y: y.argmax(1), lambda y: y.masked_fill(y > 0, -torch.inf)],
+    ids=["bool", "int", "inf"],
+)
+def test_outputs_of_any_kind_are_compared(then: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Then(then), torch.randn(5, 4)
+    path = export_onnx(model, x, tmp_path / "net.onnx")
+    (output,) = onnxruntime.InferenceSession(path).run(None, {"input": x.numpy()})
+    np.testing.assert_allclose(output, model(x).detach().numpy(), atol=1e-5)
+
+
+def test_outputs_that_are_no_numbers_cannot_be_compared(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="outputs of the module on the example are NaN"):
+        export_onnx(Then(lambda y: y * torch.nan), torch.randn(2, 4), tmp_path / "net.onnx")
+    assert not any(tmp_path.iterdir())
+
+
+def test_everybody_may_read_the_file_and_its_name_may_be_long(tmp_path: Path) -> None:
+    path = export_onnx(nn.Linear(3, 2), torch.randn(2, 3), tmp_path / ("a" * 250 + ".onnx"))
+    (tmp_path / "like").touch()
+    assert path.stat().st_mode == (tmp_path / "like").stat().st_mode
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(onnx_module, "_write", full)
+    with pytest.raises(ArtefactError, match="No space left"):
+        export_onnx(nn.Linear(3, 2), torch.randn(2, 3), path)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]

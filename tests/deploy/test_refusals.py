@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import paretorch as pt
-from paretorch.deploy import sizes
+from paretorch.deploy import measure_latency, sizes
 from paretorch.errors import ArtefactError, ConfigError
 
 
@@ -139,6 +139,67 @@ def test_the_reason_is_told_and_not_how_to_report_a_bug(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"Branching cannot be exported to ONNX: .*data-dependent"):
         pt.export_onnx(Branching(), torch.randn(2, 4), tmp_path / "x.onnx")
+
+
+def test_a_refusal_is_one_sentence_and_nothing_else(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.linear(x)
+            return y if y.sum() > 0 else -y
+
+    with pytest.raises(ConfigError, match="cannot be exported") as told:
+        pt.export_onnx(Branching(), torch.randn(2, 4), tmp_path / "x.onnx")
+    measure_latency(Branching(), torch.randn(2, 4), rounds=1, seconds=0.001)
+    assert "\n" not in str(told.value)
+    assert capfd.readouterr() == ("", "")
+
+
+class Held(nn.Module):
+    """Keeps what it computed, as many modules do: with a gradient it cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last: torch.Tensor = self.linear(x)
+        return self.last
+
+
+def test_what_cannot_be_copied_is_said(tmp_path: Path) -> None:
+    model, x = Held(), torch.randn(2, 4)
+    model(x)
+    for use in (
+        lambda: pt.export_onnx(model, x, tmp_path / "x.onnx"),
+        lambda: pt.optimize(model, x),
+        lambda: measure_latency(model, x, rounds=1, seconds=0.001),
+    ):
+        with pytest.raises(ConfigError, match="works on a copy, and this Held cannot be copied: Only Tensors"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ((torch.zeros(3, 4), torch.zeros(3, 1)), r"classes of shape \(3, 1\) for outputs of \(3, 3\)"),
+        ((torch.zeros(3, 4), torch.eye(3)), r"classes of shape \(3, 3\)"),
+        ((torch.zeros(4), torch.zeros(4)), "batches of inputs and their classes"),
+        ((torch.zeros(3, 4), [0, 1, 2]), "not Tensor and list but tensors"),
+        ((1, 2), "not int and int but tensors"),
+    ],
+)
+def test_data_has_a_class_for_every_input(batch: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        pt.report(net(), data=[batch])
+
+
+def test_a_baseline_is_a_module() -> None:
+    with pytest.raises(ConfigError, match="baseline= takes a module, not int"):
+        pt.report(net(), baseline=3)  # type: ignore[arg-type]
 
 
 def test_percentiles_are_found_without_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,10 +17,15 @@ def measure_accuracy(model: nn.Module, data: Iterable[tuple[Tensor, Tensor]]) ->
     try:
         with in_eval(model):
             for inputs, classes in data:
+                if not isinstance(inputs, Tensor) or not isinstance(classes, Tensor):
+                    raise TypeError(f"not {type(inputs).__name__} and {type(classes).__name__} but tensors")
                 logits = model(inputs if parameter is None else inputs.to(parameter.device))
-                right += int((logits.argmax(1).cpu() == classes.cpu()).sum())
-                count += len(classes)
-    except (RuntimeError, TypeError, ValueError) as error:
+                chosen = logits.argmax(1).cpu()
+                if chosen.shape != classes.shape:
+                    raise ValueError(f"classes of shape {tuple(classes.shape)} for outputs of {tuple(logits.shape)}")
+                right += int((chosen == classes.cpu()).sum())
+                count += classes.numel()
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(f"data must give batches of inputs and their classes: {error}") from error
     if not count:
         raise ConfigError("data gives no batches: nothing to measure accuracy on")

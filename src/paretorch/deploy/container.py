@@ -6,11 +6,12 @@ import contextlib
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from paretorch.errors import ArtefactError
+from paretorch.errors import ArtefactError, PareError
 
 VERSION = 2
 _KEY = "pare"
@@ -25,19 +26,28 @@ def pack(blob: bytes) -> bytes:
 
 def write_file(path: Path, data: bytes) -> None:
     """Write beside the target, flush to disk, rename: a reader sees the old file or the new one."""
+    with beside(path) as temporary, open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def beside(path: Path, suffix: str = "") -> Iterator[str]:
+    """The name of a file to be written inside: it becomes the target when all has gone well, and goes if not."""
     try:
-        handle, temporary = tempfile.mkstemp(prefix=".pare.", dir=path.parent)  # a name of its own may be too long
+        handle, temporary = tempfile.mkstemp(prefix=".pare.", suffix=suffix, dir=path.parent)  # short, as names end
+        os.close(handle)
     except (OSError, ValueError) as error:
         raise ArtefactError(f"cannot write in {path.parent}: {_reason(error)}") from error
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp's own mode would hide the file from other users
-        os.replace(temporary, path)
+        os.replace(temporary, os.fspath(path))
+    except PareError:
+        raise
     except (OSError, ValueError) as error:
         raise ArtefactError(f"cannot write {path}: {_reason(error)}; the file there, if any, is unchanged") from error
     finally:

@@ -36,7 +36,7 @@ def build(reader: BlobReader, edits: Sequence[Edit] = ()) -> nn.Module:
     from paretorch.zoo import build as build_network
 
     try:
-        with torch.device("meta"), _Blank(), _at_most(2 * len(reader.names) + 64):  # takes no memory
+        with torch.device("meta"), Blank(), _at_most(2 * len(reader.names) + 64):  # takes no memory
             bare = build_network(zoo[0], **zoo[1])
         if sum(tensor.numel() * tensor.element_size() for tensor in bare.state_dict().values()) > reader.limit:
             raise ArtefactError("the artefact names a zoo network too large for a file of this size")
@@ -51,7 +51,7 @@ def build(reader: BlobReader, edits: Sequence[Edit] = ()) -> nn.Module:
         raise ArtefactError(f"the zoo network that the artefact names cannot be built: {reason}") from error
 
 
-class _Blank(TorchFunctionMode):
+class Blank(TorchFunctionMode):
     """Draws no weights: on the meta device there is nothing to draw, and trying imports torch's compiler, for seconds."""
 
     def __torch_function__(self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:

@@ -7,7 +7,6 @@ slows them all: compare numbers of one call only.
 
 from __future__ import annotations
 
-import copy
 import json
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from paretorch.deploy.plain import copied
 from paretorch.errors import ConfigError
 
 _PATIENCE = 600  # seconds the measuring process may take
@@ -105,9 +105,10 @@ def _write(model: nn.Module, example: Tensor, path: Path, runtime: str) -> bool:
 
             export_onnx(model, example, path)
         else:
-            program = torch.export.export(copy.deepcopy(model).cpu().eval(), (example.detach().cpu(),))
-            with path.open("wb") as file:
-                torch.export.save(program, file)
+            from paretorch.deploy.onnx.graph import quiet
+
+            with quiet(), path.open("wb") as file:
+                torch.export.save(torch.export.export(copied(model, "torch").cpu(), (example.detach().cpu(),)), file)
     except Exception:  # exporters raise their own types, on many layers
         return False
     return True
@@ -125,16 +126,16 @@ def _in_a_process(
     job = json.dumps({"files": files, "rounds": rounds, "seconds": seconds, "threads": threads})
     command = [sys.executable, "-m", "paretorch.deploy.timing", str(folder), job]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
-    except subprocess.TimeoutExpired:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=True)
+        medians: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    except (subprocess.SubprocessError, OSError, ValueError, IndexError):
         return {}
-    medians: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
     return medians
 
 
 def _here(model: nn.Module, example: Tensor, rounds: int, seconds: float, threads: int) -> list[float]:
     """As in a process of its own: on the CPU, with so many threads, whatever this process uses."""
-    plain, batch = copy.deepcopy(model).cpu().eval(), example.detach().cpu()
+    plain, batch = copied(model, "a measurement of latency").cpu(), example.detach().cpu()
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)

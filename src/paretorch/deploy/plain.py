@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import chain
 from typing import Any
 
@@ -32,6 +33,17 @@ def plain(model: Any, who: str) -> nn.Module:
             f"{who} takes a network with weights, and {lazy[0]} has no shape yet: run it on a batch first"
         )
     return network
+
+
+def copied(model: nn.Module, who: str) -> nn.Module:
+    """A copy to work on, in eval mode."""
+    try:
+        return copy.deepcopy(model).eval()
+    except Exception as error:  # whatever the attributes of a user's module raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0]
+        raise ConfigError(
+            f"{who} works on a copy, and this {type(model).__name__} cannot be copied: {reason}"
+        ) from error
 
 
 def _inside(module: nn.Module) -> nn.Module | None:

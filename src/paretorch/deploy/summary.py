@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from paretorch.core.options import require_number
 from paretorch.deploy.accuracy import measure_accuracy
 from paretorch.deploy.artefact import StrPath, open_artefact, sizes, sizes_in_file
+from paretorch.deploy.filling import Blank
 from paretorch.deploy.latency import Latency, measure_latency
 from paretorch.deploy.macs import count_macs
 from paretorch.deploy.plain import plain
@@ -192,6 +193,7 @@ def report(
     head: Mapping[str, Any] = {}
     if example is not None and not (isinstance(example, Tensor) and example.dim() and len(example)):
         raise ConfigError("example must be a tensor whose first dimension is the batch, with at least one row")
+    baseline = None if baseline is None else plain(baseline, "baseline=")
     if accuracy is not None:
         require_number("accuracy", accuracy, 0.0, 1.0, "give a fraction, such as 0.912")
     if isinstance(model, str | os.PathLike):
@@ -235,7 +237,7 @@ def _whole(source: nn.Module | Mapping[str, Tensor], edits: Iterable[Mapping[str
     name, options = getattr(source, "zoo_name", None), getattr(source, "zoo_options", None) or {}
     if name is None or all(edit["kind"] not in ("keep_channels", "share") for edit in edits):
         return None
-    with torch.device("meta"):
+    with torch.device("meta"), Blank():
         return zoo.build(name, **options)
 
 

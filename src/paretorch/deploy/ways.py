@@ -228,12 +228,13 @@ def _explain(symbols: Symbols) -> Spent:
         share = np.where(counts > 0, 2.0 ** -(bits / np.maximum(counts, 1)), 0.0)  # P(symbol) under the model
         kept = rows >= 0
         keep, many = float(share[kept].sum()), float(counts[kept].sum())
-        mask = max(float(bits[~kept].sum()) - (many * math.log2(keep) if many else 0.0), 0.0)  # no −0 by rounding
+        mask = max(float(bits[~kept].sum()) - (many * math.log2(keep) if many else 0.0), 0.0)  # no "-0" by rounding
         level_bits = 0.0
         for row in np.unique(rows[kept & (counts > 0)]):
             here = rows == row
             level_bits -= float(counts[here].sum()) * math.log2(float(share[here].sum()) / keep)
+        level_bits = max(level_bits, 0.0)
         masks += mask
         maps += level_bits
-        codes += float(bits.sum()) - mask - level_bits
+        codes += max(float(bits.sum()) - mask - level_bits, 0.0)
     return Spent(codes, masks, maps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from paretorch.deploy.fast.account import Account, Choice
 from paretorch.deploy.fast.candidates import candidate, is_layer
 from paretorch.deploy.fast.capture import capture, difference, replaced, tensors_of
 from paretorch.deploy.fast.measure import Call, Timer, is_faster, speedup, timer
+from paretorch.deploy.plain import copied
 from paretorch.errors import ConfigError
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -60,7 +60,7 @@ def optimize(
         raise ConfigError(
             f"tolerance={tolerance!r}: give the largest difference to accept, relative to the largest output"
         )
-    reference = copy.deepcopy(model).eval()
+    reference = copied(model, "optimize")
     layers = {module: name for name, module in reference.named_modules() if is_layer(module)}
     timed = timer or _default_timer(reference, arguments, rounds, seconds, graphs)
     # Settings of one kernel differ by less than Python takes to launch it.

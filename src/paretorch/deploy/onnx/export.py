@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import math
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -20,12 +16,14 @@ from torch import Tensor, nn
 from paretorch.core.options import require_number
 from paretorch.deploy.artefact import StrPath
 from paretorch.deploy.calibrate import check_percentile, quantize_int8
+from paretorch.deploy.container import beside
 from paretorch.deploy.onnx.graph import Model, merge_equal, optimize, prune, shared, trace
 from paretorch.deploy.onnx.int8 import SIGNS, narrow, share_codes
 from paretorch.deploy.onnx.pack import FORMS, STEPS, Packing, find_packing, pack
 from paretorch.deploy.onnx.types import CODES, LOW, finished
+from paretorch.deploy.plain import copied
 from paretorch.deploy.plain import plain as plain_module
-from paretorch.errors import ArtefactError, ConfigError, MissingExtraError
+from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.precision.activations_quantized import QuantizedActivation
 
 _FLIPS = 0.05
@@ -67,7 +65,7 @@ def export_onnx(
         raise ConfigError("percentile= is about int8 export: give calibrate=, batches of inputs, too")
     check_percentile(percentile)
     require_number("tolerance", tolerance, 0.0, math.inf, "give the largest difference, relative to the largest output")
-    plain = copy.deepcopy(plain_module(model, "export_onnx")).cpu().eval()
+    plain = copied(plain_module(model, "export_onnx"), "export_onnx").cpu()
     kinds = {tensor.dtype for tensor in (*plain.parameters(), example) if tensor.is_floating_point()}
     if torch.bfloat16 in kinds:
         raise ConfigError(
@@ -83,40 +81,29 @@ def export_onnx(
     target = Path(path)
     if target.is_dir():
         raise ConfigError(f"{target} is a folder: give the file, such as {target / 'model.onnx'}")
-    try:
-        with torch.no_grad():
-            expected = plain(rows)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(f"the example of shape {tuple(example.shape)} does not run: {error}") from error
-    if not isinstance(expected, Tensor):
-        raise ConfigError(f"export_onnx needs a module that returns one tensor, not {type(expected).__name__}")
+    wanted = []
+    for part in (rows, rows[:1]):
+        try:
+            with torch.no_grad():
+                wanted.append((part, plain(part)))
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise ConfigError(f"the example of shape {tuple(part.shape)} does not run: {error}") from error
+        if isinstance(wanted[-1][1], Tensor) and bool(wanted[-1][1].isnan().any()):
+            raise ConfigError("outputs of the module on the example are NaN, so that no file can be compared with it")
+    if not isinstance(wanted[0][1], Tensor):
+        raise ConfigError(f"export_onnx needs a module that returns one tensor, not {type(wanted[0][1]).__name__}")
     form = weights
     if calibrate is not None:
         form = "int8" if weights == "packed" else "fp32"  # what onnxruntime's quantizer makes int8 of
-    handle, temporary = _beside(target)
-    os.close(handle)
-    try:
+    with beside(target, ".onnx") as temporary:
         _export(plain, rows, temporary, form)
-        for part in (rows, rows[:1]):
-            with torch.no_grad():
-                _verify(temporary, part, plain(part), tolerance)
+        for part, expected in wanted:
+            _verify(temporary, part, expected, tolerance)
         if calibrate is not None:
             quantize_int8(temporary, temporary, calibrate, percentile)
             _finish_int8(temporary)
-            with torch.no_grad():
-                _verify(temporary, rows, plain(rows), math.inf)
-        os.replace(temporary, target)
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            _verify(temporary, *wanted[0], math.inf)
     return target
-
-
-def _beside(target: Path) -> tuple[int, str]:
-    try:
-        return tempfile.mkstemp(suffix=".onnx", prefix=f".{target.name}.", dir=target.parent)
-    except OSError as error:
-        raise ArtefactError(f"cannot write in {target.parent}: {error.strerror}") from error
 
 
 def _export(model: nn.Module, rows: Tensor, path: str, weights: str) -> None:
@@ -173,11 +160,14 @@ def _verify(path: str, rows: Tensor, expected: Tensor, tolerance: float) -> None
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    output = session.run(None, {session.get_inputs()[0].name: rows.numpy()})[0]
-    wanted = expected.numpy()
-    scale = max(float(np.abs(wanted).max(initial=0.0)), 1e-6)
-    if output.shape != wanted.shape or not float(np.abs(output - wanted).max(initial=0.0)) <= tolerance * scale:
-        error = float(np.abs(output - wanted).max(initial=0.0)) if output.shape == wanted.shape else float("inf")
+    output = session.run(None, {session.get_inputs()[0].name: rows.numpy()})[0].astype(np.float64)
+    wanted = expected.detach().numpy().astype(np.float64)
+    scale = max(float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)), 1e-6)
+    apart = math.inf
+    if output.shape == wanted.shape:
+        other = output != wanted  # infinities have no difference
+        apart = float(np.abs(output[other] - wanted[other]).max(initial=0.0))
+    if not apart <= tolerance * scale:
         raise ConfigError(
-            f"onnxruntime's output differs from torch's by {error:.2g}; tolerance is {tolerance * scale:.2g}"
+            f"onnxruntime's output differs from torch's by {apart:.2g}; tolerance is {tolerance * scale:.2g}"
         )

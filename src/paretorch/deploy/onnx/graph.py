@@ -24,7 +24,7 @@ Model = Any
 def trace(model: nn.Module, rows: Tensor, opset: int) -> Model:
     """The module as torch exports it, not optimized: parameters keep their names, the first dimension is free."""
     try:
-        with _quiet():
+        with quiet():
             program = torch.onnx.export(
                 model,
                 (rows,),
@@ -62,7 +62,7 @@ def optimize(model: Model, kept: Collection[str]) -> Model:
     for tensor in model.graph.initializer:
         if tensor.name in kept:
             model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    with _quiet():
+    with quiet():
         optimized = onnxscript.optimizer.optimize(model)
     real = [value for value in optimized.graph.input if value.name not in kept]
     del optimized.graph.input[:]
@@ -152,15 +152,14 @@ def _content(tensor: Any) -> tuple[int, tuple[int, ...], bytes]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
+def quiet() -> Iterator[None]:
+    """Nothing is said on the way: what went wrong is told in one sentence."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # torch, onnxscript and onnx_ir have dozens of loggers, with levels of their own
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        aside = io.StringIO()  # the exporter prints the graph that it cannot export
+        with warnings.catch_warnings(), contextlib.redirect_stdout(aside), contextlib.redirect_stderr(aside):
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
