@@ -43,9 +43,12 @@ def _largest(values: Tensor, count: int) -> Tensor:
 
 
 def raise_levels(
-    cost: Callable[[float], float], budget: float, low: float, high: float, rounds: int = 48
+    cost: Callable[[float], float], budget: float, low: float, high: float, rounds: int = 30
 ) -> tuple[float, float]:
-    """Bisect to neighbouring offsets (a, b): cost(a), non-decreasing, is within the budget and cost(b) is above it."""
+    """Bisect to neighbouring offsets (a, b): cost(a), non-decreasing, is within the budget and cost(b) is above it.
+
+    Levels are fp32: offsets that differ by less than 2⁻³⁰ of the range change none.
+    """
     if cost(high) <= budget:
         return high, high
     for _ in range(rounds):

@@ -10,7 +10,7 @@ from paretorch.core.attach import original
 from paretorch.core.budget import raise_levels
 from paretorch.core.method import Term
 from paretorch.core.tensors import whole, write
-from paretorch.precision.grid import MAX_BITS, s_of_bits
+from paretorch.precision.grid import MAX_BITS, real_bits, s_of_bits
 
 if TYPE_CHECKING:
     from paretorch.precision.smol import Precision
@@ -27,10 +27,10 @@ def allocate(term: Term, members: Sequence["Precision"], budget: float | None) -
     index = {id(r): i for i, r in enumerate(members)}
     kept = [_kept(term, i, r) for i, r in enumerate(members)]
     decisions = [(decision, [index[id(r)] for r in group]) for decision, group, _ in term.groups()]
-    values = [whole(decision) for decision, _ in decisions]
+    real = [real_bits(whole(decision)) for decision, _ in decisions]
 
     def levels(offset: float) -> list[Tensor]:
-        return [members[who[0]].levels(s, offset) for s, (_, who) in zip(values, decisions, strict=True)]
+        return [members[who[0]].raised(one, offset) for one, (_, who) in zip(real, decisions, strict=True)]
 
     def counts(p: list[Tensor]) -> list[Tensor]:
         """How many weights pay for each entry."""

@@ -21,9 +21,12 @@ class Leveled(Relaxation):
         self.seed, self.most = seed, level_above(method.init_bits, method.allowed_bits)
         self.allowed, self.rounding = method.allowed_bits, method.rounding
 
-    def levels(self, s: Tensor, offset: float = 0.0) -> Tensor:
-        """Whole bits from s, after an offset to the real precision."""
-        real = real_bits(s)
+    def levels(self, s: Tensor) -> Tensor:
+        """Whole bits from s."""
+        return self.raised(real_bits(s), 0.0)
+
+    def raised(self, real: Tensor, offset: float) -> Tensor:
+        """Whole bits from real ones, after an offset."""
         return whole_bits(torch.minimum(real + offset, real.clamp_min(self.most)), self.allowed, self.rounding)
 
     def bits(self, s: Tensor) -> Tensor:
