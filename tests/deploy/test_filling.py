@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import sys
+import tracemalloc
 from pathlib import Path
 from subprocess import run
 from typing import Any
@@ -94,6 +96,42 @@ def test_shared_norms_stay_shared(options: dict[str, Any], tmp_path: Path) -> No
     torch.testing.assert_close(found(x), model(x), atol=within, rtol=within)
     assert found.again is found.first
     assert found.right.weight is found.left.weight
+
+
+def test_a_module_is_filled_where_it_lies(tmp_path: Path) -> None:
+    """However large a tensor is, there is never a second copy of it."""
+    model = nn.Module()
+    model.weight = nn.Parameter(2.0 * torch.randint(0, 2, (2000, 1000)) - 1)
+    save(model, tmp_path / "x.pare")
+    into = copy.deepcopy(model)
+    into.weight.data.zero_()
+    memory, version = into.weight.data_ptr(), into.weight._version
+    tracemalloc.start()
+    load(tmp_path / "x.pare", into=into)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < model.weight.nbytes // 2
+    assert torch.equal(into.weight, model.weight)
+    assert into.weight.data_ptr() == memory
+    assert into.weight._version > version, "autograd must know"
+
+
+def test_memory_of_any_order_is_filled(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    image = torch.randn(2, 3, 4, 5)
+    for given in (image, image.bfloat16(), image > 0, (image * 9).to(torch.int8), image.sign(), image.new_tensor(7.0)):
+        orders = [given.clone(), given.mT.contiguous().mT] if given.dim() else [given.clone()]
+        orders += [given.clone(memory_format=torch.channels_last)] if given.dim() else []
+        with torch.inference_mode():
+            orders.append(given.clone())
+        for stored in orders:
+            model, into = nn.Module(), nn.Module()
+            model.register_buffer("x", stored)
+            save(model, tmp_path / "x.pare")
+            for order in orders:
+                into.register_buffer("x", torch.zeros_like(order))
+                assert torch.equal(load(tmp_path / "x.pare", into=into).x, given)
+                assert into.x.stride() == torch.zeros_like(order).stride()
 
 
 def test_what_repeats_its_memory_cannot_be_filled(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -124,8 +124,10 @@ class BlobReader:
 
         self._ahead = None if version == 1 else [self._declaration(i) for i in range(len(self.names))]
 
-    def tensors(self, expect: Mapping[str, Tensor] | None, most: int) -> Iterator[tuple[str, Tensor | str]]:
-        """Name and tensor, or name and the earlier name that it is tied to.
+    def tensors(
+        self, expect: Mapping[str, Tensor] | None, most: int, into: Callable[[str], Tensor] | None = None
+    ) -> Iterator[tuple[str, Tensor | str]]:
+        """Name and tensor, or name and the earlier name that it is tied to. into: gives the tensor to fill, by its name.
 
         `expect`: tensors whose dtypes and shapes must be met; `most`: how many bytes may be produced in all. Both are
         looked at before the first tensor is given (of version 1: before the tensor itself is).
@@ -143,7 +145,7 @@ class BlobReader:
                 yield name, declared
             else:
                 dtype, shape = declared
-                yield name, decode_tensor(self._source, shape, dtype)
+                yield name, decode_tensor(self._source, shape, dtype, into(name) if into else None)
         self._source.index.finish("the index")
         self._source.coded.finish()
         self._source.plain.finish("the plain part")

@@ -88,7 +88,7 @@ class Encoder:
 
 
 class Decoder:
-    """Gives the runs back in the order they were added. The caller says how many symbols, and checks that number first.
+    """Gives the runs back in the order they were added. The caller has room for them, and checked its size first.
 
     constriction reads on past the end without a word, so a forged stream yields arbitrary symbols of the alphabet: the
     values are then wrong, but they are still values of the table. Damage is found by the checksum, not here.
@@ -101,15 +101,15 @@ class Decoder:
         except ValueError as error:
             raise ArtefactError("the artefact's coded part does not end as a coder would end it") from error
 
-    def take(self, count: int, drops: Array, table: Array) -> Array:
-        """The next `count` symbols, already looked up in `table`."""
-        if count == 0 or not _needs_coding(drops):
-            return np.full(count, table[int(np.argmax(np.asarray(drops) >= 0))])
-        out, model = np.empty(count, dtype=table.dtype), _model(drops)
-        for start in range(0, count, _CHUNK):
+    def take(self, drops: Array, table: Array, out: Array) -> None:
+        """Fill `out` with the next symbols, already looked up in `table`."""
+        if out.size == 0 or not _needs_coding(drops):
+            out[:] = table[int(np.argmax(np.asarray(drops) >= 0))]
+            return
+        model = _model(drops)
+        for start in range(0, out.size, _CHUNK):
             part = out[start : start + _CHUNK]
             part[:] = table[self._coder.decode(model, part.size)]
-        return out
 
     def finish(self) -> None:
         if not self._coder.is_empty():

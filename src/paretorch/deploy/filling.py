@@ -105,7 +105,7 @@ def _check_names(module: nn.Module, names: list[str]) -> None:
 def fill(module: nn.Module, reader: BlobReader) -> None:
     """Copy every tensor of the file into the module, and tie what the file ties."""
     _check_names(module, reader.names)
-    state = module.state_dict()
+    state: dict[str, Tensor] = module.state_dict()
     if bare := [name for name, tensor in state.items() if tensor.is_meta]:
         raise ConfigError(
             f"{bare[0]} has no memory to be filled (meta device): give the module some with module.to_empty(device=...)"
@@ -113,16 +113,17 @@ def fill(module: nn.Module, reader: BlobReader) -> None:
     if spread := [name for name, tensor in state.items() if _repeats(tensor)]:
         raise ConfigError(f"{spread[0]} repeats its memory, as after expand(): give it memory of its own with clone()")
     written: dict[Any, str] = {}
-    most = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
-    for name, tensor in reader.tensors(state, most):
-        if isinstance(tensor, str):
-            _tie(module, state, name, tensor)
-            continue
+
+    def room(name: str) -> Tensor:
         key = storage_key(state[name])
         if key is not None and written.setdefault(key, name) != name:
             raise ArtefactError(f"{name} and {written[key]} are one tensor in the module and two in the file")
-        state[name].copy_(tensor)
-        del tensor  # or it would still be there while the next one is decoded
+        return state[name]
+
+    most = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    for name, tensor in reader.tensors(state, most, room):
+        if isinstance(tensor, str):
+            _tie(module, state, name, tensor)
 
 
 def _some(names: set[str]) -> str:

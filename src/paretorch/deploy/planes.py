@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import torch
 
 from paretorch.deploy.entropy import Array
 from paretorch.deploy.parts import Sink, Source
 from paretorch.deploy.symbols import Symbols, read_symbols, take_symbols
+
+_CHUNK = 1 << 18  # words turned at once
 
 
 class Planes:
@@ -48,16 +52,18 @@ class Planes:
         return spent
 
 
-def read_planes(source: Source, count: int, dtype: torch.dtype) -> Array:
+def read_planes(source: Source, out: Array, dtype: torch.dtype) -> None:
+    """Fill `out`, flat words of the dtype's width, plane by plane."""
     width = dtype.itemsize
-    octets = np.empty((count, width), dtype=np.uint8)
+    octets = out.view(np.uint8).reshape(-1, width)
     for i in reversed(range(width)):
+        place = octets[:, i if sys.byteorder == "little" else width - 1 - i]
         if source.index.number(1):
-            tables = read_symbols(source.index, source.coded, count)
-            octets[:, i] = take_symbols(source.coded, tables, count, tables.alphabet.astype(np.uint8))
+            tables = read_symbols(source.index, source.coded, out.size)
+            take_symbols(source.coded, tables, tables.alphabet.astype(np.uint8), place)
         else:
-            octets[:, i] = np.frombuffer(source.plain.take(count), dtype=np.uint8)
-    words = octets.view(f"<u{width}").ravel().astype(f"u{width}", copy=False)
+            place[:] = np.frombuffer(source.plain.take(out.size), dtype=np.uint8)
     if dtype.is_floating_point:
-        words = words >> words.dtype.type(1) | words << words.dtype.type(8 * width - 1)
-    return words
+        for start in range(0, out.size, _CHUNK):
+            part = out[start : start + _CHUNK]
+            part[:] = part >> out.dtype.type(1) | part << out.dtype.type(8 * width - 1)

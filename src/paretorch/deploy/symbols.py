@@ -172,7 +172,8 @@ def read_symbols(index: ByteReader, coded: Decoder, count: int, shape: tuple[int
     if axis:
         length = view3(shape)[axis - 1]
         inner = read_symbols(index, coded, length)
-        of = take_symbols(coded, inner, length, inner.alphabet)
+        of = np.empty(length, dtype=np.int64)
+        take_symbols(coded, inner, inner.alphabet, of)
         classes = int(of.max()) + 1
         if of.min() < 0 or classes > _MOST_CLASSES:
             raise ArtefactError("the artefact sorts a tensor's slices into classes that cannot be")
@@ -194,13 +195,15 @@ def read_symbols(index: ByteReader, coded: Decoder, count: int, shape: tuple[int
     return Tables(alphabet, drops, step, groups)
 
 
-def take_symbols(coded: Decoder, tables: Tables, count: int, values: Array, shape: tuple[int, ...] = ()) -> Array:
-    """Decode `count` symbols, each looked up in `values` (one per letter of the alphabet)."""
+def take_symbols(coded: Decoder, tables: Tables, values: Array, out: Array, shape: tuple[int, ...] = ()) -> None:
+    """Decode as many symbols as `out` has room for, flat, each looked up in `values` (one per letter of the alphabet)."""
     if tables.groups is None:
-        return coded.take(count, tables.drops[0], values)
-    out = np.empty(view3(shape), dtype=values.dtype)
+        coded.take(tables.drops[0], values, out)
+        return
+    cube = out.reshape(view3(shape))
     for label, drops in enumerate(tables.drops):
-        members, part = tables.groups.members(label), list(out.shape)
-        part[tables.groups.axis] = int(np.count_nonzero(tables.groups.of == label))
-        out[members] = coded.take(math.prod(part), drops, values).reshape(part)
-    return out.ravel()
+        size = list(cube.shape)
+        size[tables.groups.axis] = int(np.count_nonzero(tables.groups.of == label))
+        part = np.empty(math.prod(size), dtype=out.dtype)
+        coded.take(drops, values, part)
+        cube[tables.groups.members(label)] = part.reshape(size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from paretorch.deploy import values
 from paretorch.deploy.entropy import Array
@@ -39,10 +40,25 @@ def encode_tensor(tensor: Tensor, sink: Sink) -> TensorSize:
     )
 
 
-def decode_tensor(source: Source, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """The next tensor. The caller has checked the shape against what it is ready to hold."""
+def decode_tensor(source: Source, shape: tuple[int, ...], dtype: torch.dtype, into: Tensor | None = None) -> Tensor:
+    """The next tensor. The caller has checked the shape against what it is ready to hold.
+
+    into: filled in place, where its memory lies as the file has it, so that no second copy is ever there.
+    """
+    if into is None or type(into) is not Tensor or into.device.type != "cpu" or not into.is_contiguous():
+        made = decode_tensor(source, shape, dtype, torch.empty(shape, dtype=dtype))
+        return made if into is None else into.copy_(made)
     way = WAYS[source.index.number(len(WAYS) - 1)]
-    return values.from_words(way.read(source, shape, dtype), dtype).reshape(shape)
+    if into.numel():
+        words = values.words_of(into)
+        way.read(source, shape, dtype, words)
+        if dtype == torch.bool:
+            np.not_equal(words, 0, out=words)  # a forged truth may be 2
+        if not into.is_inference():
+            increment_version(into)  # as every change in place does
+    else:
+        way.read(source, shape, dtype, np.empty(0, dtype=f"u{dtype.itemsize}"))
+    return into
 
 
 def _smallest(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Way, dict[int, int], int | None]:

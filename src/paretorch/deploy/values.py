@@ -38,8 +38,13 @@ def to_words(tensor: Tensor) -> Array:
     flat = tensor.detach().cpu().contiguous().flatten()
     if flat.is_floating_point():
         flat = torch.where(flat == 0, torch.zeros((), dtype=flat.dtype), flat)
-    size = flat.element_size()
-    return flat.view(_WORDS[size]).numpy().view(_UNSIGNED[size])
+    return words_of(flat)
+
+
+def words_of(tensor: Tensor) -> Array:
+    """The memory of a contiguous tensor with elements, as unsigned integers, flat: writing them writes the tensor."""
+    size = tensor.element_size()
+    return tensor.detach().view(-1).view(_WORDS[size]).numpy().view(_UNSIGNED[size])
 
 
 def from_words(words: Array, dtype: torch.dtype) -> Tensor:

@@ -38,7 +38,8 @@ class Way(Protocol):
     def write(self, sink: Sink) -> Spent: ...
 
     @staticmethod
-    def read(source: Source, shape: Shape, dtype: torch.dtype) -> Array: ...
+    def read(source: Source, shape: Shape, dtype: torch.dtype, out: Array) -> None:
+        """Fill `out`, the words of a tensor of this shape and dtype, flat."""
 
 
 class Constant:
@@ -57,8 +58,8 @@ class Constant:
         return Spent()
 
     @staticmethod
-    def read(source: Source, shape: Shape, dtype: torch.dtype) -> Array:
-        return np.full(math.prod(shape), source.index.number(256**dtype.itemsize - 1), dtype=f"u{dtype.itemsize}")
+    def read(source: Source, shape: Shape, dtype: torch.dtype, out: Array) -> None:
+        out[:] = source.index.number(256**dtype.itemsize - 1)
 
 
 class Small:
@@ -74,13 +75,11 @@ class Small:
         return Spent()
 
     @staticmethod
-    def read(source: Source, shape: Shape, dtype: torch.dtype) -> Array:
-        count = math.prod(shape)
-        if count > SMALL:
+    def read(source: Source, shape: Shape, dtype: torch.dtype, out: Array) -> None:
+        if out.size > SMALL:
             raise ArtefactError("the artefact keeps a large tensor in its index")
-        return np.array(
-            [source.index.number(256**dtype.itemsize - 1) for _ in range(count)], dtype=f"u{dtype.itemsize}"
-        )
+        for i in range(out.size):
+            out[i] = source.index.number(256**dtype.itemsize - 1)
 
 
 class Grid:
@@ -103,11 +102,10 @@ class Grid:
         return _explain(self._symbols)
 
     @staticmethod
-    def read(source: Source, shape: Shape, dtype: torch.dtype) -> Array:
+    def read(source: Source, shape: Shape, dtype: torch.dtype, out: Array) -> None:
         exponent = source.index.signed(2000)
-        tables = read_symbols(source.index, source.coded, math.prod(shape), shape)
-        letters = values.binary_words(tables.alphabet, exponent, dtype)
-        return take_symbols(source.coded, tables, math.prod(shape), letters, shape)
+        tables = read_symbols(source.index, source.coded, out.size, shape)
+        take_symbols(source.coded, tables, values.binary_words(tables.alphabet, exponent, dtype), out, shape)
 
 
 class Book:
@@ -125,10 +123,14 @@ class Book:
         return Spent(codes=letters + float(self._symbols.bits.sum()), maps=self._symbols.map_bits)
 
     @staticmethod
-    def read(source: Source, shape: Shape, dtype: torch.dtype) -> Array:
-        tables = read_symbols(source.index, source.coded, math.prod(shape), shape)
-        places = take_symbols(source.coded, tables, math.prod(shape), np.arange(tables.alphabet.size), shape)
-        return read_planes(source, tables.alphabet.size, dtype)[places]
+    def read(source: Source, shape: Shape, dtype: torch.dtype, out: Array) -> None:
+        tables = read_symbols(source.index, source.coded, out.size, shape)
+        count = tables.alphabet.size
+        places = np.empty(out.size, dtype=np.min_scalar_type(count))
+        take_symbols(source.coded, tables, np.arange(count, dtype=places.dtype), places, shape)
+        letters = np.empty(count, dtype=out.dtype)
+        read_planes(source, letters, dtype)
+        np.take(letters, places, out=out, mode="clip")  # every place is one; the other modes copy `out`
 
 
 class Steps:
@@ -149,17 +151,17 @@ class Steps:
         return found._replace(codes=found.codes + self._steps.write(sink))
 
     @staticmethod
-    def read(source: Source, shape: Shape, dtype: torch.dtype) -> Array:
+    def read(source: Source, shape: Shape, dtype: torch.dtype, out: Array) -> None:
         if dtype != torch.float32 or not shape:
             raise ArtefactError("the artefact has steps for a tensor that cannot have any")
         axis = source.index.number(len(shape) - 1)
-        tables = read_symbols(source.index, source.coded, math.prod(shape), shape)
-        codes = take_symbols(source.coded, tables, math.prod(shape), tables.alphabet.astype(np.float32), shape)
-        own = read_planes(source, shape[axis], dtype).view(np.float32)
+        tables = read_symbols(source.index, source.coded, out.size, shape)
+        weights = out.view(np.float32).reshape(shape)
+        take_symbols(source.coded, tables, tables.alphabet.astype(np.float32), out.view(np.float32), shape)
+        own = np.empty(shape[axis], dtype=np.uint32)
+        read_planes(source, own, dtype)
         with np.errstate(all="ignore"):  # forged steps may be anything
-            weights = codes.reshape(shape) * own.reshape([-1 if i == axis else 1 for i in range(len(shape))])
-        words: Array = weights.ravel().view(np.uint32)
-        return words
+            weights *= own.view(np.float32).reshape([-1 if i == axis else 1 for i in range(len(shape))])
 
 
 class Dense:
@@ -173,8 +175,8 @@ class Dense:
         return Spent(codes=self._planes.write(sink))
 
     @staticmethod
-    def read(source: Source, shape: Shape, dtype: torch.dtype) -> Array:
-        return read_planes(source, math.prod(shape), dtype)
+    def read(source: Source, shape: Shape, dtype: torch.dtype, out: Array) -> None:
+        read_planes(source, out, dtype)
 
 
 class Sparse:
@@ -192,12 +194,14 @@ class Sparse:
         return Spent(codes=self._planes.write(sink), masks=masks)
 
     @staticmethod
-    def read(source: Source, shape: Shape, dtype: torch.dtype) -> Array:
-        tables = read_symbols(source.index, source.coded, math.prod(shape), shape)
-        kept = take_symbols(source.coded, tables, math.prod(shape), tables.alphabet != 0, shape)
-        words = np.zeros(math.prod(shape), dtype=f"u{dtype.itemsize}")
-        words[kept] = read_planes(source, int(np.count_nonzero(kept)), dtype)
-        return words
+    def read(source: Source, shape: Shape, dtype: torch.dtype, out: Array) -> None:
+        tables = read_symbols(source.index, source.coded, out.size, shape)
+        kept = np.empty(out.size, dtype=bool)
+        take_symbols(source.coded, tables, tables.alphabet != 0, kept, shape)
+        words = np.empty(int(np.count_nonzero(kept)), dtype=out.dtype)
+        read_planes(source, words, dtype)
+        out[:] = 0
+        out[kept] = words
 
 
 # The position is the way's number in the file: append only.
