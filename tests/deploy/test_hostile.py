@@ -182,6 +182,20 @@ def test_names_do_not_reach_the_terminal_as_they_are(tmp_path: Path) -> None:
     assert told.encode()
 
 
+def test_a_report_on_a_few_bytes_takes_a_few_times_what_they_declare(tmp_path: Path) -> None:
+    """150 bytes may declare 64 MiB of one value; counting them must not take twenty times that."""
+    values = torch.zeros(1 << 24, dtype=torch.uint8)
+    values[5] = 1
+    module = nn.Module()
+    module.register_buffer("w", values.view(1024, -1))
+    save(module, tmp_path / "x.pare")
+    tracemalloc.start()
+    assert report(tmp_path / "x.pare").sizes.total < 200
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 9 * values.nbytes
+
+
 def test_an_index_that_inflates_without_end_is_refused(tmp_path: Path) -> None:
     tracemalloc.start()
     refuse(pack(join(bytes(1 << 26), bytes(4))), tmp_path, "larger than any index", into=_one_weight())

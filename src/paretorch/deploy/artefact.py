@@ -78,7 +78,7 @@ def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
 
     The file must name the tensors of the module, no more and no fewer, with their shapes and dtypes; tied tensors are
     tied again. A network built here is in eval mode, and may be 1024 times as large as the file, or 64 MiB in any case.
-    Nothing in the file is executed, and no more memory is taken than the module has. Damage, and a tensor of another
+    Nothing in the file is executed, and little more memory is taken than the module has. Damage, and a tensor of another
     shape or dtype, are found before the module is touched.
     """
     own = None if into is None else plain(into, "load(path, into=…)")

@@ -15,6 +15,7 @@ from paretorch.deploy.entropy import Array
 
 _MOST_CLASSES = 12
 _MOST_CELLS = 1 << 21  # slices times alphabet: beyond, the histogram itself would cost more than it gains
+_CHUNK = 1 << 20  # symbols counted at once
 _TABLE_BITS = 4.0  # an entry of one more table, about
 
 
@@ -58,9 +59,14 @@ def find_groups(symbols: Array, shape: tuple[int, int, int], levels: Array) -> t
 
 
 def _histograms(cube: Array, axis: int, size: int) -> Array:
-    """Counts (slice, symbol)."""
+    """Counts (slice, symbol), from some outputs after the other: all at once would take many times the memory."""
     offset = np.arange(cube.shape[axis]).reshape([-1 if i == axis else 1 for i in range(3)]) * size
-    return np.bincount((cube + offset).ravel(), minlength=cube.shape[axis] * size).reshape(-1, size)
+    counts = np.zeros(cube.shape[axis] * size, dtype=np.int64)
+    step = max(1, _CHUNK * cube.shape[0] // cube.size)
+    for start in range(0, cube.shape[0], step):
+        own = offset[start : start + step] if axis == 0 else offset
+        counts += np.bincount((cube[start : start + step] + own).ravel(), minlength=counts.size)
+    return counts.reshape(-1, size)
 
 
 def _bits(counts: Array) -> Array:

@@ -7,6 +7,7 @@ layer, even above it. One symbol per weight therefore carries mask, precision an
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,7 @@ from paretorch.errors import ArtefactError
 SPAN = 1 << 17  # the widest range of integers that is treated as symbols
 _STEPS = (1, 4, 16)  # how finely frequencies may be stored, in sixteenths of an octave
 _MOST_CLASSES = 64
+_CHUNK = 1 << 20  # symbols looked up at once
 _FEW = 8  # letters: with no more, a table is as small as any formula
 
 
@@ -57,13 +59,17 @@ class Symbols:
     """An integer array of range < SPAN with the tables fitted to it, ready to be written."""
 
     def __init__(self, ints: Array, shape: tuple[int, ...] = ()) -> None:
-        low = int(ints.min())
-        histogram = np.bincount(ints.ravel() - low)
+        low, high, flat = int(ints.min()), int(ints.max()), ints.ravel()
+        histogram = np.zeros(high - low + 1, dtype=np.int64)
+        for part in _chunks(flat):
+            histogram += np.bincount(part - low, minlength=histogram.size)
         present = np.flatnonzero(histogram)
         lookup = np.zeros(histogram.size, dtype=np.uint8 if present.size <= 256 else np.int32)
         lookup[present] = np.arange(present.size)
         alphabet = present + low
-        self._symbols = lookup[ints.ravel() - low]
+        self._symbols = np.empty(flat.size, dtype=lookup.dtype)
+        for part, symbols in zip(_chunks(flat), _chunks(self._symbols), strict=True):
+            symbols[:] = lookup[part - low]
         self._shape = view3(shape)
         self.counts = histogram[present][None]
         found = None
@@ -118,6 +124,11 @@ class Symbols:
             cube = self._symbols.reshape(self._shape)
             for label, drops in enumerate(tables.drops):
                 coded.add(cube[groups.members(label)].ravel(), drops)
+
+
+def _chunks(flat: Array) -> Iterator[Array]:
+    """Views of a part after the other: what is made of each, eight bytes a symbol, is never there for all at once."""
+    return (flat[start : start + _CHUNK] for start in range(0, flat.size, _CHUNK))
 
 
 def _bits(counts: Array, drops: Array) -> Array:
