@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.errors import ConfigError
-from paretorch.training import ImageClassification
+from paretorch.training import ImageClassification, Recipe, Runtime, prepare
 from paretorch.zoo.data import Augment, Images, normalise
 
 
@@ -76,3 +76,31 @@ def test_loss_and_accuracy_of_a_batch() -> None:
 def test_a_batch_larger_than_the_set_is_refused() -> None:
     with pytest.raises(ConfigError, match="larger than the training set of 20"):
         ImageClassification(_images(20), batch=21)
+
+
+def _is_last(tensor: Tensor) -> bool:
+    return tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("network", "data", "options"),
+    [
+        ("digits-cnn", "digits", None),
+        ("shortest-paths-cnn", "shortest-paths", {"count": 8, "test_count": 2, "size": 8}),
+    ],
+)
+def test_images_and_weights_have_their_channels_last_on_every_device(
+    network: str, data: str, options: dict[str, int] | None
+) -> None:
+    setup = prepare(Recipe(network=network, data=data, batch=4, data_options=options), Runtime(device="cpu"))
+    wide = [weight for weight in setup.model.parameters() if weight.dim() == 4 and min(weight.shape) > 1]
+    assert wide
+    assert all(_is_last(weight) for weight in wide)
+    seen: list[Tensor] = []
+    first = next(module for module in setup.model.modules() if isinstance(module, nn.Conv2d))
+    with torch.no_grad():
+        first.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        first.register_forward_hook(lambda _, __, output: seen.append(output))
+        setup.task.loss(setup.model, tuple(part[0] for part in setup.task.epoch(0)))
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert _is_last(seen[1])

@@ -81,8 +81,7 @@ class ImageClassification:
         # Kept as tensors on the device: a captured step may not copy from the host.
         values = (pixels.float() - self._centre) * self._scale
         dtype = torch.bfloat16 if self._autocast else torch.float32
-        layout = torch.channels_last if self._device.type == "cuda" else torch.contiguous_format
-        return values.to(dtype).contiguous(memory_format=layout)
+        return values.to(dtype).contiguous(memory_format=torch.channels_last)
 
     def _logits(self, model: nn.Module, pixels: Tensor) -> Tensor:
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast):

@@ -71,8 +71,8 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
     model = model.to(device)
     if isinstance(task, ImageClassification):
         _check_fit(model, task.example()[:1], recipe)
-    if device.type == "cuda":
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    # Faster on GPUs, and on CPUs too: ResNet-20 takes three quarters of the time there.
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Setup(model, task, attach(model, recipe, steps=recipe.epochs * task.steps, example=task.example()), device)
 
 

@@ -95,8 +95,7 @@ class ShortestPaths:
 
     def _prepared(self, inputs: Tensor) -> Tensor:
         dtype = torch.bfloat16 if self._autocast else torch.float32
-        layout = torch.channels_last if self._device.type == "cuda" else torch.contiguous_format
-        return inputs.to(dtype).contiguous(memory_format=layout)
+        return inputs.to(dtype).contiguous(memory_format=torch.channels_last)
 
     def _logits(self, model: nn.Module, inputs: Tensor) -> Tensor:
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast):
