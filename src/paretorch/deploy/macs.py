@@ -1,7 +1,7 @@
 """Multiply-adds of one example. 1 MAC = one multiplication and its addition; convolutions and linear layers count.
 
-Norms, activations, attention products and recurrent layers do not count. Nothing of the module changes: it is run in
-eval mode with hooks that are gone afterwards.
+The projections of torch's attention are linear layers; its products, norms, activations and recurrent layers do not count.
+Nothing of the module changes: it is run in eval mode with hooks that are gone afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from paretorch.core.looking import Hook, run_example, watched
 
 def count_macs(model: nn.Module, example: Tensor) -> dict[str, int]:
     """Module name -> MACs for the first example of the batch, in order of the modules. A reused module counts each run."""
-    counted = {module: name for name, module in model.named_modules() if isinstance(module, _ConvNd | nn.Linear)}
+    kinds = _ConvNd | nn.Linear | nn.MultiheadAttention
+    counted = {module: name for name, module in model.named_modules() if isinstance(module, kinds)}
     found = dict.fromkeys(counted.values(), 0)
     with watched(model, {module: _counter(name, found) for module, name in counted.items()}):
         run_example(model, example[:1])
@@ -25,7 +26,11 @@ def count_macs(model: nn.Module, example: Tensor) -> dict[str, int]:
 
 def _counter(name: str, found: dict[str, int]) -> Hook:
     def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.MultiheadAttention):  # which never calls the Linear that it holds
+            one = module.embed_dim
+            found[name] += sum(given.numel() for given in inputs[:3]) * one
+            found[f"{name}.out_proj" if name else "out_proj"] += inputs[0].numel() * one if inputs else 0
+        elif isinstance(module, nn.Linear):
             found[name] += output.numel() * module.in_features
         elif isinstance(module, _ConvTransposeNd):
             found[name] += inputs[0].numel() * module.out_channels // module.groups * math.prod(module.kernel_size)

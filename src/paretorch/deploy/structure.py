@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paretorch.deploy.blob import storage_key
 from paretorch.precision.activations_quantized import QuantizedActivation
 
+_PROJECTION = "in_proj_weight"  # of torch's attention: query, key and value in one
 MACS = "1 MAC is one multiplication and its addition, in convolutions and linear layers, for one example"
 
 
@@ -80,14 +82,34 @@ def macs_by_tensor(
         for group in shared
         for weight, own in zip(group.layers, group.uses, strict=True)
     }
+    state: dict[str, Tensor] = model.state_dict()
+    first: dict[Any, str] = {}
+    for name, tensor in state.items():
+        first.setdefault(storage_key(tensor) or name, name)
     every: dict[str, int] = {}
     kept: dict[str, int] = {}
-    for module, macs in counted.items():
-        weight = f"{module}.weight" if module else "weight"
-        value: Tensor = model.get_submodule(module).weight.detach()  # type: ignore[operator]
+    for path, macs in counted.items():
+        module = model.get_submodule(path)
+        leaf = (
+            "weight"
+            if hasattr(module, "weight")
+            else _PROJECTION
+            if _PROJECTION in module._parameters
+            else "q_proj_weight"
+        )
+        weight = f"{path}.{leaf}".lstrip(".")
+        value: Tensor = getattr(module, leaf).detach()
         left = round(macs * int(torch.count_nonzero(value)) / max(value.numel(), 1))
+        names = stored.get(weight) or [_home(weight, leaf, state, first)]
         for total, amount in ((every, macs), (kept, left)):
-            names = stored.get(weight, [weight])
             for i, name in enumerate(names):
                 total[name] = total.get(name, 0) + amount * (i + 1) // len(names) - amount * i // len(names)
     return every, kept
+
+
+def _home(weight: str, leaf: str, state: Mapping[str, Tensor], first: Mapping[Any, str]) -> str:
+    """The stored tensor of a weight: the first that it is tied to, or the largest that a parametrization makes it of."""
+    if weight in state:
+        return first[storage_key(state[weight]) or weight]
+    parts = [name for name in state if name.startswith(f"{weight.removesuffix(leaf)}parametrizations.{leaf}.")]
+    return max(parts, key=lambda name: state[name].numel(), default=weight)
