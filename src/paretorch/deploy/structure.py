@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from paretorch.deploy.blob import storage_key
 from paretorch.precision.activations_quantized import QuantizedActivation
 
-_PROJECTION = "in_proj_weight"  # of torch's attention: query, key and value in one
+_WEIGHTS = ("weight", "in_proj_weight", "q_proj_weight")  # the last two: of torch's attention
 MACS = "1 MAC is one multiplication and its addition, in convolutions and linear layers, for one example"
 
 
@@ -90,13 +90,7 @@ def macs_by_tensor(
     kept: dict[str, int] = {}
     for path, macs in counted.items():
         module = model.get_submodule(path)
-        leaf = (
-            "weight"
-            if hasattr(module, "weight")
-            else _PROJECTION
-            if _PROJECTION in module._parameters
-            else "q_proj_weight"
-        )
+        leaf = next(name for name in _WEIGHTS if getattr(module, name, None) is not None)
         weight = f"{path}.{leaf}".lstrip(".")
         value: Tensor = getattr(module, leaf).detach()
         left = round(macs * int(torch.count_nonzero(value)) / max(value.numel(), 1))
