@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import tracemalloc
+import warnings
 from pathlib import Path
 from subprocess import run
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import paretorch as pt
 from paretorch.deploy import load, save
 from paretorch.errors import ArtefactError, ConfigError
 
@@ -132,6 +134,39 @@ def test_memory_of_any_order_is_filled(tmp_path: Path) -> None:
                 into.register_buffer("x", torch.zeros_like(order))
                 assert torch.equal(load(tmp_path / "x.pare", into=into).x, given)
                 assert into.x.stride() == torch.zeros_like(order).stride()
+
+
+def _cut(bits: float | None) -> nn.Sequential:
+    """Half of the hidden units gone, and the rest of few bits, or as they were."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    methods: list[Any] = [pt.ContinuousSparsification(target=0.5, group="channel")]
+    methods += [] if bits is None else [pt.SMOL(target_bits=bits)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plan = pt.compress(model, *methods, steps=2, example=torch.randn(2, 4))
+        plan.harden()
+    return plan.finalize()
+
+
+def test_files_one_after_the_other_into_one_module(tmp_path: Path) -> None:
+    """What the module says of its grids is what the last file said; what it lost is known whatever a file says."""
+    fine, coarse = _cut(bits=None), _cut(bits=2.0)
+    plain = copy.deepcopy(fine)
+    del plain.paretorch_edits
+    for name, model in {"fine": fine, "coarse": coarse, "plain": plain}.items():
+        save(model, tmp_path / name)
+    structure = fine.paretorch_edits
+    assert structure == [edit for edit in coarse.paretorch_edits if edit["kind"] != "scale"]
+    assert structure != coarse.paretorch_edits
+    into = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    for name, edits in {"fine": structure, "coarse": coarse.paretorch_edits, "plain": structure}.items():
+        load(tmp_path / name, into=into)
+        assert into.paretorch_edits == edits
+    load(tmp_path / "coarse", into=into)
+    assert torch.equal(into[0].weight, coarse[0].weight)
+    save(into, tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "coarse").read_bytes()
 
 
 def test_what_repeats_its_memory_cannot_be_filled(tmp_path: Path) -> None:

@@ -152,10 +152,14 @@ def added_bytes(edits: Sequence[Edit]) -> int:
 
 @contextmanager
 def replayed(model: nn.Module, edits: Sequence[Edit]) -> Iterator[None]:
-    """Replay the edits on the model, unless it has them already; whatever fails then or inside undoes them."""
-    if not edits or getattr(model, "paretorch_edits", None) == list(edits):
-        yield
-        return
+    """Replay the edits on the model, unless it has its structure already; whatever fails then or inside undoes them.
+
+    Afterwards the model's list is the file's. Where that says nothing of the structure, the model keeps what it says of it.
+    """
+    there = _structure(getattr(model, "paretorch_edits", None) or ())
+    after = list(edits) if _structure(edits) else [*there, *edits]
+    if _structure(edits) == there:
+        edits = [edit for edit in edits if edit["kind"] == "scale"]
     named = {name for edit in edits for side in ("out", "in") for name in edit.get(side, ())}
     modules = [module for name, module in model.named_modules() if name in named]
     before = [(module, vars(module).copy(), _tensors(module)) for module in modules]
@@ -180,12 +184,19 @@ def replayed(model: nn.Module, edits: Sequence[Edit]) -> Iterator[None]:
             vars(module).clear()
             vars(module).update(attributes)
         raise
-    model.paretorch_edits = [dict(edit) for edit in edits]  # type: ignore[assignment]
+    if after or hasattr(model, "paretorch_edits"):
+        model.paretorch_edits = [dict(edit) for edit in after]  # type: ignore[assignment]
+
+
+def _structure(edits: Sequence[Edit]) -> list[Edit]:
+    """All but the scales, which are about values."""
+    return [edit for edit in edits if edit["kind"] != "scale"]
 
 
 def _check_sizes(model: nn.Module, edits: Sequence[Edit]) -> None:
     """No edit is for more channels than the model has anywhere: a forged number of them would take long to look through."""
-    widest = max((getattr(module, name, 0) for module in model.modules() for name in _CHANNELS), default=0)
+    sizes = (getattr(module, name, 0) for module in model.modules() for name in _CHANNELS)
+    widest = max((size for size in sizes if isinstance(size, int)), default=0)
     if any(edit.get("size", 0) > widest for edit in edits):
         raise ArtefactError(f"the file does not fit this {type(model).__name__}: it cuts layers larger than any")
 
