@@ -29,5 +29,9 @@ class UndecidedWarning(UserWarning):
     """Decisions were rounded before they were settled."""
 
 
+class LeftOutWarning(UserWarning):
+    """Most of the weights are in layers of unknown kinds, and stay as they are."""
+
+
 class MissedTargetWarning(UserWarning):
     """Rounding could not meet the target."""

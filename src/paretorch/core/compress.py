@@ -22,7 +22,8 @@ from paretorch.core.sites import Site, Template, choose, find_sites
 from paretorch.core.spots import Spot, attach_output, find_spots
 from paretorch.core.state import PlanState
 from paretorch.core.tensors import is_sharded
-from paretorch.errors import ConfigError
+from paretorch.core.warn import warn
+from paretorch.errors import ConfigError, LeftOutWarning
 
 
 def compress(
@@ -116,6 +117,8 @@ def _choose(method: Method, sites: Sequence[Site]) -> list[Site]:
             f"{type(method).__name__} finds no {kind} to act on: include={method.include!r}, exclude={method.exclude!r}; "
             f"the model has {', '.join(site.name for site in sites[:4]) or none}{' …' if len(sites) > 4 else ''}"
         )
+    if method.include is None and not method.on_activations:
+        _tell_left_out(method, sites)
     for pattern in method.overrides:
         if not any(site.matches(pattern) for site in chosen):
             raise ConfigError(
@@ -123,6 +126,20 @@ def _choose(method: Method, sites: Sequence[Site]) -> list[Site]:
                 f"{', '.join(site.name for site in chosen[:4])}{' …' if len(chosen) > 4 else ''}"
             )
     return chosen
+
+
+def _tell_left_out(method: Method, sites: Sequence[Site]) -> None:
+    """Say so where most of the weights are in layers of kinds that nobody asked for and that are not known."""
+    admitted = [site for site in sites if not site.matches(method.exclude)]
+    unknown = [site for site in admitted if not site.is_usual]
+    left, every = (sum(site.weight.numel() for site in group) for group in (unknown, admitted))
+    if 2 * left > every:
+        kinds = ", ".join(dict.fromkeys(type(site.owners[0][0]).__name__ for site in unknown))
+        warn(
+            f"{type(method).__name__} leaves {left / every:.0%} of the weights alone, such as {unknown[0].name}, since their layers "
+            f'({kinds}) are of unknown kinds: include="*" takes all, exclude= says that you know',
+            LeftOutWarning,
+        )
 
 
 def _couple(method: Method, model: nn.Module, chosen: list[Site], example: Tensor | None) -> Coupling | None:

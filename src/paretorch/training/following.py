@@ -1,0 +1,34 @@
+"""A plan beside a loop that is not yours: one step after each of the optimizer's, and rounding when its time has come."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from paretorch.core.plan import Plan
+from paretorch.errors import ConfigError
+
+
+class Follower:
+    """What every framework's callback does; the plan is found on the model."""
+
+    def __init__(self, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        self.plan = Plan.of(model)
+        self._taken = int(
+            self.plan.metrics()["step"]
+        )  # counted here: to ask the device at every step would wait for it
+        trained = {id(parameter) for group in self.plan.param_groups() for parameter in group["params"]}
+        decisions = {id(one): name for name, one in self.plan.model.named_parameters() if id(one) not in trained}
+        for optimizer in optimizers:
+            for parameter in (one for group in optimizer.param_groups for one in group["params"]):
+                if parameter.requires_grad and id(parameter) in decisions:
+                    raise ConfigError(
+                        f"the optimizer holds {decisions[id(parameter)]}, which the plan trains: make it from plan.param_groups()"
+                    )
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The plan's step, after the optimizer's; the last one of its horizon rounds the decisions."""
+        self.plan.step()
+        self._taken += 1
+        if self._taken >= self.plan.steps and not self.plan.is_hard:
+            self.plan.harden(optimizer)

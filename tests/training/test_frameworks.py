@@ -1,0 +1,242 @@
+"""Trainers of others: their loops with our callback do what ten lines do, and go on where they were stopped."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch as lightning
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import paretorch as pt
+from paretorch.errors import ConfigError
+from paretorch.training.lightning import PlanCallback as LightningCallback
+from paretorch.training.transformers import PlanCallback as TransformersCallback
+
+_STEPS, _SEARCH, _CLIP = 6, 4, 0.05
+
+
+class Same(Dataset[dict[str, Tensor]]):
+    """One example many times: the order in which a loop takes them does not matter."""
+
+    def __len__(self) -> int:
+        return 2 * _STEPS
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": torch.linspace(-1, 1, 8), "labels": torch.tensor(2)}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.body(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def compressed(model: nn.Module) -> tuple[pt.Plan, torch.optim.Optimizer]:
+    methods = (pt.ContinuousSparsification(target=0.5), pt.SMOL(target_bits=2.0))
+    plan = pt.compress(model, *methods, steps=_SEARCH)
+    return plan, torch.optim.SGD(plan.param_groups(weight_decay=1e-3), lr=0.5, momentum=0.9)
+
+
+def by_hand(steps: int = _STEPS) -> dict[str, Tensor]:
+    model = Net()
+    plan, optimizer = compressed(model)
+    batch = next(iter(DataLoader(Same(), 2)))
+    for step in range(steps):
+        model(**batch)["loss"].backward()
+        nn.utils.clip_grad_norm_([one for group in optimizer.param_groups for one in group["params"]], _CLIP)
+        optimizer.step()
+        plan.step()
+        optimizer.zero_grad()
+        if step + 1 == _SEARCH:
+            plan.harden(optimizer)
+    return model.state_dict()
+
+
+def check_alike(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, msg=name)
+
+
+# transformers
+
+
+def arguments(folder: Path, **options: Any) -> Any:
+    return transformers.TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=2,
+        max_steps=_STEPS,
+        lr_scheduler_type="constant",
+        max_grad_norm=_CLIP,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        logging_steps=1,
+        save_strategy="steps",
+        save_steps=3,
+        **options,
+    )
+
+
+def hf_trainer(model: nn.Module, optimizer: torch.optim.Optimizer | None, folder: Path, **options: Any) -> Any:
+    return transformers.Trainer(
+        model,
+        arguments(folder, **options),
+        train_dataset=Same(),
+        optimizers=(optimizer, None),
+        callbacks=[TransformersCallback()],
+    )
+
+
+def test_transformers_follow_the_ten_lines(tmp_path: Path) -> None:
+    model = Net()
+    plan, optimizer = compressed(model)
+    trainer = hf_trainer(model, optimizer, tmp_path)
+    trainer.train()
+    assert plan.is_hard
+    check_alike(model.state_dict(), by_hand())
+    rows = [row for row in trainer.state.log_history if "plan_sparsity" in row]
+    assert len(rows) >= _STEPS
+    assert rows[-1]["plan_sparsity"] == pytest.approx(0.5, abs=0.01)
+    small = plan.finalize()
+    assert float((small.body[0].weight == 0).float().mean()) > 0.2
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_transformers_take_a_step_for_a_step_of_the_optimizer(tmp_path: Path, accumulate: int) -> None:
+    model = Net()
+    _, optimizer = compressed(model)
+    hf_trainer(model, optimizer, tmp_path, gradient_accumulation_steps=accumulate).train()
+    check_alike(model.state_dict(), by_hand())
+
+
+def test_transformers_resume(tmp_path: Path) -> None:
+    for stop in (3, _STEPS):
+        model = Net()
+        _, optimizer = compressed(model)
+        trainer = hf_trainer(model, optimizer, tmp_path)
+        trainer.args.max_steps = stop
+        trainer.train(resume_from_checkpoint=None if stop == 3 else str(tmp_path / "checkpoint-3"))
+    assert (tmp_path / "checkpoint-3" / "plan.pt").exists()
+    check_alike(model.state_dict(), by_hand())
+
+
+def test_transformers_with_an_optimizer_of_everything(tmp_path: Path) -> None:
+    model = Net()
+    compressed(model)
+    with pytest.raises(ConfigError, match=r"which the plan trains: make it from plan\.param_groups\(\)"):
+        hf_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), tmp_path).train()
+    with pytest.raises(ConfigError, match="use bf16=True"):
+        TransformersCallback().on_train_begin(SimpleNamespace(fp16=True), None, None)
+
+
+def language_model() -> Any:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=64, n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+def test_a_language_model_of_the_hub_kind(tmp_path: Path) -> None:
+    """Tied embeddings, checkpoints by save_pretrained and a resumed run; smaller on disk, the same outputs when read back."""
+    tokens = torch.arange(16) % 7
+    data = [{"input_ids": tokens, "labels": tokens} for _ in range(4)]
+    left = []
+    for start in (None, "checkpoint-3"):
+        model = language_model()
+        methods = (pt.ContinuousSparsification(target=0.5), pt.SMOL(target_bits=2.0, group="channel"))
+        plan = pt.compress(model, *methods, steps=_SEARCH)
+        optimizer = torch.optim.AdamW(plan.param_groups(), lr=1e-3)
+        trainer = transformers.Trainer(
+            model,
+            arguments(tmp_path),
+            train_dataset=data,
+            optimizers=(optimizer, None),
+            callbacks=[TransformersCallback()],
+        )
+        trainer.train(resume_from_checkpoint=None if start is None else str(tmp_path / start))
+        left.append(plan.finalize().eval())
+    whole, resumed = left
+    check_alike(resumed.state_dict(), whole.state_dict())
+    assert whole.lm_head.weight is whole.transformer.wte.weight
+    path = tmp_path / "gpt.pare"
+    assert pt.save(whole, path).total < 0.3 * sum(4 * one.numel() for one in whole.parameters())
+    back = pt.load(path, into=language_model()).eval()
+    torch.testing.assert_close(back(tokens[None]).logits, whole(tokens[None]).logits, rtol=0, atol=0)
+    whole.save_pretrained(tmp_path / "plain")
+    again = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "plain").eval()
+    torch.testing.assert_close(again(tokens[None]).logits, whole(tokens[None]).logits, rtol=0, atol=0)
+
+
+# Lightning
+
+
+class Module(lightning.LightningModule):  # type: ignore[misc]
+    def __init__(self, everything: bool = False) -> None:
+        super().__init__()
+        self.net = Net()
+        self.plan, self._optimizer = compressed(self.net)
+        self._everything = everything
+
+    def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+        loss: Tensor = self.net(**batch)["loss"]
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1) if self._everything else self._optimizer
+
+
+def fit(module: Module, folder: Path, steps: int = _STEPS, start: str | None = None, **options: Any) -> Any:
+    saving = lightning.callbacks.ModelCheckpoint(
+        dirpath=folder, filename="{step}", every_n_train_steps=1, save_top_k=-1
+    )
+    trainer = lightning.Trainer(
+        max_steps=steps,
+        max_epochs=-1,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        gradient_clip_val=_CLIP,
+        log_every_n_steps=1,
+        callbacks=[LightningCallback(), saving],
+        **options,
+    )
+    trainer.fit(module, DataLoader(Same(), 2), ckpt_path=start)
+    return trainer
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_lightning_follows_the_ten_lines(tmp_path: Path, accumulate: int) -> None:
+    module = Module()
+    trainer = fit(module, tmp_path, accumulate_grad_batches=accumulate)
+    assert module.plan.is_hard
+    check_alike(module.net.state_dict(), by_hand())
+    assert float(trainer.callback_metrics["plan/sparsity"]) == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("stop", [3, 5])
+def test_lightning_resumes(tmp_path: Path, stop: int) -> None:
+    fit(Module(), tmp_path, stop)
+    module = Module()
+    fit(module, tmp_path, start=str(tmp_path / f"step={stop}.ckpt"))
+    check_alike(module.net.state_dict(), by_hand())
+
+
+def test_lightning_with_an_optimizer_of_everything(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="which the plan trains"):
+        fit(Module(everything=True), tmp_path)
+    scaled = SimpleNamespace(precision_plugin=SimpleNamespace(scaler=object()))
+    with pytest.raises(ConfigError, match="bf16-mixed"):
+        LightningCallback().on_train_start(scaled, nn.Linear(1, 1))
