@@ -155,6 +155,18 @@ def test_terabytes_are_not_allocated(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
+def test_tables_for_slices_of_nothing_are_not_allocated(tmp_path: Path) -> None:
+    """A tensor of shape (0, 2**39) has no elements, and 2**39 columns that could be sorted into classes."""
+    head = json.dumps({"names": ["w"]}).encode()
+    declared = b"\x01\x02" + _varint(0) + _varint(2**39)
+    coded = b"\x02\x00" + b"\x00\x00\x02" + b"\x02" + b"\x01\x00" + b"\x01" * 8  # a grid, its classes by column
+    module = nn.Module()
+    module.register_buffer("w", torch.empty(0, 2**39))
+    refuse(pack(join(_varint(len(head)) + head + declared + coded, bytes(4))), tmp_path, "without elements", module)
+    with pytest.raises(ArtefactError, match="without elements"):
+        open_artefact(tmp_path / "x.pare")
+
+
 @pytest.mark.parametrize(
     "changes",
     [

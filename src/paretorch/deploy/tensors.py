@@ -13,6 +13,7 @@ from paretorch.deploy.grids import read_binary, read_grid
 from paretorch.deploy.parts import Sink, Source
 from paretorch.deploy.sizes import TensorSize
 from paretorch.deploy.ways import SMALL, WAYS, Book, Constant, Dense, Grid, Small, Sparse, Steps, Way
+from paretorch.errors import ArtefactError
 
 _SURE = 1 << 12  # from this many weights on, a grid with a small alphabet needs no comparison: its table is negligible
 _SAMPLE = 1 << 10
@@ -49,15 +50,14 @@ def decode_tensor(source: Source, shape: tuple[int, ...], dtype: torch.dtype, in
         made = decode_tensor(source, shape, dtype, torch.empty(shape, dtype=dtype))
         return made if into is None else into.copy_(made)
     way = WAYS[source.index.number(len(WAYS) - 1)]
-    if into.numel():
-        words = values.words_of(into)
-        way.read(source, shape, dtype, words)
-        if dtype == torch.bool:
-            np.not_equal(words, 0, out=words)  # a forged truth may be 2
-        if not into.is_inference():
-            increment_version(into)  # as every change in place does
-    else:
-        way.read(source, shape, dtype, np.empty(0, dtype=f"u{dtype.itemsize}"))
+    if not into.numel() and way is not Constant:  # a table for every slice of nothing could be of any size
+        raise ArtefactError("the artefact codes a tensor without elements")
+    words = values.words_of(into) if into.numel() else np.empty(0, dtype=f"u{dtype.itemsize}")
+    way.read(source, shape, dtype, words)
+    if dtype == torch.bool:
+        np.not_equal(words, 0, out=words)  # a forged truth may be 2
+    if not into.is_inference():
+        increment_version(into)  # as every change in place does
     return into
 
 
