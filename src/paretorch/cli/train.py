@@ -65,6 +65,9 @@ def train(
     checkpoint_steps: Annotated[
         int, typer.Option(help="And every N steps within an epoch; 0: not.", rich_help_panel=WHERE)
     ] = 0,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write the metrics for TensorBoard too.", rich_help_panel=WHERE)
+    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Print nothing while training.", rich_help_panel=WHERE)
     ] = False,
@@ -119,6 +122,7 @@ def train(
         checkpoint_epochs=checkpoint_epochs,
         checkpoint_steps=checkpoint_steps,
         progress="quiet" if quiet else "auto",
+        tensorboard=tensorboard,
     )
     if dry_run:
         from paretorch.cli.dry_run import show_plan

@@ -22,6 +22,7 @@ from paretorch.training.recipe import THROUGH, Recipe, Runtime
 from paretorch.training.similarities import similarities
 from paretorch.training.stepper import Stepper
 from paretorch.training.task import Task, mix
+from paretorch.training.tracking import Tracker
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
@@ -67,6 +68,7 @@ class Trainer:
         )
         self.after_step: Callable[[int], None] | None = None
         """Called on the host after each step, with the number of steps taken so far; None: nothing is."""
+        self._tracker: Tracker | None = None
         self._epoch, self._step, self._offset = 0, 0, 0
         self._record: torch.Tensor | None = None
 
@@ -79,6 +81,8 @@ class Trainer:
         """Train to the end of the recipe; returns the last row of metrics."""
         if resume and self.folder.checkpoint.exists():
             self._restore()
+        if self.runtime.tensorboard:
+            self._tracker = Tracker(self.folder.path, self._epoch * self.task.steps)
         held_out = "validation" if self.recipe.validation else "test"
         with Progress(self.runtime.progress, held_out) as progress:
             progress.start(self.epochs, self.task.steps, self._epoch * self.task.steps + self._step)
@@ -143,6 +147,8 @@ class Trainer:
         if broken:
             raise self._diverged(self._epoch * self.task.steps, evaluation[broken], broken)
         self._offset = self.folder.append(row)
+        if self._tracker is not None:
+            self._tracker.add(row)
         progress.epoch(row)
 
     def _rates(self, epoch: int) -> list[float]:

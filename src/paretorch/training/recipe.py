@@ -208,6 +208,7 @@ class Runtime:
     checkpoint_epochs, checkpoint_steps: a checkpoint every so many epochs, and every so many steps within an epoch (0:
         none within).
     progress: "auto" is a bar on a terminal and a line an epoch elsewhere.
+    tensorboard: whether the folder of the run has its metrics for TensorBoard too.
     """
 
     root: str | None = None
@@ -218,6 +219,7 @@ class Runtime:
     checkpoint_epochs: int = 1
     checkpoint_steps: int = 0
     progress: str = "auto"
+    tensorboard: bool = False
 
     def __post_init__(self) -> None:
         _one_of("progress", self.progress, ("auto", "bar", "plain", "quiet"))

@@ -18,6 +18,7 @@ from paretorch.training.recipe import Recipe, Runtime
 from paretorch.training.task import Task
 from paretorch.training.tasks.choose import choose
 from paretorch.training.tasks.limits import Carrying, clip_gradients, suited
+from paretorch.training.tracking import require_tensorboard
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
@@ -109,6 +110,8 @@ def train(recipe: Recipe, out: Path, runtime: Runtime | None = None, *, resume: 
     if resume and (result := read_result(out)) is not None:
         return result
     # Everything that a wrong recipe can break comes before the folder is made.
+    if runtime.tensorboard:
+        require_tensorboard()
     setup = prepare(recipe, runtime)
     folder = RunFolder(out, recipe, resume=resume, device=setup.device)
     last = trainer_of(setup, recipe, folder, runtime).run(resume=resume)
