@@ -167,6 +167,16 @@ def test_tables_for_slices_of_nothing_are_not_allocated(tmp_path: Path) -> None:
         open_artefact(tmp_path / "x.pare")
 
 
+def test_no_class_for_each_of_millions_of_slices(tmp_path: Path) -> None:
+    """A number a slice would take eight times the memory of a tall tensor of bytes."""
+    head = json.dumps({"names": ["w"]}).encode()
+    declared = b"\x09\x02" + _varint(1 << 22) + _varint(1)
+    coded = b"\x02\x00" + b"\x00\x00\x02" + b"\x01" + b"\x01\x00" + b"\x01\x00\x01\x00"  # classes by row
+    module = nn.Module()
+    module.register_buffer("w", torch.empty(1 << 22, 1, dtype=torch.uint8))
+    refuse(pack(join(_varint(len(head)) + head + declared + coded, bytes(4))), tmp_path, "more slices", module)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

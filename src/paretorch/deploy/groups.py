@@ -15,6 +15,7 @@ from paretorch.deploy.entropy import Array
 
 _MOST_CLASSES = 12
 _MOST_CELLS = 1 << 21  # slices times alphabet: beyond, the histogram itself would cost more than it gains
+MOST_SLICES = _MOST_CELLS // 2  # that may have classes: an alphabet has two letters or more
 _CHUNK = 1 << 20  # symbols counted at once
 _TABLE_BITS = 4.0  # an entry of one more table, about
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paretorch.deploy.entropy import MAX_DROP, Array, Decoder, Encoder, code_lengths, fit_drops
-from paretorch.deploy.groups import Groups, find_groups, view3
+from paretorch.deploy.groups import MOST_SLICES, Groups, find_groups, view3
 from paretorch.deploy.smooth import FALLS, MOST, fit_smooth, smooth_drops
 from paretorch.deploy.wire import ByteReader, ByteWriter
 from paretorch.errors import ArtefactError
@@ -182,6 +182,8 @@ def read_symbols(index: ByteReader, coded: Decoder, count: int, shape: tuple[int
     groups, classes = None, 1
     if axis:
         length = view3(shape)[axis - 1]
+        if length > MOST_SLICES:
+            raise ArtefactError("the artefact sorts more slices of a tensor into classes than pays")
         inner = read_symbols(index, coded, length)
         of = np.empty(length, dtype=np.int64)
         take_symbols(coded, inner, inner.alphabet, of)
