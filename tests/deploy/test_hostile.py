@@ -121,6 +121,22 @@ def test_a_forged_head_is_refused(tmp_path: Path) -> None:
         refuse(pack(forge(index, rest, **changes)), tmp_path, match)
 
 
+def test_errors_are_short_whatever_a_file_is_full_of(tmp_path: Path) -> None:
+    index, rest = split(valid_blob())
+    long = "a" * 500_000
+    for edit in (
+        {"kind": "keep_channels", "keep": "f", "size": 8, "out": [long], "in": []},
+        {"kind": "quantize_activation", "modules": [long], "grid": [1]},
+        {"kind": "share", "bank": "shared_0", "count": 1, "weights": [long], "uses": [[0]]},
+        {"kind": "scale", "weight": long, "exponent": 1},
+        {"kind": long},
+    ):
+        (tmp_path / "x.pare").write_bytes(pack(forge(index, rest, edits=[edit])))
+        with pytest.raises(ArtefactError) as told:
+            load(tmp_path / "x.pare", into=Mixed())
+        assert len(str(told.value)) < 500
+
+
 def test_a_forged_network_is_not_built(tmp_path: Path) -> None:
     index, rest = split(valid_blob())
     for zoo, match in [

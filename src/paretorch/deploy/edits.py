@@ -36,6 +36,7 @@ Edit = Mapping[str, Any]
 _MOST_EXPONENT = 1100  # of float64
 _MOST_CHANNELS = 2**20
 _MOST_DIMENSIONS = 8
+_MOST_WORDS = 300  # letters of an error that a forged name could fill
 _CHANNELS = ("in_channels", "out_channels", "in_features", "out_features", "num_features")
 
 
@@ -43,34 +44,30 @@ def _scale(model: nn.Module, edit: Edit) -> None:
     """Nothing: the values hold the scale. That there is such a weight is looked up for all scales at once."""
 
 
-def _keep_channels(model: nn.Module, edit: Edit) -> None:
-    try:
-        keep_channels(model, edit)
-    except ConfigError as error:
-        raise ArtefactError(f"the file does not fit this {type(model).__name__}: {error}") from error
-
-
 def _quantize_activation(model: nn.Module, edit: Edit) -> None:
-    try:
-        replay(model, edit["modules"], edit["grid"])
-    except ConfigError as error:
-        raise ArtefactError(f"the file does not fit this {type(model).__name__}: {error}") from error
+    replay(model, edit["modules"], edit["grid"])
 
 
 def _share(model: nn.Module, edit: Edit) -> None:
-    try:
-        share(model, edit["bank"], edit["count"], edit["weights"], edit["uses"])
-    except ConfigError as error:
-        raise ArtefactError(f"the file does not fit this {type(model).__name__}: {error}") from error
+    share(model, edit["bank"], edit["count"], edit["weights"], edit["uses"])
 
 
 # kind -> (the fields and their types, what replaying does)
 _KINDS: dict[str, tuple[dict[str, type], Callable[[nn.Module, Edit], None]]] = {
     "scale": ({"weight": str, "exponent": int}, _scale),
-    "keep_channels": ({"keep": str, "size": int, "out": list, "in": list}, _keep_channels),
+    "keep_channels": ({"keep": str, "size": int, "out": list, "in": list}, keep_channels),
     KIND: ({"modules": list, "grid": list}, _quantize_activation),
     "share": ({"bank": str, "count": int, "weights": list, "uses": list}, _share),
 }
+
+
+def _replay(model: nn.Module, edit: Edit) -> None:
+    try:
+        _KINDS[edit["kind"]][1](model, edit)
+    except ConfigError as error:
+        words = str(error)
+        reason = words if len(words) <= _MOST_WORDS else f"{words[:_MOST_WORDS]}…"  # a forged name may be endless
+        raise ArtefactError(f"the file does not fit this {type(model).__name__}: {reason}") from error
 
 
 def check_edits(edits: object) -> list[dict[str, Any]]:
@@ -137,7 +134,7 @@ def restructure(model: nn.Module, edits: Sequence[Edit]) -> None:
     """Replay the edits that change which tensors a state names."""
     for edit in edits:
         if edit["kind"] == "share":
-            _share(model, edit)
+            _replay(model, edit)
 
 
 def added_names(edits: Sequence[Edit]) -> set[str]:
@@ -169,7 +166,7 @@ def replayed(model: nn.Module, edits: Sequence[Edit]) -> Iterator[None]:
     try:
         _check_sizes(model, edits)
         for edit in edits:
-            _KINDS[edit["kind"]][1](model, edit)
+            _replay(model, edit)
         _check_scales(model, edits)
         yield
     except BaseException:
