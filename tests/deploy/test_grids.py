@@ -73,6 +73,16 @@ def test_channels_of_their_own_scale_take_fewer_bits_than_one_scale_for_all() ->
     np.testing.assert_array_equal(_values(grid), values)
 
 
+def test_a_channel_gives_any_factor_to_its_step() -> None:
+    """Steps of 1 and 3/8 have 1/8 in common, by which the codes of the second are multiples of 3."""
+    codes = np.tile(np.arange(-8, 8, dtype=np.float32), (2, 1))
+    values = codes * np.array([[1.0], [0.375]], dtype=np.float32)
+    grid = read_grid(values)
+    assert grid is not None
+    assert (grid.bits, grid.axis, grid.steps.tolist()) == (4, 0, [1.0, 0.375])
+    np.testing.assert_array_equal(_values(grid), values)
+
+
 def test_trained_floats_have_no_grid() -> None:
     random = np.random.default_rng(0)
     for shape in ((16, 1, 3, 3), (8, 2), (40, 40)):

@@ -110,14 +110,22 @@ def read_binary(values: Array) -> tuple[Array, int] | None:
 
 
 def _coarser(grid: Grid, axis: int) -> Grid | None:
-    """The same weights with a step a slice: factors of two that all codes of a slice have move into its step."""
-    others = tuple(i for i in range(grid.codes.ndim) if i != axis)
-    used = np.bitwise_or.reduce(grid.codes, axis=others, keepdims=True).astype(np.int32)
-    twos = np.where(used == 0, 1, used & -used)
-    if (twos[used != 0] == 1).all():
+    """The same weights with a step a slice: a factor that all codes of a slice have moves into its step.
+
+    Any factor where the products stay as they are; a step that was itself rounded takes powers of two alone.
+    """
+    rows = np.moveaxis(np.abs(grid.codes.astype(np.int32)), axis, 0).reshape(grid.codes.shape[axis], -1)
+    factors = np.maximum(np.gcd.reduce(rows, axis=1), 1)
+    if (factors == 1).all():
         return None  # no slice gains
-    steps = (twos.astype(np.float32) * grid.steps).reshape(-1)
-    return Grid((grid.codes // twos).astype(np.int16), steps, axis, grid.exact)
+    weights = grid.codes * grid.spread
+    for shares in (factors, factors & -factors):
+        spread = shares.reshape([-1 if i == axis else 1 for i in range(grid.codes.ndim)])
+        steps = (shares.astype(np.float32) * grid.steps).reshape(-1)
+        found = Grid((grid.codes // spread).astype(np.int16), steps, axis, grid.exact)
+        if np.array_equal(found.codes * found.spread, weights):
+            return found
+    return None
 
 
 def _binary(values: Floats) -> Grid | None:
