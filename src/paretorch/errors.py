@@ -25,13 +25,17 @@ class MissingExtraError(PareError, ImportError):
     """An optional package is not installed; the message names the extra that brings it."""
 
 
-class UndecidedWarning(UserWarning):
+class PareWarning(UserWarning):
+    """What a user should know, and may go on with."""
+
+
+class UndecidedWarning(PareWarning):
     """Decisions were rounded before they were settled."""
 
 
-class LeftOutWarning(UserWarning):
+class LeftOutWarning(PareWarning):
     """Most of the weights are in layers of unknown kinds, and stay as they are."""
 
 
-class MissedTargetWarning(UserWarning):
+class MissedTargetWarning(PareWarning):
     """Rounding could not meet the target."""

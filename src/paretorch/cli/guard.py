@@ -10,7 +10,7 @@ from typing import Any, ParamSpec
 
 import typer
 
-from paretorch.errors import ConfigError, LeftOutWarning, MissedTargetWarning, PareError, UndecidedWarning
+from paretorch.errors import ConfigError, PareError, PareWarning
 
 P = ParamSpec("P")
 
@@ -46,7 +46,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
 
 def _warn(others: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any) -> None:
     """Our own warnings as a line, without the place in the code; all others as they are."""
-    if issubclass(category, LeftOutWarning | MissedTargetWarning | UndecidedWarning):
+    if issubclass(category, PareWarning):
         typer.echo(f"pare: warning: {message}", err=True)
     else:
         others(message, category, *where)

@@ -223,7 +223,7 @@ class Term:
     @property
     def loses_channels(self) -> bool:
         """Whether some of these weights read channels that may be removed."""
-        return any(chain.open_inputs() is not None for chain in self.chains)
+        return any(chain.loses_inputs for chain in self.chains)
 
     def prepare(self) -> None:
         """Have a sample of the weights to steer by, made afresh when the layout of the decisions changes."""

@@ -136,6 +136,11 @@ class Chain(nn.Module):
         """Tell which of the weights read a channel that stays: `inputs()`, as 0 and 1."""
         self.add_module("inputs", inputs)
 
+    @property
+    def loses_inputs(self) -> bool:
+        """Whether some of the channels that these weights read may go."""
+        return "inputs" in self._modules
+
     def open_inputs(self) -> Tensor | None:
         """1 for weights that read a channel that would stay if rounded now, else 0; None: all channels stay."""
         inputs = self._modules.get("inputs")

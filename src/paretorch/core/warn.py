@@ -3,11 +3,8 @@
 import sys
 import warnings
 
-_INSIDE = (
-    "paretorch",
-    "contextlib",
-    "torch",
-)  # `with plan.hardened():` and decorated functions pass through the others
+# `with plan.hardened():` and decorated functions pass through the last two.
+_INSIDE = ("paretorch", "contextlib", "torch")
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

@@ -34,9 +34,8 @@ def prepared_state(model: nn.Module, norms: torch.dtype, fold: bool) -> dict[str
         if "norm" not in type(module).__name__.lower():
             continue
         own = {name: tensor.detach() for name, tensor in _own(module).items() if tensor.is_floating_point()}
-        alone = all(
-            owners[storage_key(tensor)] == 1 for tensor in own.values()
-        )  # else two norms need two folded weights
+        # Two norms that share a tensor would need two folded weights.
+        alone = all(owners[storage_key(tensor)] == 1 for tensor in own.values())
         folds = fold and alone and isinstance(module, _BatchNorm) and own.keys() >= _FOLDED
         for name, tensor in (_folded(own, module) if folds else own).items():
             stays = norms == torch.float32 or (folds and name == "running_var")

@@ -16,7 +16,7 @@ too, so that `fit(ckpt_path=…)` goes on with it. Sparsity, bits and the like a
 from typing import Any
 
 from paretorch.errors import ConfigError, MissingExtraError
-from paretorch.training.following import Follower
+from paretorch.training.callback import Follower
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

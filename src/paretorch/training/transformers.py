@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from paretorch.errors import ConfigError, MissingExtraError
-from paretorch.training.following import Follower
+from paretorch.training.callback import Follower
 from paretorch.training.tasks.limits import clip_gradients
 
 try:
