@@ -1,9 +1,7 @@
 """The formulas, literally: what the network must compute, written from the thesis and with no code of the library."""
 
 import math
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,24 +20,19 @@ def gate(name: str, s: Tensor, beta: float) -> Tensor:
 
 
 def noise(seed: int, name: str, step: int, shape: torch.Size) -> Tensor:
-    """The hash of core/noise.py in 32-bit unsigned arithmetic."""
+    """The hash of core/noise.py in Python's integers, which never wrap by themselves."""
     stream = 0x811C9DC5 ^ seed
     for byte in name.encode():
         stream = ((stream ^ byte) * 0x01000193) % 2**32
+    key = (step + stream * 0x6A09E667F3BCC909 + 1) * 0x1E3779B97F4A7C15 % 2**64
 
-    def mix(x: Any, key: Any = 0) -> Any:
-        x = np.uint32(x)
-        with np.errstate(over="ignore"):
-            x = (x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD)
-            x = x ^ np.uint32(key)
-            x = (x ^ (x >> np.uint32(15))) * np.uint32(0x735A2D97)
-        return x ^ (x >> np.uint32(15))
+    def epsilon(place: int) -> float:
+        x = (place ^ key) * 0x3243F6A8885A308D % 2**64
+        x = ((x ^ (x >> 32)) * 0x3F58476D1CE4E5B9 + key) % 2**64
+        x = (x ^ (x >> 32)) * 0x14D049BB133111EB % 2**64
+        return ((x >> 41) + 0.5) / 2**22 - 1
 
-    outer = mix((step * 0x6A09E667 + stream) % 2**32)
-    inner = mix(outer ^ np.uint32(stream), 0x6A09E667)
-    index = np.arange(math.prod(shape), dtype=np.uint32)
-    bits = mix(mix(index ^ outer, inner), outer) >> np.uint32(8)
-    return torch.from_numpy((bits.astype(np.float64) + 0.5) * 2.0**-23 - 1.0).float().view(shape)
+    return torch.tensor([epsilon(place) for place in range(math.prod(shape))]).view(shape)
 
 
 def quantized(w: Tensor, p: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from paretorch.core.noise import seed_for, uniform
 
@@ -79,6 +80,15 @@ def test_the_same_again_and_under_compile() -> None:
     assert torch.equal(compiled(SHAPE, step, 77), expected)
     assert torch.equal(compiled(SHAPE, step + 1, 77), uniform(SHAPE, step + 1, 77))
     assert torch.equal(uniform(torch.Size((COUNT,)), step, 77).view(SHAPE), expected)
+
+
+def test_a_compiler_has_little_to_write() -> None:
+    """A fused expression is written out once for every use of every value in it: a hash of hashes takes minutes to compile."""
+    graph = make_fx(lambda step: uniform(SHAPE, step, 77))(torch.tensor(12)).graph
+    written: dict[object, int] = {}
+    for node in graph.nodes:
+        written[node] = 1 + sum(written[one] for one in node.all_input_nodes for _ in range(node.args.count(one) or 1))
+    assert max(written.values()) < 100
 
 
 def test_each_weight_has_its_own_stream() -> None:

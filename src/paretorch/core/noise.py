@@ -7,38 +7,41 @@ one step, and after a resume. Under `torch.compile` the hash is fused into the k
 import torch
 from torch import Tensor
 
-_MASK = 0xFFFFFFFF
-_FIRST, _SECOND, _STRIDE = 0x21F0AAAD, 0x735A2D97, 0x6A09E667
-
-
-def _mix(x: Tensor, key: Tensor | int = 0) -> Tensor:
-    """A 32-bit integer hash in int32 arithmetic, which wraps; `key` enters between the rounds, so streams are no
-    shifted copies of each other. Shifts are masked, since those of signed integers drag the sign along."""
-    x = x ^ ((x >> 16) & 0xFFFF)
-    x = (x * _FIRST) ^ key
-    x = x ^ ((x >> 15) & 0x1FFFF)
-    x = x * _SECOND
-    return x ^ ((x >> 15) & 0x1FFFF)
+_STEP, _SEED, _PLACE = 0x1E3779B97F4A7C15, 0x6A09E667F3BCC909, 0x3243F6A8885A308D
+_FIRST, _SECOND = 0x3F58476D1CE4E5B9, 0x14D049BB133111EB
 
 
 def uniform(shape: torch.Size, step: Tensor, seed: int) -> Tensor:
-    """ε ~ U(−1, 1) in fp32, the same for the same (shape, step, seed); `step` is an integer tensor on the device."""
-    outer = _mix((step * _STRIDE + seed).to(torch.int32))
-    inner = _mix(outer ^ _wrap_number(seed), _STRIDE)
+    """ε ~ U(−1, 1) in fp32, the same for the same (shape, step, seed); `step` is an integer tensor on the device.
+
+    A hash of 64 bits, in arithmetic that wraps: multiplications carry upwards, what is above is folded down twice. Each
+    folding uses its value twice, and a compiler writes an expression out once for every use: there are as few as will do,
+    and none in the key. The upper 23 bits of the last product are taken: with half a step added, fp32 holds them exactly.
+    """
+    key = step.to(torch.int64) * _STEP + _signed((seed * _SEED + 1) * _STEP)
     # Shaped before it is hashed: a compiler then draws it in the order in which the weight lies, in the kernel that adds it.
-    index = torch.arange(shape.numel(), device=step.device, dtype=torch.int32).view(shape)
-    bits = (_mix(_mix(index ^ outer, inner), outer) >> 8) & 0xFFFFFF  # twice: once leaves distant positions correlated
-    return (bits.to(torch.float32) + 0.5) * 2.0**-23 - 1.0
+    place = torch.arange(shape.numel(), device=step.device).view(shape)
+    # Not a multiple of the place itself: of such a compiler knows every bit, and has no room for more than 64.
+    x = (place ^ key).mul_(_PLACE)
+    x = _fold(x).mul_(_FIRST).add_(key)  # the key again: streams are no shifted copies of each other
+    x = _fold(x).mul_(_SECOND)
+    bits = x.bitwise_right_shift_(41).bitwise_and_(0x7FFFFF)
+    return bits.to(torch.float32).add_(0.5).mul_(2.0**-22).sub_(1.0)
 
 
-def _wrap_number(x: int) -> int:
-    low = x & _MASK
-    return low - 0x100000000 if low > 0x7FFFFFFF else low
+def _fold(x: Tensor) -> Tensor:
+    """The upper half into the lower one, in place. Masked, since shifts of signed integers drag the sign along."""
+    return x.bitwise_xor_((x >> 32).bitwise_and_(0xFFFFFFFF))
+
+
+def _signed(x: int) -> int:
+    x &= 2**64 - 1
+    return x - 2**64 if x >= 2**63 else x
 
 
 def seed_for(seed: int, name: str) -> int:
     """One stream a weight: a stable 32-bit hash (FNV-1a) of the plan's seed and the weight's name."""
-    value = 0x811C9DC5 ^ (seed & _MASK)
+    value = 0x811C9DC5 ^ (seed & 0xFFFFFFFF)
     for byte in name.encode():
-        value = ((value ^ byte) * 0x01000193) & _MASK
+        value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
     return value
