@@ -1,6 +1,7 @@
 """Studies: their files, their runs, their summaries."""
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,3 +122,15 @@ def test_without_the_service_a_study_runs_all_the_same(monkeypatch: pytest.Monke
     monkeypatch.setenv("PATH", "")
     with mps(True) as running:
         assert not running
+
+
+def test_a_study_ends_in_time(tmp_path: Path) -> None:
+    study = parse_study("small", _SMALL.replace("[settings.slow]\nlr = 0.01\n", ""), {"epochs": 10**6})
+    places = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
+    with pytest.raises(PareError, match=r"2 of 2 runs not finished in 0\.0 minutes \(fast-seed0, fast-seed1\)"):
+        run_study(study, **places, minutes=0.0, tell=lambda line: None)
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(PareError, match="the same command continues"):
+        run_study(study, **places, minutes=0.05, options=["--device", "cpu"], tell=lambda line: None)
+    assert (tmp_path / "runs").exists()
+    assert subprocess.run(["pgrep", "-f", str(tmp_path)], check=False).returncode == 1  # none is left running

@@ -3,10 +3,13 @@
 import functools
 import os
 import shlex
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable
-from typing import Any, ParamSpec
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Never, ParamSpec
 
 import typer
 
@@ -24,7 +27,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            with warnings.catch_warnings():
+            with _interrupted_by_sigterm(), warnings.catch_warnings():
                 warnings.showwarning = functools.partial(_warn, warnings.showwarning)
                 command(*args, **kwargs)
         except KeyboardInterrupt:
@@ -42,6 +45,23 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             raise _stop(f"{where}{error.strerror or error}.", 1) from None
 
     return run
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """What a batch system sends before the time is up ends a command as Ctrl-C does: what it started is ended too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _interrupt) or signal.SIG_DFL
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(*_: object) -> Never:
+    raise KeyboardInterrupt
 
 
 def _warn(others: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any) -> None:

@@ -26,6 +26,10 @@ def study(
     curves: Annotated[bool, typer.Option("--curves", help="Run nothing; draw the metric over the epochs.")] = False,
     seeds: Annotated[str | None, typer.Option(help="Seeds such as 0,1,2.", show_default="the study's own")] = None,
     parallel: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0, help="Then runs stop where they are, to go on another time.", show_default="no limit"),
+    ] = None,
     mps: Annotated[bool, typer.Option(help="Let parallel runs share a GPU through NVIDIA's MPS.")] = True,
     out: Annotated[Path, typer.Option(help="Where results go.")] = Path("results"),
     runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
@@ -44,6 +48,8 @@ def study(
         pare study dense-resnet20 --root data --parallel 3
 
         pare study sparsity-resnet20 --only dense,cs,gmp,st3 --root data --parallel 8
+
+        pare study sharing-wrn28-4 --root data --parallel 5 --minutes 25
 
         pare study sparsity-resnet20 --table
 
@@ -70,6 +76,8 @@ def study(
     if chosen.tickets:
         if only:
             raise ConfigError(f"{name} is a study of ticket searches, which has no settings to choose by --only.")
+        if minutes is not None:
+            raise ConfigError(f"{name} is a study of ticket searches, which have no --minutes: stop them with Ctrl-C.")
         if layers or curves:
             raise ConfigError(
                 f"{name} is a study of ticket searches: use --table, or see {out / name}/tickets.jsonl and .svg."
@@ -88,7 +96,17 @@ def study(
     with service(mps and parallel > 1), epochs_bar() as bar:
         tell = typer.echo if bar is None else bar.console.print
         watch = None if bar is None else bar.watch
-        studies.run_study(chosen, out, runs, only=patterns, parallel=parallel, options=options, tell=tell, watch=watch)
+        studies.run_study(
+            chosen,
+            out,
+            runs,
+            only=patterns,
+            parallel=parallel,
+            minutes=minutes,
+            options=options,
+            tell=tell,
+            watch=watch,
+        )
     _show(chosen, collect(chosen, out / chosen.name))
 
 

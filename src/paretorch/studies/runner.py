@@ -5,6 +5,7 @@ whose file is there, with the same recipe, is not run again.
 """
 
 import contextlib
+import math
 import os
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from paretorch.training.recipe import Recipe
 
 Tell = Callable[[str], None]
 Watch = Callable[[int, int], None]
+_PATIENCE = 30.0  # seconds for a step and its checkpoint
 
 
 @dataclass
@@ -47,16 +49,18 @@ def run_study(
     *,
     only: Sequence[str] = (),
     parallel: int = 1,
+    minutes: float | None = None,
     options: Sequence[str] = (),
     tell: Tell = print,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Run what is not yet done, write the results, return the summary of all that is done.
 
-    only: patterns of the settings to run; none: all. parallel: processes at once. options: further words for every
-    `pare train`, such as ("--device", "cpu"). tell: called with a line for each run that ends. watch: called now and then
-    with the epochs done and those in all.
+    only: patterns of the settings to run; none: all. parallel: processes at once. minutes: after these, runs keep the steps
+    they have taken and end. options: further words for every `pare train`, such as ("--device", "cpu"). tell: called with a
+    line for each run that ends. watch: called now and then with the epochs done and those in all.
     """
+    end = math.inf if minutes is None else time.monotonic() + 60 * minutes
     target = results / study.name
     chosen = study.only(only) if only else study
     require_mine(chosen, target)
@@ -65,7 +69,7 @@ def run_study(
         for name, recipe in chosen.jobs()
     ]
     failed = _run_all(
-        jobs, parallel, options, lambda job: store(study, job.name, job.recipe, job.folder, target), tell, watch
+        jobs, parallel, end, options, lambda job: store(study, job.name, job.recipe, job.folder, target), tell, watch
     )
     found = collect(study, target)
     summary = summarize(study, found)
@@ -73,25 +77,29 @@ def run_study(
         summary["within 2 points of dense"] = verdicts
     target.mkdir(parents=True, exist_ok=True)
     write_json(target / "summary.json", summary)
-    if failed:
-        names = ", ".join(job.name for job in failed)
-        raise PareError(f"{len(failed)} of {len(jobs)} runs failed ({names}); the same command continues with them.")
+    late = [job for job in jobs if job.result is None and job not in failed]
+    for those, what in ((failed, "failed"), (late, f"not finished in {minutes} minutes")):
+        if those:
+            names = ", ".join(job.name for job in those)
+            told = f"{len(those)} of {len(jobs)} runs {what} ({names})"
+            raise PareError(f"{told}; the same command continues with them.")
     return summary
 
 
 def _run_all(
     jobs: list[_Job],
     parallel: int,
+    end: float,
     options: Sequence[str],
     keep: Callable[[_Job], None],
     tell: Tell,
     watch: Watch | None,
 ) -> list[_Job]:
-    """Run the jobs that have no result; returns those that fail."""
+    """Run the jobs that have no result, until the clock shows `end`; returns those that fail."""
     waiting, running = list(jobs), list[_Job]()
     done, failed = 0, list[_Job]()
     try:
-        while waiting or running:
+        while (waiting or running) and time.monotonic() < end:
             while waiting and len(running) < parallel:
                 job = waiting.pop(0)
                 if job.result is None and not _is_over(job, keep):
@@ -113,8 +121,7 @@ def _run_all(
                 outcome = f"failed: {_last_words(job)}" if job.result is None else told(name, job.result[name])
                 tell(f"[{done}/{len(jobs)}] {job.name}: {outcome}")
     finally:
-        for job in running:
-            _stop(job)
+        _stop([job.process for job in running if job.process is not None])
     return failed
 
 
@@ -151,14 +158,16 @@ def _start(job: _Job, parallel: int, options: Sequence[str]) -> subprocess.Popen
         )
 
 
-def _stop(job: _Job) -> None:
-    if job.process is None:
-        return
-    job.process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        job.process.wait(10)
-    job.process.kill()
-    job.process.wait()
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ask all to end, which lets them keep their last step; end those that take too long."""
+    for process in processes:
+        process.terminate()
+    end = time.monotonic() + _PATIENCE
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, end - time.monotonic()))
+        process.kill()
+        process.wait()
 
 
 def _epochs_done(job: _Job) -> int:

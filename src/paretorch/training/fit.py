@@ -21,6 +21,7 @@ from paretorch.training.progress import Progress
 from paretorch.training.recipe import THROUGH, Recipe, Runtime
 from paretorch.training.similarities import similarities
 from paretorch.training.stepper import Stepper
+from paretorch.training.stop import Stop
 from paretorch.training.task import Task, mix
 from paretorch.training.tracking import Tracker
 
@@ -69,6 +70,7 @@ class Trainer:
         self.after_step: Callable[[int], None] | None = None
         """Called on the host after each step, with the number of steps taken so far; None: nothing is."""
         self._tracker: Tracker | None = None
+        self._stop = Stop()
         self._epoch, self._step, self._offset = 0, 0, 0
         self._record: torch.Tensor | None = None
 
@@ -78,22 +80,24 @@ class Trainer:
         return self.recipe.epochs + (self.recipe.finetune if self.plan is not None else 0)
 
     def run(self, *, resume: bool = False) -> dict[str, Any]:
-        """Train to the end of the recipe; returns the last row of metrics."""
+        """Train to the end of the recipe; returns the last row of metrics.
+
+        Asked to stop by SIGTERM, it keeps the steps taken so far and raises KeyboardInterrupt.
+        """
         if resume and self.folder.checkpoint.exists():
             self._restore()
         if self.runtime.tensorboard:
             self._tracker = Tracker(self.folder.path, self._epoch * self.task.steps)
         held_out = "validation" if self.recipe.validation else "test"
-        with Progress(self.runtime.progress, held_out) as progress:
+        with Progress(self.runtime.progress, held_out) as progress, self._stop:
             progress.start(self.epochs, self.task.steps, self._epoch * self.task.steps + self._step)
             while self._epoch < self.epochs:
                 self._harden_when_due(progress)
                 self._tell(self.train_epoch(progress), progress)
-                if self._epoch % self.runtime.checkpoint_epochs == 0 or self._epoch in (
-                    self.recipe.epochs,
-                    self.epochs,
-                ):
+                ends = self._epoch in (self.recipe.epochs, self.epochs)
+                if ends or self._epoch % self.runtime.checkpoint_epochs == 0 or self._stop.asked:
                     self._save()
+                self._end_if_asked()
             self._harden_when_due(progress)
         return self.folder.history()[-1]
 
@@ -112,12 +116,13 @@ class Trainer:
             done = step + 1
             if self.after_step is not None:
                 self.after_step(epoch * steps + done)
-            due = self.runtime.checkpoint_steps and done % self.runtime.checkpoint_steps == 0 and done < steps
+            due = done < steps and (self._stop.asked or self._keeps(done))
             if due or self.device.type == "cpu":
                 self._require_finite(self.stepper.record(done, self._step if due else step), done)
             if due:
                 self._step = done
                 self._save(self.stepper.record(done))
+                self._end_if_asked()
         record = self.stepper.record(steps)
         self._require_finite(record, steps)
         seconds = time.perf_counter() - begun
@@ -126,6 +131,13 @@ class Trainer:
         means = record.double().mean(0).tolist()
         tallies = dict(zip(self.task.tallies, means[1:], strict=True))
         return {"phase": phase, "lr": rates[-1], "loss": means[0], **tallies, "seconds": seconds}
+
+    def _keeps(self, done: int) -> bool:
+        return bool(self.runtime.checkpoint_steps) and done % self.runtime.checkpoint_steps == 0
+
+    def _end_if_asked(self) -> None:
+        if self._stop.asked:
+            raise KeyboardInterrupt
 
     def _harden_when_due(self, progress: Progress) -> None:
         if self.plan is None or self.plan.is_hard or self._epoch < self.recipe.epochs:
