@@ -1,5 +1,6 @@
 """Trainers of others: their loops with our callback do what ten lines do, and go on where they were stopped."""
 
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,18 +16,22 @@ import paretorch as pt
 from paretorch.errors import ConfigError
 from paretorch.training.lightning import PlanCallback as LightningCallback
 from paretorch.training.transformers import PlanCallback as TransformersCallback
+from tests.meeting import both_ranks
 
-_STEPS, _SEARCH, _CLIP = 6, 4, 0.05
+STEPS, _SEARCH, _CLIP = 6, 4, 0.05
 
 
 class Same(Dataset[dict[str, Tensor]]):
-    """One example many times: the order in which a loop takes them does not matter."""
+    """One example many times, another one on another rank: the order in which a loop takes them does not matter."""
+
+    def __init__(self, rank: int = 0) -> None:
+        self._rank = rank
 
     def __len__(self) -> int:
-        return 2 * _STEPS
+        return 4 * STEPS
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"x": torch.linspace(-1, 1, 8), "labels": torch.tensor(2)}
+        return {"x": torch.linspace(-1, 1, 8).roll(self._rank), "labels": torch.tensor(2 + self._rank)}
 
 
 class Net(nn.Module):
@@ -46,11 +51,12 @@ def compressed(model: nn.Module) -> tuple[pt.Plan, torch.optim.Optimizer]:
     return plan, torch.optim.SGD(plan.param_groups(weight_decay=1e-3), lr=0.5, momentum=0.9)
 
 
-def by_hand(steps: int = _STEPS) -> dict[str, Tensor]:
+def by_hand(ranks: int = 1) -> dict[str, Tensor]:
+    """What the ten lines come to, with the batches of so many ranks as one."""
     model = Net()
     plan, optimizer = compressed(model)
-    batch = next(iter(DataLoader(Same(), 2)))
-    for step in range(steps):
+    batch = torch.utils.data.default_collate([Same(rank)[0] for rank in range(ranks) for _ in range(2)])
+    for step in range(STEPS):
         model(**batch)["loss"].backward()
         nn.utils.clip_grad_norm_([one for group in optimizer.param_groups for one in group["params"]], _CLIP)
         optimizer.step()
@@ -74,7 +80,7 @@ def arguments(folder: Path, **options: Any) -> Any:
     return transformers.TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=2,
-        max_steps=_STEPS,
+        max_steps=STEPS,
         lr_scheduler_type="constant",
         max_grad_norm=_CLIP,
         use_cpu=True,
@@ -87,11 +93,13 @@ def arguments(folder: Path, **options: Any) -> Any:
     )
 
 
-def hf_trainer(model: nn.Module, optimizer: torch.optim.Optimizer | None, folder: Path, **options: Any) -> Any:
+def hf_trainer(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, folder: Path, rank: int = 0, **options: Any
+) -> Any:
     return transformers.Trainer(
         model,
         arguments(folder, **options),
-        train_dataset=Same(),
+        train_dataset=Same(rank),
         optimizers=(optimizer, None),
         callbacks=[TransformersCallback()],
     )
@@ -105,7 +113,7 @@ def test_transformers_follow_the_ten_lines(tmp_path: Path) -> None:
     assert plan.is_hard
     check_alike(model.state_dict(), by_hand())
     rows = [row for row in trainer.state.log_history if "plan_sparsity" in row]
-    assert len(rows) >= _STEPS
+    assert len(rows) >= STEPS
     assert rows[-1]["plan_sparsity"] == pytest.approx(0.5, abs=0.01)
     small = plan.finalize()
     assert float((small.body[0].weight == 0).float().mean()) > 0.2
@@ -120,7 +128,7 @@ def test_transformers_take_a_step_for_a_step_of_the_optimizer(tmp_path: Path, ac
 
 
 def test_transformers_resume(tmp_path: Path) -> None:
-    for stop in (3, _STEPS):
+    for stop in (3, STEPS):
         model = Net()
         _, optimizer = compressed(model)
         trainer = hf_trainer(model, optimizer, tmp_path)
@@ -197,7 +205,9 @@ class Module(lightning.LightningModule):  # type: ignore[misc]
         return torch.optim.SGD(self.parameters(), lr=0.1) if self._everything else self._optimizer
 
 
-def fit(module: Module, folder: Path, steps: int = _STEPS, start: str | None = None, **options: Any) -> Any:
+def fit(
+    module: Module, folder: Path, steps: int = STEPS, start: str | None = None, rank: int = 0, **options: Any
+) -> Any:
     saving = lightning.callbacks.ModelCheckpoint(
         dirpath=folder, filename="{step}", every_n_train_steps=1, save_top_k=-1
     )
@@ -213,7 +223,7 @@ def fit(module: Module, folder: Path, steps: int = _STEPS, start: str | None = N
         callbacks=[LightningCallback(), saving],
         **options,
     )
-    trainer.fit(module, DataLoader(Same(), 2), ckpt_path=start)
+    trainer.fit(module, DataLoader(Same(rank), 2), ckpt_path=start)
     return trainer
 
 
@@ -240,3 +250,23 @@ def test_lightning_with_an_optimizer_of_everything(tmp_path: Path) -> None:
     scaled = SimpleNamespace(precision_plugin=SimpleNamespace(scaler=object()))
     with pytest.raises(ConfigError, match="bf16-mixed"):
         LightningCallback().on_train_start(scaled, nn.Linear(1, 1))
+
+
+# Two ranks
+
+
+@pytest.mark.parametrize("framework", ["transformers", "lightning"])
+def test_two_ranks_train_like_one(tmp_path: Path, framework: str) -> None:
+    """Each has examples of its own; stopped and resumed, both end with the weights of one loop over all of them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    both_ranks("tests.training.frameworks_rank", tmp_path, framework, str(port))
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    check_alike(*({name: _numbers(value) for name, value in one.items()} for one in (first, by_hand(ranks=2))))
+
+
+def _numbers(value: Tensor) -> Tensor:
+    """What a plan keeps as the bits of its numbers, as numbers: ranks add in another order, which the last bits show."""
+    return value.view(torch.float32) if value.dtype == torch.int32 and value.dim() else value
