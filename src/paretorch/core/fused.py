@@ -53,7 +53,7 @@ class FusedStep:
             self._compiled(terms, trained, places, states, chains, weights)
         except torch._dynamo.exc.TorchDynamoException as error:
             self._compiled = False
-            warn(f"paretorch: torch.compile fails here, so steps take longer: {error}")
+            warn(f"torch.compile fails here, so steps take longer: {error}")
             return False
         self._advance(terms, step)
         return True

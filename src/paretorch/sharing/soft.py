@@ -116,7 +116,7 @@ class SoftSharing(Method):
         count = wanted.pop() or len(group)
         if count > len(group):
             warn(
-                f"paretorch: {count} templates for {len(group)} layers like {group[0].name}: more numbers than without sharing",
+                f"{count} templates for {len(group)} layers like {group[0].name}: more numbers than without sharing",
             )
         weights = [site.weight for site in group]
         values, decisions = bank(weights, count, self.domain, self.start, seed_for(seed, group[0].name))
