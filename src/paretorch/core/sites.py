@@ -17,7 +17,7 @@ WEIGHTED: tuple[type[nn.Module], ...] = (
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-def _is_conv1d(module: nn.Module) -> bool:
+def is_conv1d(module: nn.Module) -> bool:
     """The linear layer of GPT-2 and its kin in transformers, whose weight is inputs by outputs."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
@@ -34,13 +34,13 @@ class Site:
     def channel_axis(self) -> int:
         """The dimension of output channels: the second of a transposed convolution and of a Conv1D, else the first."""
         module = self.owners[0][0]
-        return 1 if isinstance(module, _TRANSPOSED) or _is_conv1d(module) else 0
+        return 1 if isinstance(module, _TRANSPOSED) or is_conv1d(module) else 0
 
     @property
     def is_usual(self) -> bool:
         """The weight of a layer that has weights: no position table, no norm, no bias."""
         return any(
-            (isinstance(module, WEIGHTED) or _is_conv1d(module)) and "weight" in attribute
+            (isinstance(module, WEIGHTED) or is_conv1d(module)) and "weight" in attribute
             for module, attribute, _ in self.owners
         )
 

@@ -1,6 +1,7 @@
 """Multiply-adds of one example. 1 MAC = one multiplication and its addition; convolutions and linear layers count.
 
-The projections of torch's attention are linear layers; its products, norms, activations and recurrent layers do not count.
+The projections of torch's attention are linear layers, and so is the Conv1D of transformers; the products of attention, norms,
+activations and recurrent layers do not count.
 Nothing of the module changes: it is run in eval mode with hooks that are gone afterwards.
 """
 
@@ -12,12 +13,13 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from paretorch.core.looking import Hook, run_example, watched
+from paretorch.core.sites import is_conv1d
 
 
 def count_macs(model: nn.Module, example: Tensor) -> dict[str, int]:
     """Module name -> MACs for the first example of the batch, in order of the modules. A reused module counts each run."""
     kinds = _ConvNd | nn.Linear | nn.MultiheadAttention
-    counted = {module: name for name, module in model.named_modules() if isinstance(module, kinds)}
+    counted = {m: name for name, m in model.named_modules() if isinstance(m, kinds) or is_conv1d(m)}
     found = dict.fromkeys(counted.values(), 0)
     with watched(model, {module: _counter(name, found) for module, name in counted.items()}):
         run_example(model, example[:1])
@@ -36,5 +38,7 @@ def _counter(name: str, found: dict[str, int]) -> Hook:
             found[name] += inputs[0].numel() * module.out_channels // module.groups * math.prod(module.kernel_size)
         elif isinstance(module, _ConvNd):
             found[name] += output.numel() * module.in_channels // module.groups * math.prod(module.kernel_size)
+        else:
+            found[name] += output.numel() * inputs[0].shape[-1]
 
     return hook

@@ -24,18 +24,31 @@ class Curve(NamedTuple):
     high: ArrayLike
 
 
-def curves(title: str, series: Mapping[str, Curve], *, x_label: str, y_label: str = "", log_x: bool = False) -> str:
-    """One line per series with its band; y begins at 0, x is linear or logarithmic."""
+def curves(
+    title: str,
+    series: Mapping[str, Curve],
+    *,
+    x_label: str,
+    y_label: str = "",
+    log_x: bool = False,
+    floor: float | None = None,
+) -> str:
+    """One line per series with its band; x is linear or logarithmic.
+
+    y begins at 0; with a floor it is logarithmic, begins there, and what is below is drawn on it.
+    """
     rows = {name: [np.asarray(values, np.float64) for values in curve] for name, curve in series.items()}
     for values in rows.values():
         values[0] = np.log10(values[0]) if log_x else values[0]
     xs = np.concatenate([values[0] for values in rows.values()])
     start, span = float(xs.min()), float(np.ptp(xs)) or 1.0
-    y_ticks = ticks(0.0, float(max(values[3].max() for values in rows.values())))
+    top = float(max(values[3].max() for values in rows.values()))
+    y_ticks = ticks(0.0, top) if floor is None else _decades(floor, top)
 
     def at(x: NDArray[np.float64], y: NDArray[np.float64]) -> list[tuple[float, float]]:
         across = _LEFT + (x - start) / span * (_RIGHT - _LEFT)
-        up = _BOTTOM - y / y_ticks[-1] * (_BOTTOM - _TOP)
+        share = y / y_ticks[-1] if floor is None else np.log(np.maximum(y / floor, 1)) / math.log(y_ticks[-1] / floor)
+        up = _BOTTOM - share * (_BOTTOM - _TOP)
         return list(zip(across.tolist(), up.tolist(), strict=True))
 
     body = [text(_LEFT, _TOP - 9, y_label)]
@@ -55,6 +68,11 @@ def curves(title: str, series: Mapping[str, Curve], *, x_label: str, y_label: st
     body += _legend(list(rows))
     said = "; ".join(f"{name} ends at {values[1][-1]:.4g}" for name, values in rows.items())
     return figure("curves", title, f"{title}. {said}.", _HEIGHT, body)
+
+
+def _decades(floor: float, top: float) -> list[float]:
+    """The floor, and ten times as much until the top is below."""
+    return [floor * 10**i for i in range(max(1, math.ceil(math.log10(max(top, floor) / floor))) + 1)]
 
 
 def _legend(names: Sequence[str]) -> list[str]:

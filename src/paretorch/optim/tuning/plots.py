@@ -50,7 +50,7 @@ def heat_map(
     for j in range(0, len(epsilons), max(1, len(epsilons) // 7)):
         body.append(text(left + (j + 0.5) * side, bottom + 14, f"{epsilons[j]:g}", "middle"))
     body += [text(left + len(epsilons) * side / 2, bottom + 29, "ε", "middle"), text(8, top + 4, "α")]
-    body += _legend(left, bottom + 38, steps, unit)
+    body += _legend(bottom + 38, steps, unit)
     said = f"Best {best:.4g}{unit}; {int(fine.sum())} settings known, {int((known & ~fine).sum())} diverged."
     return figure("heat", title, f"{title}. {said}", bottom + 58, body)
 
@@ -68,11 +68,12 @@ def _dots(table: Floats, fine: NDArray[np.bool_], left: float, bottom: float, si
     return found
 
 
-def _legend(left: float, y: float, steps: Sequence[float], unit: str) -> list[str]:
-    wide = (WIDTH - left - 10) / (len(steps) + 2)
+def _legend(y: float, steps: Sequence[float], unit: str) -> list[str]:
     words = [f"≤ {step:g}" for step in steps] + [f"> {steps[-1]:g}", "diverged"]
     kinds = [f"h{i}" for i in range(len(steps) + 1)] + ["diverged"]
-    body = [text(4, y + 9, f"gap{unit}")]
-    for i, (word, kind) in enumerate(zip(words, kinds, strict=True)):
-        body += [rect(left + i * wide, y, 9, 9, kind), text(left + i * wide + 12, y + 9, word)]
+    label = f"gap{unit}"
+    body, x = [text(4, y + 9, label)], 9 + 6.2 * len(label)
+    for word, kind in zip(words, kinds, strict=True):
+        body += [rect(x, y, 9, 9, kind), text(x + 12, y + 9, word)]
+        x += 21 + 6.2 * len(word)
     return body
