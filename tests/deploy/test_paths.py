@@ -88,3 +88,16 @@ def test_bytes_are_those_behind_the_header(tmp_path: Path) -> None:
     blob, version = read_file(tmp_path / "x.pare")
     assert version == 2
     assert bytes(blob) == whole[8 + int.from_bytes(whole[:8], "little") :]
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "latest.pare"
+    link.symlink_to(tmp_path / "there" / "first.pare")
+    for value in (1.0, 2.0):  # the target is not there yet, then it is
+        model = nn.Linear(2, 2)
+        nn.init.constant_(model.weight, value)
+        save(model, link)
+        assert link.is_symlink()
+        assert float(load(tmp_path / "there" / "first.pare", into=nn.Linear(2, 2)).weight.detach()[0, 0]) == value
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["first.pare"]

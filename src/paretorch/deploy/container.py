@@ -34,9 +34,14 @@ def write_file(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def beside(path: Path, suffix: str = "") -> Iterator[str]:
-    """The name of a file to be written inside: it becomes the target when all has gone well, and goes if not."""
+    """The name of a file to be written inside: it becomes the target when all has gone well, and goes if not.
+
+    A link stays one: what it points to is replaced.
+    """
     try:
-        handle, temporary = tempfile.mkstemp(prefix=".pare.", suffix=suffix, dir=path.parent)  # short, as names end
+        target = os.path.realpath(path)
+        # Short, as names end.
+        handle, temporary = tempfile.mkstemp(prefix=".pare.", suffix=suffix, dir=os.path.dirname(target))
         os.close(handle)
     except (OSError, ValueError) as error:
         raise ArtefactError(f"cannot write in {path.parent}: {_reason(error)}") from error
@@ -45,7 +50,7 @@ def beside(path: Path, suffix: str = "") -> Iterator[str]:
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp's own mode would hide the file from other users
-        os.replace(temporary, os.fspath(path))
+        os.replace(temporary, target)
     except PareError:
         raise
     except (OSError, ValueError) as error:
