@@ -94,13 +94,21 @@ def pictures(raw: dict[str, Any], gaps: dict[str, dict[str, np.ndarray]], summar
         if method in ("gld", "cgld")
     }  # fmt: skip
     label = f"gap in % (mean and quartiles of {summary['repetitions']})"
-    save(curves("Suboptimality", series, x_label="trials", y_label=label, log_x=True), out / "suboptimality.svg")
+    save(
+        curves("Suboptimality", series, x_label="trials", y_label=label, log_x=True, floor=0.1),
+        out / "suboptimality.svg",
+    )
     bars = [
         (f"{name}, {METHODS[method]}", found["to_0.5_percent"]["quartiles"][1])
         for name, by_method in summary["cost"].items()
         for method, found in by_method.items()
     ]
-    save(bar_rows("bars", "Trials to 0.5 % suboptimality (medians)", bars), out / "trials.svg")
+    most = summary["trials"]
+
+    def told(trials: float) -> str:
+        return f"over {most}" if trials > most else f"{trials:g}"
+
+    save(bar_rows("bars", "Trials to 0.5 % suboptimality (medians)", bars, full=most, form=told), out / "trials.svg")
 
 
 def main() -> None:

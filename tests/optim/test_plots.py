@@ -5,10 +5,12 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
+import pytest
 
 from paretorch.optim.tuning.plots import heat_map
 from paretorch.report.curves import Curve, curves
 from paretorch.report.picture import save
+from paretorch.report.svg import WIDTH
 
 
 def shapes(file, kind: str) -> list[str]:
@@ -46,3 +48,19 @@ def test_curves(tmp_path) -> None:
 
 def test_one_point_and_no_height() -> None:
     assert "ends at 0" in curves("c", {"a": Curve([1], [0.0], [0.0], [0.0])}, x_label="x")
+
+
+def test_with_a_floor_tenths_are_equally_far_apart() -> None:
+    falling = np.array([100.0, 10.0, 1.0, 0.1, 0.01, 0.0])
+    picture = curves("c", {"a": Curve(np.arange(6), falling, falling, falling)}, x_label="x", floor=0.1)
+    line = ElementTree.fromstring(picture).findall("path")[-1]
+    ups = [float(point.split()[1]) for point in line.get("d", "")[1:].replace(",", " ").split("L")]
+    assert np.diff(ups[:4]) == pytest.approx([ups[1] - ups[0]] * 3, abs=0.11)
+    assert ups[3] == ups[4] == ups[5], "what is below the floor lies on it"
+
+
+def test_the_legend_of_a_heat_map_fits() -> None:
+    picture = ElementTree.fromstring(heat_map("h", [0.1, 1.0], [1e-8, 1e-3], [[9.0, 8.0], [5.0, 5.4]]))
+    last = picture.findall("text")[-1]
+    assert last.text == "diverged"
+    assert float(last.get("x", "")) + 6 * len("diverged") < WIDTH
