@@ -21,6 +21,13 @@ def test_without_a_terminal_it_is_a_line_an_epoch(mode: str, lines: int, capsys:
     assert len(capsys.readouterr().out.splitlines()) == lines
 
 
+def test_what_takes_long_is_told_first(capsys: pytest.CaptureFixture[str]) -> None:
+    for mode in ("plain", "bar", "quiet"):
+        with Progress(mode) as progress:
+            progress.start(20, 10, 0, "compiling")
+        assert ("compiling" in capsys.readouterr().out) == (mode != "quiet")
+
+
 def test_a_bar_shows_the_row(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress("bar") as progress:
         progress.start(20, 10, 20)

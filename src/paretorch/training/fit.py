@@ -90,7 +90,8 @@ class Trainer:
             self._tracker = Tracker(self.folder.path, self._epoch * self.task.steps)
         held_out = "validation" if self.recipe.validation else "test"
         with Progress(self.runtime.progress, held_out) as progress, self._stop:
-            progress.start(self.epochs, self.task.steps, self._epoch * self.task.steps + self._step)
+            first = "compiling, once: about a minute" if self.stepper.compiles else ""
+            progress.start(self.epochs, self.task.steps, self._epoch * self.task.steps + self._step, first)
             while self._epoch < self.epochs:
                 self._harden_when_due(progress)
                 self._tell(self.train_epoch(progress), progress)

@@ -24,9 +24,11 @@ class Progress:
         self._task: Any = None
         self._epochs = 0
 
-    def start(self, epochs: int, steps: int, done: int) -> None:
-        """Begin at step `done` of a run of `epochs` epochs with `steps` steps each."""
+    def start(self, epochs: int, steps: int, done: int, first: str = "") -> None:
+        """Begin at step `done` of a run of `epochs` epochs with `steps` steps each. first: what takes long before that."""
         self._epochs = epochs
+        if self._mode == "plain" and first:
+            print(first, flush=True)
         if self._mode != "bar":
             return
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -39,7 +41,7 @@ class Progress:
             TimeRemainingColumn(),
         )
         self._bar = Progress(*columns, refresh_per_second=4)
-        self._task = self._bar.add_task("starting", total=epochs * steps, completed=done)
+        self._task = self._bar.add_task(first or "starting", total=epochs * steps, completed=done)
         self._bar.start()
 
     def advance(self, steps: int = 1) -> None:
