@@ -11,7 +11,7 @@ from torch import nn
 import paretorch as pt
 from paretorch.core.compress import compress as from_core
 from paretorch.core.method import Method
-from paretorch.errors import MissedTargetWarning, UndecidedWarning
+from paretorch.errors import MissedTargetWarning, PareWarning, UndecidedWarning
 from paretorch.sparsity.rivals import HardConcrete, harden_best
 
 
@@ -38,13 +38,13 @@ def _preview(plan: pt.Plan) -> None:
         pass
 
 
-CASES: dict[str, tuple[type[Warning], Callable[[], object]]] = {
+CASES: dict[str, tuple[type[PareWarning], Callable[[], object]]] = {
     "more templates than layers": (
-        UserWarning,
+        PareWarning,
         lambda: pt.compress(_net(), pt.SoftSharing(templates=3), steps=4),  # the line
     ),
     "the same, by the core": (
-        UserWarning,
+        PareWarning,
         lambda: from_core(_net(), pt.SoftSharing(templates=3), steps=4),  # the line
     ),
     "undecided": (UndecidedWarning, lambda: _coarse().harden()),  # the line
