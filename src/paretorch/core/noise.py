@@ -14,8 +14,8 @@ _FIRST, _SECOND = 0x3F58476D1CE4E5B9, 0x14D049BB133111EB
 def uniform(shape: torch.Size, step: Tensor, seed: int) -> Tensor:
     """ε ~ U(−1, 1) in fp32, the same for the same (shape, step, seed); `step` is an integer tensor on the device.
 
-    A hash of 64 bits, in arithmetic that wraps: multiplications carry upwards, what is above is folded down twice. Each
-    folding uses its value twice, and a compiler writes an expression out once for every use: there are as few as will do,
+    A hash of 64 bits in the manner of splitmix64: multiplications, which wrap, carry upwards, and what is above is folded down,
+    twice. Each folding uses its value twice, and a compiler writes an expression out once for every use: there are as few as will do,
     and none in the key. The upper 23 bits of the last product are taken: with half a step added, fp32 holds them exactly.
     """
     key = step.to(torch.int64) * _STEP + _signed((seed * _SEED + 1) * _STEP)

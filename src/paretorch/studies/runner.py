@@ -78,11 +78,13 @@ def run_study(
     target.mkdir(parents=True, exist_ok=True)
     write_json(target / "summary.json", summary)
     late = [job for job in jobs if job.result is None and job not in failed]
-    for those, what in ((failed, "failed"), (late, f"not finished in {minutes} minutes")):
-        if those:
-            names = ", ".join(job.name for job in those)
-            told = f"{len(those)} of {len(jobs)} runs {what} ({names})"
-            raise PareError(f"{told}; the same command continues with them.")
+    told = [
+        f"{len(those)} of {len(jobs)} runs {what} ({', '.join(job.name for job in those)})"
+        for those, what in ((failed, "failed"), (late, f"not finished in {minutes} minutes"))
+        if those
+    ]
+    if told:
+        raise PareError(f"{', '.join(told)}; the same command continues with them.")
     return summary
 
 
