@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paretorch.errors import ConfigError, DivergenceError
-from paretorch.training import Recipe
+from paretorch.training import Recipe, RunFolder, Runtime, Trainer
 
-from .blobs import Make, rows_of, state_of
+from .blobs import Blobs, Make, rows_of, small_model, state_of
 
 
 def test_it_learns_and_tells(make: Make) -> None:
@@ -127,3 +128,21 @@ def test_the_run_folder_says_what_was_run(make: Make) -> None:
     assert config["recipe"]["seed"] == 7
     assert config["environment"]["torch"] == torch.__version__
     assert {"command", "hardware", "device"} <= set(config["environment"])
+
+
+@pytest.mark.parametrize(
+    ("epochs", "wanted", "compiles"),
+    [(7_499, None, False), (7_500, None, True), (1, True, True), (10_000, False, False)],
+)
+def test_runs_compile_where_it_pays(
+    epochs: int, wanted: bool | None, compiles: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four steps an epoch: 30,000 steps are 7,500 epochs."""
+    told: list[bool] = []
+    monkeypatch.setattr("paretorch.training.fit.Stepper", lambda *_, compile, **__: told.append(compile))
+    for device in ("cpu", "cuda"):
+        recipe = Recipe(epochs=epochs)
+        folder = RunFolder(tmp_path / device, recipe, resume=False)
+        runtime = Runtime(compile=wanted, graph=False)
+        Trainer(small_model(), Blobs(), recipe, folder, runtime=runtime, device=torch.device(device))
+    assert told == [False, compiles]

@@ -36,7 +36,15 @@ Assignments = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.", rich_help_panel=WHERE)]
 Root = Annotated[Text, typer.Option(help="Folder of the data sets.", rich_help_panel=WHERE)]
 Download = Annotated[bool, typer.Option("--download", help="Fetch missing data.", rich_help_panel=WHERE)]
-Compile = Annotated[bool, typer.Option(help="Compile the step (GPU).", rich_help_panel=WHERE)]
+Compile = Annotated[
+    bool | None,
+    typer.Option(
+        "--compile/--no-compile",
+        help="Compile the step (GPU).",
+        show_default="in runs so long that it pays",
+        rich_help_panel=WHERE,
+    ),
+]
 Graph = Annotated[bool, typer.Option(help="Replay it as a CUDA graph (GPU).", rich_help_panel=WHERE)]
 CheckpointEpochs = Annotated[int, typer.Option(help="Checkpoint every N epochs.", rich_help_panel=WHERE)]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the end alone.", rich_help_panel=WHERE)]

@@ -82,7 +82,7 @@ def tickets(
     device: options.Device = "auto",
     root: options.Root = None,
     download: options.Download = False,
-    compile: options.Compile = True,
+    compile: options.Compile = None,
     graph: options.Graph = True,
     checkpoint_epochs: options.CheckpointEpochs = 1,
     quiet: options.Quiet = False,

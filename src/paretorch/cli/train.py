@@ -59,7 +59,7 @@ def train(
     device: options.Device = "auto",
     root: options.Root = None,
     download: options.Download = False,
-    compile: options.Compile = True,
+    compile: options.Compile = None,
     graph: options.Graph = True,
     checkpoint_epochs: options.CheckpointEpochs = 1,
     checkpoint_steps: Annotated[

@@ -60,7 +60,7 @@ def tune(
     device: options.Device = "auto",
     root: options.Root = None,
     download: options.Download = False,
-    compile: options.Compile = True,
+    compile: options.Compile = None,
     graph: options.Graph = True,
     quiet: options.Quiet = False,
 ) -> None:

@@ -204,7 +204,8 @@ class Runtime:
 
     root, download: the folder of the data sets (None: the zoo's own choice), and whether to fetch what is missing.
     device: "auto" is the first GPU, else the CPU.
-    compile, graph: `torch.compile` and one CUDA graph per step, both on a GPU only.
+    compile, graph: `torch.compile` and one CUDA graph per step, both on a GPU only; None: compile where the run is so long
+        that it pays.
     checkpoint_epochs, checkpoint_steps: a checkpoint every so many epochs, and every so many steps within an epoch (0:
         none within).
     progress: "auto" is a bar on a terminal and a line an epoch elsewhere.
@@ -214,7 +215,7 @@ class Runtime:
     root: str | None = None
     download: bool = False
     device: str = "auto"
-    compile: bool = True
+    compile: bool | None = None
     graph: bool = True
     checkpoint_epochs: int = 1
     checkpoint_steps: int = 0

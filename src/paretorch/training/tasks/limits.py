@@ -35,7 +35,7 @@ class Drawing(Protocol):
 def suited(runtime: Runtime, task: Task) -> Runtime:
     """The runtime without what the task cannot have: see `fixed_shapes` and `compiles` in `Task`."""
     fixed, compiles = getattr(task, "fixed_shapes", True), getattr(task, "compiles", True)
-    return replace(runtime, graph=runtime.graph and fixed, compile=runtime.compile and compiles)
+    return replace(runtime, graph=runtime.graph and fixed, compile=runtime.compile if compiles else False)
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, norm: float) -> None:
