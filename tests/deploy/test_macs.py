@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
+from transformers.pytorch_utils import Conv1D
 
 from paretorch.deploy import report
 
@@ -54,3 +55,12 @@ def test_the_projections_of_attention_are_linear_layers(inputs: int) -> None:
 def test_a_weight_made_of_others_counts_with_the_largest() -> None:
     found = report(weight_norm(nn.Linear(4, 6)), example=torch.randn(2, 4), latency=False)
     assert [layer.macs for layer in found.layers] == [None, 24]
+
+
+def test_the_linear_layers_of_transformers_count() -> None:
+    model = nn.Sequential(Conv1D(6, 4), nn.Linear(6, 2))
+    with torch.no_grad():
+        model[0].weight[:2] = 0.0
+    found = report(model, example=torch.randn(3, 5, 4), latency=False)
+    assert {layer.name: layer.macs for layer in found.layers} == {"0.weight": 5 * 4 * 6, "1.weight": 5 * 6 * 2}
+    assert found.macs_kept == 5 * 2 * 6 + 5 * 6 * 2

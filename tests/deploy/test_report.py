@@ -28,17 +28,6 @@ def small() -> nn.Sequential:
     return model
 
 
-def test_the_linear_layers_of_transformers_count() -> None:
-    from transformers.pytorch_utils import Conv1D
-
-    model = nn.Sequential(Conv1D(6, 4), nn.Linear(6, 2))
-    assert count_macs(model, torch.randn(3, 5, 4)) == {"0": 5 * 4 * 6, "1": 5 * 6 * 2}
-    with torch.no_grad():
-        model[0].weight[:2] = 0.0
-    found = report(model, example=torch.randn(1, 5, 4), latency=False)
-    assert (found.macs, found.macs_kept) == (180, 120)
-
-
 def test_numbers_by_hand() -> None:
     found = report(small(), example=torch.randn(5, 2, 4, 4), accuracy=0.75, latency=False)
     assert found.weights == 72 + 160

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from paretorch.training.stop import Stop
+from paretorch.training.task import Batch
+
+from .blobs import Blobs, Make, rows_of
 
 _ARGUMENTS = "train --network digits-cnn --data digits --epochs 4 --batch 16 --lr 0.05 --set pad=1 --device cpu"
 
@@ -53,33 +56,37 @@ def test_a_run_that_is_told_to_stop_loses_no_step(tmp_path: Path) -> None:
     assert (whole / "model.pare").read_bytes() == (stopped / "model.pare").read_bytes()
 
 
-def test_a_second_signal_has_its_usual_effect() -> None:
-    class Ended(Exception):
-        pass
+class Told(Blobs):
+    """Sends itself so many signals while the sixth step, the second of an epoch, is under way."""
 
-    def end(*_: object) -> None:
-        raise Ended
+    def __init__(self, signals: int) -> None:
+        super().__init__()
+        self._signals = signals
 
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        with Stop() as stop:
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
+        for _ in range(self._signals if self.taken == 5 else 0):
             os.kill(os.getpid(), signal.SIGTERM)
-            assert stop.asked
-            with pytest.raises(Ended):
-                os.kill(os.getpid(), signal.SIGTERM)
-        assert signal.getsignal(signal.SIGTERM) is end
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        return super().loss(model, batch)
 
 
-def test_threads_train_as_before() -> None:
-    heard: list[bool] = []
+@pytest.mark.parametrize(("signals", "taken", "kept"), [(1, 6, (1, 2)), (2, 5, (1, 0))])
+def test_a_second_signal_does_not_wait_for_the_step(
+    make: Make, signals: int, taken: int, kept: tuple[int, int]
+) -> None:
+    trainer = make()
+    trainer.task = trainer.stepper._task = task = Told(signals)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    assert task.taken == taken
+    stored = torch.load(trainer.folder.checkpoint, weights_only=True)
+    assert (stored["epoch"], stored["step"]) == kept
+    assert signal.getsignal(signal.SIGTERM) is before
 
-    def train() -> None:
-        with Stop() as stop:
-            heard.append(stop.asked)
 
-    thread = threading.Thread(target=train)
+def test_threads_train_as_before(make: Make) -> None:
+    trainer = make()
+    thread = threading.Thread(target=trainer.run)
     thread.start()
     thread.join()
-    assert heard == [False]
+    assert len(rows_of(trainer)) == 3

@@ -3,17 +3,15 @@
 import functools
 import os
 import shlex
-import signal
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Never, ParamSpec
 
 import typer
 
 from paretorch.errors import ConfigError, PareError, PareWarning
+from paretorch.signals import on_sigterm
 
 P = ParamSpec("P")
 
@@ -27,7 +25,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            with _interrupted_by_sigterm(), warnings.catch_warnings():
+            with on_sigterm(_interrupt), warnings.catch_warnings():
                 warnings.showwarning = functools.partial(_warn, warnings.showwarning)
                 command(*args, **kwargs)
         except KeyboardInterrupt:
@@ -47,20 +45,8 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-@contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """What a batch system sends before the time is up ends a command as Ctrl-C does: what it started is ended too."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, _interrupt) or signal.SIG_DFL
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _interrupt(*_: object) -> Never:
+    """A batch system's word ends a command as Ctrl-C does: what it started is ended too."""
     raise KeyboardInterrupt
 
 

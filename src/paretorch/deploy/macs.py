@@ -38,7 +38,7 @@ def _counter(name: str, found: dict[str, int]) -> Hook:
             found[name] += inputs[0].numel() * module.out_channels // module.groups * math.prod(module.kernel_size)
         elif isinstance(module, _ConvNd):
             found[name] += output.numel() * module.in_channels // module.groups * math.prod(module.kernel_size)
-        else:
+        else:  # a Conv1D
             found[name] += output.numel() * inputs[0].shape[-1]
 
     return hook

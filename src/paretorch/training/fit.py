@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from paretorch.errors import ArtefactError, DivergenceError
+from paretorch.signals import on_sigterm
 from paretorch.training import optimizers, schedules
 from paretorch.training.checkpoint import Checkpoint, random_state, require_same, restore_random
 from paretorch.training.compression import harden
@@ -21,7 +22,6 @@ from paretorch.training.progress import Progress
 from paretorch.training.recipe import THROUGH, Recipe, Runtime
 from paretorch.training.similarities import similarities
 from paretorch.training.stepper import Stepper
-from paretorch.training.stop import Stop
 from paretorch.training.task import Task, mix
 from paretorch.training.tracking import Tracker
 
@@ -60,6 +60,7 @@ class Trainer:
             else plan.param_groups(recipe.weight_decay)
         )
         self.optimizer = optimizers.build(recipe, groups, recipe.lr if rate is None else rate)
+        self._compiles = self.device.type == "cuda" and self._should_compile()
         self.stepper = Stepper(
             model,
             task,
@@ -67,13 +68,13 @@ class Trainer:
             plan,
             device=self.device,
             rate=rate,
-            compile=self.device.type == "cuda" and self._should_compile(),
+            compile=self._compiles,
             samples=recipe.samples if plan is not None else 1,
         )
         self.after_step: Callable[[int], None] | None = None
         """Called on the host after each step, with the number of steps taken so far; None: nothing is."""
         self._tracker: Tracker | None = None
-        self._stop = Stop()
+        self._is_to_stop = False
         self._epoch, self._step, self._offset = 0, 0, 0
         self._record: torch.Tensor | None = None
 
@@ -85,21 +86,21 @@ class Trainer:
     def run(self, *, resume: bool = False) -> dict[str, Any]:
         """Train to the end of the recipe; returns the last row of metrics.
 
-        Asked to stop by SIGTERM, it keeps the steps taken so far and raises KeyboardInterrupt.
+        At a SIGTERM it keeps the steps taken so far, the one under way too, and raises KeyboardInterrupt; at a second one at once.
         """
         if resume and self.folder.checkpoint.exists():
             self._restore()
         if self.runtime.tensorboard:
             self._tracker = Tracker(self.folder.path, self._epoch * self.task.steps)
         held_out = "validation" if self.recipe.validation else "test"
-        with Progress(self.runtime.progress, held_out) as progress, self._stop:
-            first = "compiling, once: about a minute" if self.stepper.compiles else ""
+        with Progress(self.runtime.progress, held_out) as progress, on_sigterm(self._stop):
+            first = "compiling, once: about a minute" if self._compiles else ""
             progress.start(self.epochs, self.task.steps, self._epoch * self.task.steps + self._step, first)
             while self._epoch < self.epochs:
                 self._harden_when_due(progress)
                 self._tell(self.train_epoch(progress), progress)
                 ends = self._epoch in (self.recipe.epochs, self.epochs)
-                if ends or self._epoch % self.runtime.checkpoint_epochs == 0 or self._stop.asked:
+                if ends or self._epoch % self.runtime.checkpoint_epochs == 0 or self._is_to_stop:
                     self._save()
                 self._end_if_asked()
             self._harden_when_due(progress)
@@ -120,7 +121,7 @@ class Trainer:
             done = step + 1
             if self.after_step is not None:
                 self.after_step(epoch * steps + done)
-            due = done < steps and (self._stop.asked or self._keeps(done))
+            due = done < steps and (self._is_to_stop or self._keeps(done))
             if due or self.device.type == "cpu":
                 self._require_finite(self.stepper.record(done, self._step if due else step), done)
             if due:
@@ -143,8 +144,13 @@ class Trainer:
     def _keeps(self, done: int) -> bool:
         return bool(self.runtime.checkpoint_steps) and done % self.runtime.checkpoint_steps == 0
 
+    def _stop(self, *_: object) -> None:
+        if self._is_to_stop:
+            raise KeyboardInterrupt
+        self._is_to_stop = True
+
     def _end_if_asked(self) -> None:
-        if self._stop.asked:
+        if self._is_to_stop:
             raise KeyboardInterrupt
 
     def _harden_when_due(self, progress: Progress) -> None:

@@ -57,11 +57,6 @@ class Stepper:
         self._forward: Any = None
         self.release()
 
-    @property
-    def compiles(self) -> bool:
-        """Whether the first steps take as long as a compiler does."""
-        return self._compile
-
     def release(self) -> None:
         """Compile and capture anew at the next steps."""
         self._graph, self._warm = None, 0
