@@ -56,6 +56,7 @@ def test_files_on_a_budget(size: int) -> None:
         ("VGG-16, half", "sparsity-channels-vgg16", ["channels-0.5"], True),
         ("ResNet-20, 2.4 bits", "precision-resnet20", ["layer-2.4"], True),
         ("ResNet-20, 2.3 bits", "precision-resnet20", ["channel-2.3", "smol-2.1"], False),
+        ("ResNet-20, 2.1 bits", "precision-resnet20-long", ["smol-2.1"], True),
         ("the same with 2 bits", "precision-resnet20", ["lsq-2"], False),
     ],
 )

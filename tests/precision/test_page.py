@@ -41,6 +41,22 @@ def test_the_table_of_files(name: str) -> None:
     assert accuracy == f"{100 * result['test_accuracy']:.2f} %"
 
 
+def test_the_row_of_650_epochs() -> None:
+    dense, weight, zero = (
+        json.loads((_ROOT / f"results/precision-resnet20-long/{name}-seed0.json").read_text())["result"]
+        for name in ("dense", "smol-2.1", "zero-1.7")
+    )
+    _, measured, accuracy, _ = rows("| | thesis")["the same two in 650 epochs, the thesis' length"]
+
+    def told(one: dict[str, Any]) -> str:
+        apart = round(100 * (one["test_accuracy"] - dense["test_accuracy"]), 2)
+        return f"{one['bits']:.2f} bits, {abs(apart):.2f} {'above' if apart > 0 else 'below'}"
+
+    assert measured.replace("*", "") == f"{told(weight)}; {told(zero)}"
+    per_cent = [f"{100 * one['test_accuracy']:.2f} %" for one in (weight, zero, dense)]
+    assert accuracy == f"{per_cent[0]}; {per_cent[1]} ({per_cent[2]})"
+
+
 @pytest.mark.parametrize("name", ["SMOL per weight", "SMOL by channel", "SMOL by layer", "dense"])
 def test_the_table_of_epochs(name: str) -> None:
     table = rows("| epoch | 10")
