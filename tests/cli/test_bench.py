@@ -20,7 +20,7 @@ _DENSE = Recipe(
 )
 _OURS = {"finetune": 1, "norms": "bf16", "precision_options": {"scale": "auto"}}
 _RECIPES: dict[str, dict[str, Any]] = {
-    "dense": {},
+    "dense": {"finetune_schedule": "through"},  # which is of no use to what comes after it
     "small": {**_OURS, "budget": 1800},
     "smaller": {**_OURS, "budget": 1400},
     "magnitude": {"finetune": 1, "pruning": "mp", "sparsity": 0.5},
@@ -117,6 +117,10 @@ def test_a_dense_run_is_pruned_as_others_would(runs: Path, tmp_path: Path) -> No
     fp16 = points["dense fp16"]["bytes"]
     assert points["channels pruned, fp16"]["bytes"] < fp16
     assert points["mp pruned, fp16 + zstd"]["bytes"] < fp16
+    for name in ("mp", "channels"):
+        rows = (tmp_path / "pruned" / f"dense-{name}-0.5" / "metrics.jsonl").read_text().splitlines()
+        rates = [row["lr"] for row in map(json.loads, rows) if "lr" in row]
+        assert 0 < max(rates) <= _DENSE.lr / 10, name
 
 
 def test_runs_of_one_name_are_told_apart(runs: Path, tmp_path: Path) -> None:

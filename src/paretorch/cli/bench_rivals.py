@@ -33,12 +33,22 @@ def pruned(
 def _recipes(dense: Source, share: float, epochs: int, out: Path, chooser: str) -> list[tuple[str, Recipe]]:
     assert dense.recipe is not None
     start = str(dense.artefact)
-    weights = replace(dense.recipe, start=start, epochs=0, finetune=epochs, pruning="mp", sparsity=share)
+    # Both train at a tenth of the rate, as after any pruning; the schedules of the dense run may name epochs that are not there.
+    weights = replace(
+        dense.recipe,
+        start=start,
+        epochs=0,
+        finetune=epochs,
+        finetune_lr=None,
+        finetune_schedule="cosine",
+        finetune_milestones=None,
+        pruning="mp",
+        sparsity=share,
+    )
     name = f"{dense.name}-{'channels' if chooser == 'magnitude' else chooser}-{share:g}"
     cut = out / name / "start.pare"
     if not cut.exists():
         _cut(dense, share, cut, chooser)
-    # A tenth of the rate, as after any pruning; the schedule of the dense run may name epochs that are not there.
     channels = replace(
         dense.recipe, start=str(cut), epochs=epochs, lr=dense.recipe.lr / 10, schedule="cosine", milestones=(), warmup=0
     )

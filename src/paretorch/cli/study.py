@@ -147,24 +147,13 @@ def _tickets(study: "Study", out: Path, runs: Path, parallel: int, options: list
 def _show(study: "Study", found: "Found") -> None:
     """What the results say: accuracy against sparsity, bits or parameters where that is the question, else each setting's metric."""
     from paretorch.studies.bits_table import show_bits
-    from paretorch.studies.results import summarize
+    from paretorch.studies.metric_table import show_metric
     from paretorch.studies.sharing_table import show_sharing
     from paretorch.studies.table import points_of, show_points, show_verdicts
-    from paretorch.training.progress import headline, told
 
     if points := points_of(study, found):
         lines = [*show_points(points), "", *show_verdicts(study, points)]
     else:
-        lines = show_bits(study, found) or show_sharing(study, found)
-    if lines:
-        for line in (*lines, f"Claim: {study.claim}"):
-            typer.echo(line)
-        return
-    for setting, numbers in summarize(study, found)["settings"].items():
-        metric = headline(numbers)
-        one = numbers[metric]
-        many = (
-            f", standard deviation {told(metric, one['std'])} over {one['n']} seeds" if one["n"] > 1 else ", one seed"
-        )
-        mean = f"{metric.replace('_', ' ')} {told(metric, one['mean'])}"
-        typer.echo(f"{study.name} {setting}: {mean}{many} (claim: {study.claim})")
+        lines = show_bits(study, found) or show_sharing(study, found) or show_metric(study, found)
+    for line in (*lines, f"Claim: {study.claim}") if lines else ():
+        typer.echo(line)
