@@ -1,5 +1,6 @@
 """The code of docs/sharing.md runs as it stands."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -44,3 +45,22 @@ def test_every_command_of_the_page_exists() -> None:
     for name, rest in re.findall(r"pare (fold|train|report) ([^`#\n]*)", page):
         known = {option for parameter in commands[name].params for option in parameter.opts}
         assert set(re.findall(r"--[a-z-]+", rest)) <= known, rest
+
+
+def _f1(name: str) -> tuple[list[float], int]:
+    """F₁ after each of the 250 epochs in per cent, and the parameters that are left."""
+    run = json.loads((PAGE.parents[1] / f"results/sharing-shortest-paths/{name}-seed0.json").read_text())
+    rows = [row for row in run["metrics"] if row["phase"] != "harden"]
+    assert [row["epoch"] for row in rows] == list(range(1, 251))
+    return [100 * row["test_f1"] for row in rows], run["result"]["parameters"]
+
+
+def test_the_rows_of_shortest_paths() -> None:
+    page = PAGE.read_text()
+    measured = {name: _f1(name) for name in ("cnn", "scnn", "scnn-recurrent")}
+    until = [next(epoch for epoch, value in enumerate(values, 1) if value >= 99) for values, _ in measured.values()]
+    assert f"| {' · '.join(map(str, until))} (one seed) |" in page
+    for values, _ in measured.values():
+        means = [sum(values[50 * phase : 50 * phase + 50]) / 50 for phase in range(1, 5)]
+        assert f"| {' · '.join(f'{mean:.1f}' for mean in means)} |" in page
+    assert f"{measured['scnn-recurrent'][1]:,} parameters for {measured['scnn'][1]:,}" in page
