@@ -21,6 +21,10 @@ class DivergenceError(PareError, ArithmeticError):
     """A loss or gradient that is no longer finite."""
 
 
+DIVERGED_CODE = 3
+"""The exit code of a command that ended so: to run it again would end the same way."""
+
+
 class MissingExtraError(PareError, ImportError):
     """An optional package is not installed; the message names the extra that brings it."""
 

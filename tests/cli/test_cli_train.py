@@ -128,9 +128,9 @@ def test_missing_data_is_a_failure_that_names_the_repair(tmp_path: Path) -> None
     assert "pare data cifar10 --download" in told
 
 
-def test_divergence_is_a_failure(tmp_path: Path) -> None:
+def test_divergence_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
     words = ["train", *_SMALL, "--lr", "1e15", "--epochs", "3", "--quiet", "--out", str(tmp_path / "run")]
-    assert "try a lower learning rate" in _pare(*words, code=1)
+    assert "try a lower learning rate" in _pare(*words, code=3)
 
 
 def test_an_unwritable_folder_is_a_failure(tmp_path: Path) -> None:

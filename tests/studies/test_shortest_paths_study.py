@@ -35,8 +35,8 @@ def test_from_the_phases_to_the_curves(tmp_path: Path) -> None:
     study = load_study(_NAME, _TINY)
     for name, recipe in study.jobs():
         if recipe.seed < 2:
-            train(recipe, tmp_path / name, Runtime(device="cpu", progress="quiet"))
-            store(study, name, recipe, tmp_path / name, tmp_path / "results" / _NAME)
+            result = train(recipe, tmp_path / name, Runtime(device="cpu", progress="quiet"))
+            store(study, name, recipe, tmp_path / name, tmp_path / "results" / _NAME, result)
             stages = [row["stage"] for row in read_history(tmp_path / name) if row["phase"] != "harden"]
             assert stages == [0, 0, 1, 1]
     options = [f"--set={name}={value!r}".replace("'", '"') for name, value in _TINY.items()]

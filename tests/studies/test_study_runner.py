@@ -12,7 +12,7 @@ from paretorch.cli.app import app
 from paretorch.errors import ConfigError, PareError
 from paretorch.studies import load_study, run_study, study_names
 from paretorch.studies.mps import mps
-from paretorch.studies.results import summarize
+from paretorch.studies.results import collect, summarize
 from paretorch.studies.study import Study, parse_study
 
 _SMALL = """
@@ -101,6 +101,39 @@ def test_failed_runs_are_told(study: Study, tmp_path: Path) -> None:
         run_study(one, tmp_path / "results", tmp_path / "runs", options=["--device", "toaster"], tell=told.append)
     assert len(told) == 1
     assert "is no device" in told[0]
+
+
+def test_a_run_that_diverges_is_over(tmp_path: Path) -> None:
+    """Where rates are compared some are too large: that is a finding, and no reason to try the same again."""
+    study = parse_study("small", _SMALL.replace("lr = 0.05", "lr = 1e9").replace("[0, 1]", "[0]"))
+    told: list[str] = []
+    summary = run_study(study, tmp_path / "results", tmp_path / "runs", tell=told.append)
+    assert set(summary["settings"]) == {"slow"}
+    assert summary["diverged"] == ["fast-seed0"]
+    assert "fast-seed0: diverged: The loss is" in told[-1]
+    stored = json.loads((tmp_path / "results" / "small" / "fast-seed0.json").read_text())
+    assert "try a lower learning rate" in stored["result"]["diverged"]
+    assert collect(study, tmp_path / "results" / "small").keys() == {"slow-seed0"}
+    told.clear()
+    run_study(study, tmp_path / "results", tmp_path / "elsewhere", tell=told.append)
+    assert all("done before" in line for line in told)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_table_tells_what_diverged(tmp_path: Path) -> None:
+    rates = load_study("optim-lstm300-rates")
+    target = tmp_path / rates.name
+    target.mkdir()
+    results = {"adam-0.004-seed0": {"test_bpc": 1.5}, "avagrad-1500-seed0": {"diverged": "The loss is nan"}}
+    recipes = dict(rates.jobs())
+    for name, result in results.items():
+        (target / f"{name}.json").write_text(json.dumps({"recipe": recipes[name].as_dict(), "result": result}))
+    told = CliRunner().invoke(app, ["study", rates.name, "--table", "--out", str(tmp_path)]).output
+    assert "adam-0.004" in told
+    assert "Diverged: avagrad-1500-seed0" in told
+    (target / "adam-0.004-seed0.json").unlink()
+    told = CliRunner().invoke(app, ["study", rates.name, "--table", "--out", str(tmp_path)]).output
+    assert told.startswith("Diverged: avagrad-1500-seed0")
 
 
 def test_a_spread_is_shown_of_several_seeds_alone(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Never, ParamSpec
 
 import typer
 
-from paretorch.errors import ConfigError, PareError, PareWarning
+from paretorch.errors import DIVERGED_CODE, ConfigError, DivergenceError, PareError, PareWarning
 from paretorch.signals import on_sigterm
 
 P = ParamSpec("P")
@@ -20,7 +20,7 @@ _TO_CONTINUE = {"train": " --resume", "tickets": " --resume", "study": "", "tune
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
-    """The command with its errors told briefly: 2 for wrong arguments, 1 for a failed run, 130 for an interrupt."""
+    """The command with its errors told briefly: 2 for wrong arguments, 3 where training diverged, 1 for any other failure, 130 for an interrupt."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -36,6 +36,8 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(1) from None
         except ConfigError as error:
             raise _stop(str(error), 2) from None
+        except DivergenceError as error:
+            raise _stop(str(error), DIVERGED_CODE) from None
         except PareError as error:
             raise _stop(str(error), 1) from None
         except OSError as error:

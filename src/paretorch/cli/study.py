@@ -11,7 +11,6 @@ from paretorch.errors import ConfigError
 
 if TYPE_CHECKING:
     from paretorch.studies import Study
-    from paretorch.studies.results import Found
 
 
 def study(
@@ -39,7 +38,7 @@ def study(
 ) -> None:
     """Run a study over its seeds and write raw metrics and a summary; the same command resumes it.
 
-    A run whose file is in the results already, with the same recipe, is not run again.
+    A run whose file is in the results already, with the same recipe, is not run again; nor is one that diverged, which is told below the table.
 
     Examples:
 
@@ -63,7 +62,6 @@ def study(
 
     from paretorch import studies
     from paretorch.studies.mps import mps as service
-    from paretorch.studies.results import collect
 
     if name is None:
         for each in studies.study_names():
@@ -107,17 +105,17 @@ def study(
             tell=tell,
             watch=watch,
         )
-    _show(chosen, collect(chosen, out / chosen.name))
+    _show(chosen, out)
 
 
 def _show_stored(study: "Study", out: Path, table: bool, layers: bool) -> None:
-    from paretorch.studies.results import collect, require_some
+    from paretorch.studies.results import collect, diverged, require_some
     from paretorch.studies.table import show_layers
 
     found = collect(study, out / study.name)
-    require_some(study, found, out)
+    require_some(study, [*found, *diverged(study, out / study.name)], out)
     if table:
-        _show(study, found)
+        _show(study, out)
     for line in show_layers(study, found) if layers else ():
         typer.echo(line)
 
@@ -144,16 +142,20 @@ def _tickets(study: "Study", out: Path, runs: Path, parallel: int, options: list
         typer.echo(line)
 
 
-def _show(study: "Study", found: "Found") -> None:
+def _show(study: "Study", out: Path) -> None:
     """What the results say: accuracy against sparsity, bits or parameters where that is the question, else each setting's metric."""
     from paretorch.studies.bits_table import show_bits
     from paretorch.studies.metric_table import show_metric
+    from paretorch.studies.results import collect, diverged
     from paretorch.studies.sharing_table import show_sharing
     from paretorch.studies.table import points_of, show_points, show_verdicts
 
+    found, lost = collect(study, out / study.name), diverged(study, out / study.name)
     if points := points_of(study, found):
         lines = [*show_points(points), "", *show_verdicts(study, points)]
     else:
         lines = show_bits(study, found) or show_sharing(study, found) or show_metric(study, found)
+    if lost:
+        lines = [*lines, f"Diverged: {', '.join(lost)}"]
     for line in (*lines, f"Claim: {study.claim}") if lines else ():
         typer.echo(line)

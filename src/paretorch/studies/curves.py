@@ -7,7 +7,7 @@ import numpy as np
 
 from paretorch.errors import ConfigError
 from paretorch.report.curves import Curve, curves
-from paretorch.studies.results import stored_result
+from paretorch.studies.results import collect
 from paretorch.studies.study import Study
 from paretorch.training.progress import headline
 
@@ -16,11 +16,9 @@ def draw_curves(study: Study, target: Path) -> tuple[str, str]:
     """The metric's name, and the picture of what results there are of the study."""
     runs: dict[str, list[list[tuple[float, float]]]] = {}
     metric = ""
-    for name, recipe in study.jobs():
-        path = target / f"{name}.json"
-        if stored_result(path, recipe) is None:
-            continue
-        rows = [row for row in json.loads(path.read_text())["metrics"] if row["phase"] != "harden"]
+    for name in collect(study, target):
+        content = json.loads((target / f"{name}.json").read_text())
+        rows = [row for row in content["metrics"] if row["phase"] != "harden"]
         metric = headline(rows[-1])
         points = [(float(row["epoch"]), float(row[metric])) for row in rows if metric in row]
         runs.setdefault(name.rpartition("-seed")[0], []).append(points)

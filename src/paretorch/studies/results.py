@@ -16,22 +16,23 @@ from paretorch.errors import ConfigError
 from paretorch.studies.study import Study
 from paretorch.training.checkpoint import require_same
 from paretorch.training.files import write_atomically
-from paretorch.training.finish import read_result
 from paretorch.training.folder import read_history
 from paretorch.training.recipe import Recipe, recipe_from
 
 Found = dict[str, dict[str, Any]]
 """Results of finished runs by the name of the run."""
+DIVERGED = "diverged"
+"""In place of a result: what a run said whose loss was no longer finite. It is over too; the same recipe would end there again."""
 
 
-def store(study: Study, name: str, recipe: Recipe, folder: Path, target: Path) -> None:
-    """Write the file of a finished run."""
+def store(study: Study, name: str, recipe: Recipe, folder: Path, target: Path, result: dict[str, Any]) -> None:
+    """Write the file of a run that is over."""
     content = {
         "study": study.name,
         "run": name,
         "seed": recipe.seed,
         **json.loads((folder / "config.json").read_text()),
-        "result": read_result(folder),
+        "result": result,
         "metrics": read_history(folder),
     }
     target.mkdir(parents=True, exist_ok=True)
@@ -40,16 +41,21 @@ def store(study: Study, name: str, recipe: Recipe, folder: Path, target: Path) -
 
 def collect(study: Study, target: Path) -> Found:
     """The results there are of the study's runs; those of another recipe are none of them."""
-    found: Found = {}
-    for name, recipe in study.jobs():
-        result = stored_result(target / f"{name}.json", recipe)
-        if result is not None:
-            found[name] = result
-    return found
+    return {name: result for name, result in _over(study, target).items() if DIVERGED not in result}
+
+
+def diverged(study: Study, target: Path) -> list[str]:
+    """The runs of the study that have no result, since their loss was no longer finite."""
+    return [name for name, result in _over(study, target).items() if DIVERGED in result]
+
+
+def _over(study: Study, target: Path) -> Found:
+    stored = {name: stored_result(target / f"{name}.json", recipe) for name, recipe in study.jobs()}
+    return {name: result for name, result in stored.items() if result is not None}
 
 
 def stored_result(path: Path, recipe: Recipe) -> dict[str, Any] | None:
-    """The result in the file of a run, or None where there is none of this recipe."""
+    """What the file of a run says of its end, or None where it is none of this recipe."""
     stored, result = read_stored(path)
     return result if stored is not None and stored.as_dict() == recipe.as_dict() else None
 

@@ -15,8 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paretorch.errors import PareError
-from paretorch.studies.results import collect, require_mine, store, stored_result, summarize, write_json
+from paretorch.errors import DIVERGED_CODE, PareError
+from paretorch.studies.results import (
+    DIVERGED,
+    collect,
+    diverged,
+    require_mine,
+    store,
+    stored_result,
+    summarize,
+    write_json,
+)
 from paretorch.studies.study import Study
 from paretorch.studies.table import as_rows, points_of
 from paretorch.training.finish import read_result
@@ -69,10 +78,18 @@ def run_study(
         for name, recipe in chosen.jobs()
     ]
     failed = _run_all(
-        jobs, parallel, end, options, lambda job: store(study, job.name, job.recipe, job.folder, target), tell, watch
+        jobs,
+        parallel,
+        end,
+        options,
+        lambda job: store(study, job.name, job.recipe, job.folder, target, job.result or {}),
+        tell,
+        watch,
     )
     found = collect(study, target)
     summary = summarize(study, found)
+    if lost := diverged(study, target):
+        summary[DIVERGED] = lost
     if verdicts := as_rows(study, points_of(study, found)):
         summary["within 2 points of dense"] = verdicts
     target.mkdir(parents=True, exist_ok=True)
@@ -117,11 +134,13 @@ def _run_all(
             for job in [each for each in running if each.process is not None and each.process.poll() is not None]:
                 running.remove(job)
                 done += 1
-                if job.process is None or job.process.returncode != 0 or not _is_over(job, keep):
+                assert job.process is not None
+                if job.process.returncode == DIVERGED_CODE:
+                    job.result = {DIVERGED: _last_words(job)}
+                    keep(job)
+                elif job.process.returncode != 0 or not _is_over(job, keep):
                     failed.append(job)
-                name = headline(job.result or {})
-                outcome = f"failed: {_last_words(job)}" if job.result is None else told(name, job.result[name])
-                tell(f"[{done}/{len(jobs)}] {job.name}: {outcome}")
+                tell(f"[{done}/{len(jobs)}] {job.name}: {_outcome(job)}")
     finally:
         _stop([job.process for job in running if job.process is not None])
     return failed
@@ -178,6 +197,13 @@ def _epochs_done(job: _Job) -> int:
     return max((row["epoch"] for row in read_history(job.folder)), default=0)
 
 
+def _outcome(job: _Job) -> str:
+    if job.result is None:
+        return f"failed: {_last_words(job)}"
+    name = headline(job.result)
+    return f"diverged: {job.result[DIVERGED]}" if DIVERGED in job.result else told(name, job.result[name])
+
+
 def _last_words(job: _Job) -> str:
     lines = (job.folder / "log.txt").read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "no output"
+    return lines[-1].removeprefix("pare: ") if lines else "no output"
