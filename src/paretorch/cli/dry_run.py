@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from paretorch.cli.expected import expected_bytes
 from paretorch.training.recipe import Recipe, Runtime
 
 if TYPE_CHECKING:
@@ -62,23 +63,10 @@ def _totals(recipe: Recipe, setup: "Setup") -> list[str]:
         f"steps           {recipe.epochs * steps:,} ({recipe.epochs} epochs of {steps}{tuned})",
         f"device          {setup.device}",
     ]
-    return [*lines, *_expected_bytes(setup)]
+    return [*lines, *expected_bytes(recipe, setup)]
 
 
 def _parameters(model: nn.Module, plan: "Plan | None") -> int:
     if plan is None:
         return sum(weight.numel() for weight in model.parameters())
     return sum(weight.numel() for group in plan.param_groups() for weight in group["params"])
-
-
-def _expected_bytes(setup: "Setup") -> list[str]:
-    """The artefact's size if the untrained network were rounded to its targets now; training changes it a little."""
-    from paretorch import deploy
-
-    if setup.plan is None:
-        sizes = deploy.sizes(setup.model)
-        return [f"expected bytes  {sizes.total:,} (dense)"]
-    setup.plan.harden()
-    sizes = deploy.sizes(setup.plan.dense_state_dict())
-    share = sizes.total / sizes.dense
-    return [f"expected bytes  {sizes.total:,} of {sizes.dense:,} as plain tensors ({100 * share:.1f} %)"]

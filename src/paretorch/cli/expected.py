@@ -1,0 +1,57 @@
+"""How large the file of a run will be, before it is trained."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from paretorch.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from paretorch.training.run import Setup
+
+_APART = 0.2  # of decisions; with it, estimates of eight ResNet-20 runs are 2 % below to 10 % above what they came to
+
+
+def expected_bytes(recipe: Recipe, setup: "Setup") -> list[str]:
+    """The size of the artefact if the network were rounded now, as one that has been trained would be; uses the setup up."""
+    from paretorch import deploy
+    from paretorch.training.norms import fold_norms
+
+    _scatter(setup.model)
+    if setup.plan is None:
+        return [f"expected bytes  {deploy.sizes(setup.model).total:,} (dense)"]
+    setup.plan.harden()
+    reached = setup.plan.metrics()
+    small = setup.plan.finalize()
+    if recipe.norms is not None:
+        fold_norms(small, recipe.norms)
+    sizes = deploy.sizes(small)
+    share = f"{100 * sizes.total / sizes.dense:.1f} %"
+    lines = [f"expected bytes  {sizes.total:,} of {sizes.dense:,} as plain tensors ({share})"]
+    if recipe.budget is not None:
+        zeros = [f"{100 * reached['sparsity']:.1f} % zeros"] if "sparsity" in reached else []
+        bits = [f"{reached['bits']:.2f} bits per weight"] if "bits" in reached else []
+        lines.append(f"in the budget   {', '.join(zeros + bits)}")
+    return lines
+
+
+def _scatter(model: nn.Module) -> None:
+    """Make what is alike at the start as different as training does.
+
+    Decisions that are all the same would be told apart by their place, and vectors of ones and zeros by one number: both
+    cost a file next to nothing.
+    """
+    from paretorch.core.attach import chains_of
+
+    generator = torch.Generator().manual_seed(0)
+    chains = [chain for module in model.modules() for chain, _ in chains_of(module)]
+    found = [one for chain in chains for one in chain.relaxations() if one.room in ("sparsity", "precision")]
+    decisions = {id(one.decision): one.decision for one in found}
+    with torch.no_grad():
+        for decision in decisions.values():
+            decision.add_(_APART * torch.randn(decision.shape, generator=generator).to(decision))
+        for tensor in (*model.parameters(), *model.buffers()):
+            alike = tensor.is_floating_point() and tensor.numel() > 1 and bool((tensor == tensor.flatten()[0]).all())
+            if alike and id(tensor) not in decisions:
+                tensor.add_(torch.rand(tensor.shape, generator=generator).to(tensor))
