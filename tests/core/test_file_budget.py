@@ -1,5 +1,7 @@
 """A budget in bytes is kept by the file that `save` really writes."""
 
+import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from torch import nn
 import paretorch
 from paretorch import SMOL, ContinuousSparsification, compress
 from paretorch.core.method import Method
+from paretorch.errors import MissedTargetWarning
 from tests.core.tiny import batch, train
 
 
@@ -68,3 +71,26 @@ def test_beside_a_given_target_the_other_fills_the_file() -> None:
     assert reached["bits"] > 1.5 * assigned, "bits have none"
     size = paretorch.deploy.encoded_size(plan.plain_state_dict(), plan.model, plan.edits())
     assert 0.95 * 3000 <= size <= 3000
+
+
+@pytest.mark.parametrize(
+    ("methods", "told"),
+    [
+        ((ContinuousSparsification(target=0.5), SMOL(target_bits=2.5)), True),  # half a mask bit, half a code: 3.5 bits
+        ((ContinuousSparsification(target=0.9), SMOL(target_bits=0.4)), False),
+        ((ContinuousSparsification(target=0.5),), True),
+        ((ContinuousSparsification(target=0.9), SMOL()), False),  # the bits are the budget's to choose
+        ((SMOL(target_bits=2.0),), False),
+        ((SMOL(target_bits=6.0),), True),
+        ((ContinuousSparsification(target=0.5, group="channel"), SMOL(target_bits=2.0)), False),
+    ],
+)
+def test_targets_that_do_not_fit_are_told_before_training(methods: tuple[Method, ...], told: bool) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compress(wide_net(), *methods, steps=20, budget=3600)
+    found = [str(one.message) for one in caught if issubclass(one.category, MissedTargetWarning)]
+    assert len(found) == told
+    assert all(
+        re.search(r"budget=3600: the targets take about [\d,]+ bytes, so harden will lower", one) for one in found
+    )

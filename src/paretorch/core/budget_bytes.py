@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from paretorch.core.method import Method
 from paretorch.core.sites import Site
-from paretorch.errors import ConfigError
+from paretorch.core.warn import warn
+from paretorch.errors import ConfigError, MissedTargetWarning
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
@@ -24,6 +25,8 @@ Edit = dict[str, Any]
 Meter = Callable[[Mapping[str, Tensor], Sequence[Edit]], int]  # bytes of the file of a state after structural edits
 _KEPT_BITS = 2.5  # bits of a kept weight where both density and precision are free
 _MAP_BITS = 0.6  # what telling the precisions apart costs, about
+_FLOAT_BITS = 26.0  # of a weight that keeps all of them, coded
+_MUCH = 1.25  # times the budget: targets that take more were not meant for it
 _AIM = 0.985  # of the budget at harden: room for what fine-tuning changes
 
 
@@ -43,6 +46,8 @@ def assign_targets(
     on_weights = [method for method in methods if not method.on_activations]
     given = {method.unit: method.share for method in on_weights if method.share is not None}
     units = {method.unit for method in on_weights}
+    if units == given.keys():
+        _warn_of_lowering(on_weights, given, budget, rest, count)
     density = given.get("kept", 1.0)
     if "kept" in units and "kept" not in given:
         each = 32.0 if "bits" not in units else _MAP_BITS if "bits" in given else _KEPT_BITS + _MAP_BITS
@@ -50,6 +55,24 @@ def assign_targets(
     bits = max((available - _entropy(density)) / density - _MAP_BITS, 1.0) * density
     shares = {"kept": density, "bits": bits}
     return tuple(method.aim(shares[method.unit]) for method in methods)
+
+
+def _warn_of_lowering(
+    methods: Sequence[Method], given: Mapping[str, float], budget: int, rest: int, count: int
+) -> None:
+    """Rounding far below what was searched for costs accuracy: better to know before the search."""
+    if any(method.counts != "weights" for method in methods):
+        return
+    wanted = given.get("bits", _FLOAT_BITS * given.get("kept", 1.0))
+    if any(method.unit == "kept" and method.group == "weight" for method in methods):
+        wanted += _entropy(given["kept"])
+    size = rest + int(wanted * count / 8)
+    if size > _MUCH * budget:
+        warn(
+            f"budget={budget}: the targets take about {size:,} bytes, so harden will lower them; "
+            "ask for fewer bits or more zeros, or leave the targets to the budget",
+            MissedTargetWarning,
+        )
 
 
 def _entropy(p: float) -> float:
