@@ -1,10 +1,12 @@
 """How large the file of a run will be, before it is trained."""
 
+import warnings
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from paretorch.errors import UndecidedWarning
 from paretorch.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -21,7 +23,9 @@ def expected_bytes(recipe: Recipe, setup: "Setup") -> list[str]:
     _scatter(setup.model)
     if setup.plan is None:
         return [f"expected bytes  {deploy.sizes(setup.model).total:,} (dense)"]
-    setup.plan.harden()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UndecidedWarning)  # nothing has been searched for yet
+        setup.plan.harden()
     reached = setup.plan.metrics()
     small = setup.plan.finalize()
     if recipe.norms is not None:
