@@ -64,7 +64,6 @@ def test_dry_run_prints_the_plan_and_trains_nothing(tmp_path: Path) -> None:
     told = _pare("train", *_SMALL, "--sparsity", "0.5", "--dry-run", "--out", str(out))
     assert "head" in told
     assert "sparsity groups" in told
-    assert "warning" not in told
     assert "2,200 (200 epochs of 11)" in told
     assert not out.exists()
 

@@ -1,6 +1,7 @@
 """What a dry run says of the file is what comes of it, by and large."""
 
 import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from paretorch.cli.expected import expected_bytes
+from paretorch.errors import PareWarning
 from paretorch.training import Recipe, Runtime, train
 from paretorch.training.run import prepare
 
@@ -55,6 +57,9 @@ def test_what_a_budget_leaves_of_the_targets_is_told(tmp_path: Path) -> None:
     assert _number(line) > 6000
 
 
-def test_a_dry_run_is_the_same_every_time() -> None:
+def test_a_dry_run_is_the_same_every_time_and_warns_of_nothing() -> None:
     recipe = replace(_RECIPE, sparsity=0.8, bits=0.8)
-    assert _expected(recipe) == _expected(recipe)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PareWarning)
+        assert _expected(recipe) == _expected(recipe)
+    assert not [one for one in caught if issubclass(one.category, PareWarning)]
