@@ -31,9 +31,19 @@ def accuracy(study: str, setting: str) -> str:
     return f"{100 * found['mean']:.2f}{spread}"
 
 
-@pytest.mark.parametrize(("start", "family"), [("dense, fp32", "dense fp32"), ("onnxruntime int8", "onnxruntime int8")])
-def test_files_of_others(start: str, family: str) -> None:
-    (point,) = (one for one in read("deploy-resnet20/bench/bench.json")["points"] if one["family"] == family)
+@pytest.mark.parametrize(
+    ("start", "family", "name"),
+    [
+        ("dense, fp32", "dense fp32", "dense-seed0"),
+        ("onnxruntime int8", "onnxruntime int8", "dense-seed0"),
+        ("half of the channels", "channels pruned, fp16", "dense-seed0-torch-pruning-0.5"),
+        ("80 % of the weights", "mp pruned, fp16 + zstd", "dense-seed0-mp-0.8-full-rate"),
+        ("`pare train --bits 2.1 …`", "paretorch, SMOL", "smol-2.1-seed0"),
+    ],
+)
+def test_files_side_by_side(start: str, family: str, name: str) -> None:
+    points = read("deploy-resnet20/bench/bench.json")["points"]
+    (point,) = (one for one in points if (one["family"], one["name"]) == (family, name))
     assert row(start)[1:] == [f"{point['bytes']:,}", f"{100 * point['accuracy']:.2f} %"]
 
 
