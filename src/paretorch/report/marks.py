@@ -16,6 +16,8 @@ _SHAPES = (
     "M0 1.15L1.1-.85H-1.1Z",  # triangle on its tip
     "M-1.1-.4H-.4V-1.1H.4V-.4H1.1V.4H.4V1.1H-.4V.4H-1.1Z",  # cross
     "M-1.2 0L-.4-.4L0-1.2L.4-.4L1.2 0L.4.4L0 1.2L-.4.4Z",  # star
+    "M-1-1.1H1L.2 0L1 1.1H-1L-.2 0Z",  # hourglass
+    "M-1.3-.5H1.3V.5H-1.3Z",  # bar
 )
 
 
