@@ -33,6 +33,7 @@ def _number(line: str) -> int:
         {"bits": 3.0, "precision_options": {"group": "channel"}, "norms": "bf16"},
         {"sparsity": 0.8, "bits": 0.8},
         {},
+        {"network": "swrn-16-1-1", "network_options": {"channels": 1}, "epochs": 1},
     ],
     ids=lambda changes: "-".join(changes) or "dense",
 )

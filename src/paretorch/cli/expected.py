@@ -18,6 +18,7 @@ _APART = 0.2  # of decisions; with it, estimates of eight ResNet-20 runs are 2 %
 def expected_bytes(recipe: Recipe, setup: "Setup") -> list[str]:
     """The size of the artefact if the network were rounded now, as one that has been trained would be; uses the setup up."""
     from paretorch import deploy
+    from paretorch.training.finish import leave
     from paretorch.training.norms import fold_norms
 
     _scatter(setup.model)
@@ -27,7 +28,7 @@ def expected_bytes(recipe: Recipe, setup: "Setup") -> list[str]:
         warnings.simplefilter("ignore", UndecidedWarning)  # nothing has been searched for yet
         setup.plan.harden()
     reached = setup.plan.metrics()
-    small = setup.plan.finalize()
+    small = leave(setup.plan)
     if recipe.norms is not None:
         fold_norms(small, recipe.norms)
     sizes = deploy.sizes(small)

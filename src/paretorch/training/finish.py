@@ -44,7 +44,7 @@ def finish(
     from paretorch import deploy
     from paretorch.report import write_html
 
-    model = _leave(plan) if plan is not None else model
+    model = leave(plan) if plan is not None else model
     if norms is not None:
         fold_norms(model, norms)
     model.eval()
@@ -79,7 +79,7 @@ def finish(
     return result
 
 
-def _leave(plan: "Plan") -> nn.Module:
+def leave(plan: "Plan") -> nn.Module:
     """The plain network; of one that shares, with its templates once: what `finalize` writes out is every layer's weight."""
     from paretorch.sharing import fold
 
