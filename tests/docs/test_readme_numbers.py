@@ -36,7 +36,7 @@ def accuracy(study: str, setting: str) -> str:
     [
         ("dense, fp32", "dense fp32", "dense-seed0"),
         ("onnxruntime int8", "onnxruntime int8", "dense-seed0"),
-        ("half of the channels", "channels pruned, fp16", "dense-seed0-torch-pruning-0.5"),
+        ("half of the weights", "channels pruned, fp16", "dense-seed0-torch-pruning-0.5"),
         ("80 % of the weights", "mp pruned, fp16 + zstd", "dense-seed0-mp-0.8-full-rate"),
         ("`pare train --bits 2.1 …`", "paretorch, SMOL", "smol-2.1-seed0"),
     ],
