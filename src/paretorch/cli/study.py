@@ -11,6 +11,7 @@ from paretorch.errors import ConfigError
 
 if TYPE_CHECKING:
     from paretorch.studies import Study
+    from paretorch.studies.results import Found
 
 
 def study(
@@ -62,6 +63,7 @@ def study(
 
     from paretorch import studies
     from paretorch.studies.mps import mps as service
+    from paretorch.studies.results import collect
 
     if name is None:
         for each in studies.study_names():
@@ -105,17 +107,17 @@ def study(
             tell=tell,
             watch=watch,
         )
-    _show(chosen, out)
+    _show(chosen, *collect(chosen, out / chosen.name))
 
 
 def _show_stored(study: "Study", out: Path, table: bool, layers: bool) -> None:
-    from paretorch.studies.results import collect, diverged, require_some
+    from paretorch.studies.results import collect, require_some
     from paretorch.studies.table import show_layers
 
-    found = collect(study, out / study.name)
-    require_some(study, [*found, *diverged(study, out / study.name)], out)
+    found, diverged = collect(study, out / study.name)
+    require_some(study, [*found, *diverged], out)
     if table:
-        _show(study, out)
+        _show(study, found, diverged)
     for line in show_layers(study, found) if layers else ():
         typer.echo(line)
 
@@ -142,20 +144,18 @@ def _tickets(study: "Study", out: Path, runs: Path, parallel: int, options: list
         typer.echo(line)
 
 
-def _show(study: "Study", out: Path) -> None:
+def _show(study: "Study", found: "Found", diverged: list[str]) -> None:
     """What the results say: accuracy against sparsity, bits or parameters where that is the question, else each setting's metric."""
     from paretorch.studies.bits_table import show_bits
     from paretorch.studies.metric_table import show_metric
-    from paretorch.studies.results import collect, diverged
     from paretorch.studies.sharing_table import show_sharing
     from paretorch.studies.table import points_of, show_points, show_verdicts
 
-    found, lost = collect(study, out / study.name), diverged(study, out / study.name)
     if points := points_of(study, found):
         lines = [*show_points(points), "", *show_verdicts(study, points)]
     else:
         lines = show_bits(study, found) or show_sharing(study, found) or show_metric(study, found)
-    if lost:
-        lines = [*lines, f"Diverged: {', '.join(lost)}"]
+    if diverged:
+        lines = [*lines, f"Diverged: {', '.join(diverged)}"]
     for line in (*lines, f"Claim: {study.claim}") if lines else ():
         typer.echo(line)

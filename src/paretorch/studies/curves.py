@@ -16,7 +16,8 @@ def draw_curves(study: Study, target: Path) -> tuple[str, str]:
     """The metric's name, and the picture of what results there are of the study."""
     runs: dict[str, list[list[tuple[float, float]]]] = {}
     metric = ""
-    for name in collect(study, target):
+    found, _ = collect(study, target)
+    for name in found:
         content = json.loads((target / f"{name}.json").read_text())
         rows = [row for row in content["metrics"] if row["phase"] != "harden"]
         metric = headline(rows[-1])
@@ -24,7 +25,7 @@ def draw_curves(study: Study, target: Path) -> tuple[str, str]:
         runs.setdefault(name.rpartition("-seed")[0], []).append(points)
     if not runs:
         raise ConfigError(f"There are no results of {study.name} in {target.parent}: run it first.")
-    lines = {setting: _over_seeds(found) for setting, found in runs.items()}
+    lines = {setting: _over_seeds(seeds) for setting, seeds in runs.items()}
     return metric, curves(study.title, lines, x_label="epoch", y_label=metric.replace("_", " "))
 
 

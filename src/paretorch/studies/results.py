@@ -39,19 +39,17 @@ def store(study: Study, name: str, recipe: Recipe, folder: Path, target: Path, r
     write_json(target / f"{name}.json", content)
 
 
-def collect(study: Study, target: Path) -> Found:
-    """The results there are of the study's runs; those of another recipe are none of them."""
-    return {name: result for name, result in _over(study, target).items() if DIVERGED not in result}
-
-
-def diverged(study: Study, target: Path) -> list[str]:
-    """The runs of the study that have no result, since their loss was no longer finite."""
-    return [name for name, result in _over(study, target).items() if DIVERGED in result]
-
-
-def _over(study: Study, target: Path) -> Found:
-    stored = {name: stored_result(target / f"{name}.json", recipe) for name, recipe in study.jobs()}
-    return {name: result for name, result in stored.items() if result is not None}
+def collect(study: Study, target: Path) -> tuple[Found, list[str]]:
+    """The results there are of the study's runs, and the names of those that diverged; runs of another recipe are none of them."""
+    found: Found = {}
+    diverged: list[str] = []
+    for name, recipe in study.jobs():
+        result = stored_result(target / f"{name}.json", recipe)
+        if result is not None and DIVERGED in result:
+            diverged.append(name)
+        elif result is not None:
+            found[name] = result
+    return found, diverged
 
 
 def stored_result(path: Path, recipe: Recipe) -> dict[str, Any] | None:

@@ -16,16 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import DIVERGED_CODE, PareError
-from paretorch.studies.results import (
-    DIVERGED,
-    collect,
-    diverged,
-    require_mine,
-    store,
-    stored_result,
-    summarize,
-    write_json,
-)
+from paretorch.studies.results import DIVERGED, collect, require_mine, store, stored_result, summarize, write_json
 from paretorch.studies.study import Study
 from paretorch.studies.table import as_rows, points_of
 from paretorch.training.finish import read_result
@@ -86,10 +77,10 @@ def run_study(
         tell,
         watch,
     )
-    found = collect(study, target)
+    found, diverged = collect(study, target)
     summary = summarize(study, found)
-    if lost := diverged(study, target):
-        summary[DIVERGED] = lost
+    if diverged:
+        summary[DIVERGED] = diverged
     if verdicts := as_rows(study, points_of(study, found)):
         summary["within 2 points of dense"] = verdicts
     target.mkdir(parents=True, exist_ok=True)

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from paretorch.core.plan import Plan
 
 _DIVERGED = 1e5
-_PAYS = (
-    30_000  # steps: compiling takes about a minute and saves half a millisecond a step of ResNet-20, 1.7 of WRN-28-10
-)
+# Steps: compiling takes about a minute and saves half a millisecond a step of ResNet-20, 1.7 of WRN-28-10.
+_PAYS = 30_000
 
 
 class Trainer:
