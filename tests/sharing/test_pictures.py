@@ -68,7 +68,7 @@ def test_pare_fold_leaves_a_file_and_a_page(run: Path) -> None:
 
 
 def test_pare_fold_by_number_of_layers(run: Path) -> None:
-    told = pare("fold", str(run), "--layers", "3")
+    told = pare("fold", str(run), "--layers", "3", "--recalibrate", "0")
     assert told.count("4 layers are 1; layer 1 runs 4 times; error up to") == 3
     before, after = sizes(told)
     assert after < 0.9 * before, "one weight a stage in place of two templates"
@@ -114,7 +114,7 @@ def test_a_wrong_neighbour_is_told_before_anything_is_written(run: Path, tmp_pat
 
 def test_a_report_shows_loops_and_similarities(run: Path, tmp_path: Path) -> None:
     keep_similarities(run)
-    pare("fold", str(run), "--only", "stages.0.*", "--layers", "1")
+    pare("fold", str(run), "--only", "stages.0.*", "--layers", "1", "--recalibrate", "0")
     pare("report", str(run / "folded.pare"), "--html", str(tmp_path / "page.html"))
     page = (tmp_path / "page.html").read_text()
     assert "layer 1 runs 4 times" in page
@@ -125,9 +125,9 @@ def test_a_report_shows_loops_and_similarities(run: Path, tmp_path: Path) -> Non
 def test_the_report_of_the_run_has_the_last_fold(run: Path) -> None:
     report = run / "report.html"
     report.write_text("<body><main><section>as it was</section></main><footer>foot</footer></body>")
-    pare("fold", str(run), "--only", "stages.0.*", "--layers", "2")
+    pare("fold", str(run), "--only", "stages.0.*", "--layers", "2", "--recalibrate", "0")
     assert "4 layers are 2; layers 1-2 run twice." in report.read_text()
-    pare("fold", str(run), "--only", "stages.0.*", "--layers", "1")
+    pare("fold", str(run), "--only", "stages.0.*", "--layers", "1", "--recalibrate", "0")
     page = report.read_text()
     assert page.count('<section id="folded">') == 1
     assert page.count("<svg") == 3

@@ -24,8 +24,14 @@ def fold(
     beside: Annotated[
         list[Path] | None, typer.Option(help="Another run (again for more): similarities.html over runs, not epochs.")
     ] = None,
-    root: Annotated[str | None, typer.Option(help="Folder of the data sets, for --curve.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1, for --curve.")] = "auto",
+    recalibrate: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Training batches to estimate batch norm anew with, where a fold is not exact. 0: keep it."
+        ),
+    ] = 20,
+    root: Annotated[str | None, typer.Option(help="Folder of the data sets.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
 ) -> None:
     """Fold layers that have become alike into loops: folded.pare and folding.html in the run's folder.
 
@@ -44,20 +50,23 @@ def fold(
     if curve:
         if threshold is not None or layers is not None or beside:
             raise ConfigError("--curve tries every number of layers: leave out --threshold, --layers and --beside")
-        _curve(run, only, root, device)
+        _curve(run, only, recalibrate, root, device)
         return
     from paretorch import deploy, sharing
-    from paretorch.cli.fold_run import kept_similarities, shared_network
+    from paretorch.cli.fold_run import batches, kept_similarities, shared_network
     from paretorch.report.folding import add_to_report, write_folding
     from paretorch.report.similarities import write_similarities
+    from paretorch.training.run import choose_device
 
     if threshold is None and layers is None:
         threshold = 0.95
-    network = shared_network(run)
+    place = choose_device(device)
+    network = shared_network(run).to(place)
     similarities = sharing.layer_similarity(network)
     groups = [one.layers for one in similarities]
     columns = kept_similarities(run, beside or [], [len(one) for one in groups])
-    small = sharing.fold(network, threshold=threshold, layers=layers, only=only)
+    inputs = batches(run, root, place, recalibrate) if recalibrate else None
+    small = sharing.fold(network, threshold=threshold, layers=layers, only=only, recalibrate=inputs)
     foldings: list[sharing.Folding] = small.__dict__["paretorch_folding"]
     unfolded = sharing.fold(network, layers=sum(map(len, groups)))
     before = deploy.sizes(unfolded).total
@@ -78,12 +87,12 @@ def fold(
         typer.echo(str(write_similarities(path, title=title, groups=groups, columns=columns)))
 
 
-def _curve(run: Path, only: str | None, root: str | None, device: str) -> None:
+def _curve(run: Path, only: str | None, recalibrate: int, root: str | None, device: str) -> None:
     import json
     import re
     from dataclasses import asdict
 
-    from paretorch.cli.fold_run import shared_network
+    from paretorch.cli.fold_run import inputs_of, shared_network
     from paretorch.cli.inputs import recipe_of
     from paretorch.report.curves import Curve, curves
     from paretorch.report.picture import save
@@ -93,19 +102,21 @@ def _curve(run: Path, only: str | None, root: str | None, device: str) -> None:
     from paretorch.training.run import choose_device
     from paretorch.training.tasks.choose import choose
 
-    network = shared_network(run)
     place = choose_device(device)
-    task, _ = choose(recipe_of(run), Runtime(root=root), place)
+    network = shared_network(run).to(place)
+    recipe = recipe_of(run)
+    task, _ = choose(recipe, Runtime(root=root), place)
+    inputs = inputs_of(task, recipe, recalibrate) if recalibrate else None
     name = ""
 
     def measure(model: "nn.Module") -> float:
         nonlocal name
-        found = task.evaluate(model.to(place))
+        found = task.evaluate(model)
         name = headline(found)
         return found[name]
 
     points = []
-    for point in folding_curve(network, measure, only):
+    for point in folding_curve(network, measure, only, inputs):
         points.append(point)
         typer.echo(
             f"{point.layers} layer{'s' if point.layers > 1 else ''} (threshold {point.threshold:.3f}): {name.replace('_', ' ')} {told(name, point.measured)}, "

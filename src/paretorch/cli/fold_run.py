@@ -1,18 +1,22 @@
 """What `pare fold` reads of a run: its network with its plan, from the checkpoint (what was learned about sharing is only
-there), and how alike the layers were while it was trained."""
+there), how alike the layers were while it was trained, and inputs that it was trained with."""
 
 import ast
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paretorch.core.compress import compress
 from paretorch.core.relaxation import PREFIX
-from paretorch.errors import ArtefactError, ConfigError
+from paretorch.errors import ArtefactError, ConfigError, PareError
+
+if TYPE_CHECKING:
+    from paretorch.training.recipe import Recipe
+    from paretorch.training.task import Task
 
 Matrix = list[list[float]]
 
@@ -64,6 +68,26 @@ def kept_similarities(run: Path, beside: Sequence[Path], sizes: Sequence[int]) -
             raise ConfigError(f"{one} has other groups of layers than {run}: name runs of one network")
     plain = len({one.resolve().name for one in rows}) == len(rows)  # else their folders tell them apart
     return {one.resolve().name if plain else str(one): kept[-1]["similarities"] for one, kept in rows.items()}
+
+
+def batches(run: Path, root: str | None, device: torch.device, count: int) -> Iterator[Tensor]:
+    """Inputs of training batches of the run; the data are not looked for until the first is asked for."""
+    from paretorch.cli.inputs import recipe_of
+    from paretorch.training.recipe import Runtime
+    from paretorch.training.tasks.choose import choose
+
+    try:
+        recipe = recipe_of(run)
+        task, _ = choose(recipe, Runtime(root=root), device)
+    except PareError as error:
+        raise type(error)(f"{str(error).rstrip('.')}; or keep batch norm as it is: --recalibrate 0") from error
+    yield from inputs_of(task, recipe, count)
+
+
+def inputs_of(task: "Task", recipe: "Recipe", count: int) -> list[Tensor]:
+    """Inputs of the last training epoch, in the precision of the weights; none of a task that cannot tell them."""
+    inputs = getattr(task, "inputs", None)
+    return [] if inputs is None else [one.float() for one in inputs(max(0, recipe.epochs - 1), count)]
 
 
 def _options(folder: Path, recipe: dict[str, Any]) -> dict[str, Any]:

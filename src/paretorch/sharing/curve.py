@@ -1,7 +1,8 @@
 """What folding costs: the network folded one layer further at a time, measured each time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -25,12 +26,15 @@ class Folded:
 
 
 def folding_curve(
-    model: nn.Module, measure: Callable[[nn.Module], float], only: Selector | None = None
+    model: nn.Module,
+    measure: Callable[[nn.Module], float],
+    only: Selector | None = None,
+    recalibrate: Sequence[Any] | None = None,
 ) -> Iterator[Folded]:
-    """From the network with all its layers to the fewest that `fold` can leave; `only` as there."""
+    """From the network with all its layers to the fewest that `fold` can leave; `only` and `recalibrate` as there."""
     from paretorch.deploy import sizes
 
     for count, threshold in levels(model, only).items():
-        small = fold(model, layers=count, only=only).eval()
+        small = fold(model, layers=count, only=only, recalibrate=recalibrate).eval()
         error = max(folding.error for folding in small.__dict__["paretorch_folding"])
         yield Folded(count, threshold, error, sizes(small).total, measure(small))

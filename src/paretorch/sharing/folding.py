@@ -8,7 +8,7 @@ others, W_g and c_l are the best of rank one in the metric of the weights, and t
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from paretorch.core.mixing import share
 from paretorch.core.plan import Plan
+from paretorch.core.recalibrate import recalibrate_norms
 from paretorch.core.sites import Selector
 from paretorch.core.tensors import is_sharded
 from paretorch.errors import ConfigError, DivergenceError
@@ -49,21 +50,33 @@ class Folding:
         """The largest error of a layer."""
         return max(self.errors)
 
+    @property
+    def exact(self) -> bool:
+        """Whether every layer is what it was, but for rounding."""
+        return self.error < 1e-5
+
     def __str__(self) -> str:
-        exact = "exact" if self.error < 1e-5 else f"error up to {self.error:.1%} of a weight"
+        off = "exact" if self.exact else f"error up to {self.error:.1%} of a weight"
         return (
-            f"{self.layers[0]} … {self.layers[-1]}: {len(self.runs)} layers are {max(self.runs)}; {self.words}; {exact}"
+            f"{self.layers[0]} … {self.layers[-1]}: {len(self.runs)} layers are {max(self.runs)}; {self.words}; {off}"
         )
 
 
 def fold(
-    model: nn.Module, *, threshold: float | None = None, layers: int | None = None, only: Selector | None = None
+    model: nn.Module,
+    *,
+    threshold: float | None = None,
+    layers: int | None = None,
+    only: Selector | None = None,
+    recalibrate: Iterable[Any] | None = None,
 ) -> nn.Module:
     """A copy of a network that shares, in which layers that are alike are one weight, run in a loop.
 
     threshold: the least absolute cosine of layers that become one. layers: or how many of the sharing layers stay, in all.
     With neither, only layers that are multiples of each other become one, and the network computes what it did.
     only: fold the groups with a layer that this selects (a pattern, type or predicate); the others keep their layers.
+    recalibrate: training batches (inputs, or tuples that begin with them), from which batch norm's statistics are estimated
+    anew where a fold is not exact: what the old ones were measured on is then no longer what the layers give.
     The copy is of what was given to `compress`, without DDP and the like around it, hardened and finalized. Where templates
     are fewer than the layers left, or carry masks or precisions, they are what is stored, and layers are mixed from
     them. `paretorch_folding` of the copy is the list of `Folding`: loops in words, scales, errors.
@@ -88,6 +101,8 @@ def fold(
             edits.append(edit)
     network.__dict__["paretorch_edits"] = edits
     network.__dict__["paretorch_folding"] = foldings
+    if recalibrate is not None and not all(folding.exact for folding in foldings):
+        recalibrate_norms(network, recalibrate)
     return network
 
 

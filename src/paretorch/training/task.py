@@ -19,7 +19,8 @@ class Task(Protocol):
     Three attributes may be there too. Two are True where they are not: `fixed_shapes` is False where `loss` does look at
     values on the host, to find the shape of its batch, so that a step cannot be replayed from a CUDA graph; `compiles`
     is False where `torch.compile` would not pay. One is False where it is not: `splits` is True where every tensor of a
-    batch has a row for each example, so that a step may take the batch in parts.
+    batch has a row for each example, so that a step may take the batch in parts. A method `inputs(number, count)` may be
+    there: up to `count` training batches of an epoch as the model sees them, to estimate statistics with.
     """
 
     tallies: tuple[str, ...]

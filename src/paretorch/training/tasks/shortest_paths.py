@@ -65,8 +65,14 @@ class ShortestPaths:
             raise ConfigError(f"A batch of {batch} is larger than the training set of {count} grids.")
 
     def epoch(self, number: int) -> Batch:
-        self._phase = min(number // self._epochs, len(self._train) - 1)
-        inputs, labels = self._train[self._phase]
+        self._phase = self._phase_of(number)
+        return self._drawn(number)
+
+    def _phase_of(self, number: int) -> int:
+        return min(number // self._epochs, len(self._train) - 1)
+
+    def _drawn(self, number: int) -> Batch:
+        inputs, labels = self._train[self._phase_of(number)]
         order = shuffled(len(labels), mix(self._seed, number, 0))[: self.steps * self._batch].to(self._device)
         shape = (self.steps, self._batch)
         return inputs[order].view(*shape, *inputs.shape[1:]), labels[order].view(*shape, *labels.shape[1:])
@@ -92,6 +98,10 @@ class ShortestPaths:
 
     def example(self) -> Tensor:
         return self._prepared(self._held_out[0][0][:2])
+
+    def inputs(self, number: int, count: int) -> list[Tensor]:
+        """Up to `count` training batches of an epoch as the model sees them, to re-estimate statistics with."""
+        return [self._prepared(grids) for grids in self._drawn(number)[0][:count]]
 
     def _prepared(self, inputs: Tensor) -> Tensor:
         dtype = torch.bfloat16 if self._autocast else torch.float32
