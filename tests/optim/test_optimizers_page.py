@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 import paretorch as pt
+from paretorch.studies import load_study
 
 from .test_manners import network, train, weights
 
@@ -75,3 +78,28 @@ def test_every_command_of_the_page_exists() -> None:
     for name, rest in re.findall(r"python benchmarks/(\w+)\.py([^`\n]*)", page):
         source = (PAGE.parents[1] / "benchmarks" / f"{name}.py").read_text()
         assert all(f'"{option}"' in source for option in re.findall(r"--[a-z-]+", rest)), rest
+
+
+def test_the_row_of_the_lstm() -> None:
+    results = PAGE.parents[1] / "results"
+    settings = json.loads((results / "optim-lstm300" / "summary.json").read_text())["settings"]
+    row = " · ".join(
+        f"{one['mean']:.3f} ± {one['std']:.3f}" for one in (settings[n]["test_bpc"] for n in ("avagrad", "adam"))
+    )
+    assert f"| {row} · – · – (20 epochs, 3 seeds) |" in PAGE.read_text()
+    assert [settings[name]["test_bpc"]["n"] for name in ("avagrad", "adam")] == [3, 3]
+
+
+@pytest.mark.parametrize("name", ["avagrad", "adam"])
+def test_the_lstm_has_the_rate_that_validation_chose(name: str) -> None:
+    study = load_study("optim-lstm300-rates")
+    found = {}
+    for file in (PAGE.parents[1] / "results" / "optim-lstm300-rates").glob(f"{name}*-seed0.json"):
+        run = json.loads(file.read_text())
+        if "diverged" not in run["result"]:
+            assert run["result"]["evaluated_on"] == "validation"
+            found[run["recipe"]["lr"], run["recipe"]["eps"]] = run["result"]["test_bpc"]
+    assert len(found) > 10
+    final = load_study("optim-lstm300").settings[name]
+    assert (final.lr, final.eps) == min(found, key=found.__getitem__)
+    assert set(found) <= {(recipe.lr, recipe.eps) for recipe in study.settings.values()}
