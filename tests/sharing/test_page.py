@@ -47,6 +47,18 @@ def test_every_command_of_the_page_exists() -> None:
         assert set(re.findall(r"--[a-z-]+", rest)) <= known, rest
 
 
+def test_the_rows_of_wide_resnets() -> None:
+    page = PAGE.read_text()
+    files = [
+        PAGE.parents[1] / f"results/sharing-wrn28-4/{name}-seed0.json" for name in ("wrn", "swrn-2", "swrn-4", "swrn-6")
+    ]
+    results = [json.loads(file.read_text())["result"] for file in files]
+    errors = [f"{100 * (1 - result['test_accuracy']):.2f}" for result in results]
+    counts = [f"{result['parameters'] / 1e6:.2f}" for result in results]
+    for own, told in ((errors, " (one seed)"), (counts, "")):
+        assert f"| {' · '.join([own[0], '–', *own[1:]])}{told} |" in page
+
+
 def _f1(name: str) -> tuple[list[float], int]:
     """F₁ after each of the 250 epochs in per cent, and the parameters that are left."""
     run = json.loads((PAGE.parents[1] / f"results/sharing-shortest-paths/{name}-seed0.json").read_text())
