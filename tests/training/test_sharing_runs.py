@@ -39,16 +39,20 @@ def test_a_network_that_shares_is_trained_so(tmp_path: Path) -> None:
     told = _pare("fold", str(out), "--beside", str(shutil.copytree(out, tmp_path / "other")))
     assert (out / "similarities.html").read_text().count("<h3>other</h3>") == 3
     told = _pare("fold", str(out), "--curve", "--device", "cpu")
-    points = json.loads((out / "folding.json").read_text())
+    points = json.loads((out / "folding.json").read_text())["points"]
     assert [point["layers"] for point in points] == [6, 5, 4, 3]
     assert all(point["threshold"] == pytest.approx(1.0) for point in points)  # one template: all are alike
     assert {round(point["measured"], 6) for point in points} == {round(result["test_accuracy"], 6)}
     assert points[0]["bytes"] >= points[-1]["bytes"]
-    assert (out / "folding.svg").read_text().startswith("<svg")
+    for picture, label in (("folding.svg", "layers left of those that share"), ("folding-threshold.svg", "threshold")):
+        drawn = (out / picture).read_text()
+        assert drawn.startswith("<svg")
+        assert f">{label}<" in drawn
+        assert ">test error in per cent<" in drawn
     assert "3 layers (threshold 1.000): test accuracy" in told
     _pare("fold", str(out), "--curve", "--only", "stages.1.*", "--device", "cpu")
-    assert [point["layers"] for point in json.loads((out / "folding-stages.1.json").read_text())] == [2, 1]
-    assert json.loads((out / "folding.json").read_text()) == points, "the curve of the whole stays"
+    assert [point["layers"] for point in json.loads((out / "folding-stages.1.json").read_text())["points"]] == [2, 1]
+    assert json.loads((out / "folding.json").read_text())["points"] == points, "the curve of the whole stays"
     page = (out / "report.html").read_text()
     assert page.count("2 layers are 1; layer 1 runs twice.") == 3
 

@@ -1,14 +1,11 @@
 """`pare fold`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from paretorch.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def fold(
@@ -35,7 +32,7 @@ def fold(
 ) -> None:
     """Fold layers that have become alike into loops: folded.pare and folding.html in the run's folder.
 
-    The diagrams go into report.html too. Beside them similarities.html, how alike the layers became over the epochs. With --curve: folding.json and folding.svg there (folding-stages.1.json with --only "stages.1.*"), the metric of the run's data against the layers that are left.
+    The diagrams go into report.html too. Beside them similarities.html, how alike the layers became over the epochs. With --curve: folding.json, folding.svg and folding-threshold.svg there (folding-stages.1.json … with --only "stages.1.*"), what the network loses by the layers that are left and by their similarity.
 
     Examples:
 
@@ -50,7 +47,9 @@ def fold(
     if curve:
         if threshold is not None or layers is not None or beside:
             raise ConfigError("--curve tries every number of layers: leave out --threshold, --layers and --beside")
-        _curve(run, only, recalibrate, root, device)
+        from paretorch.cli.fold_curve import fold_curve
+
+        fold_curve(run, only, recalibrate, root, device)
         return
     from paretorch import deploy, sharing
     from paretorch.cli.fold_run import batches, kept_similarities, shared_network
@@ -85,50 +84,3 @@ def fold(
     if columns:
         title, path = f"{run.resolve().name}, layers alike", run / "similarities.html"
         typer.echo(str(write_similarities(path, title=title, groups=groups, columns=columns)))
-
-
-def _curve(run: Path, only: str | None, recalibrate: int, root: str | None, device: str) -> None:
-    import json
-    import re
-    from dataclasses import asdict
-
-    from paretorch.cli.fold_run import inputs_of, shared_network
-    from paretorch.cli.inputs import recipe_of
-    from paretorch.report.curves import Curve, curves
-    from paretorch.report.picture import save
-    from paretorch.sharing.curve import folding_curve
-    from paretorch.training.progress import headline, told
-    from paretorch.training.recipe import Runtime
-    from paretorch.training.run import choose_device
-    from paretorch.training.tasks.choose import choose
-
-    place = choose_device(device)
-    network = shared_network(run).to(place)
-    recipe = recipe_of(run)
-    task, _ = choose(recipe, Runtime(root=root), place)
-    inputs = inputs_of(task, recipe, recalibrate) if recalibrate else None
-    name = ""
-
-    def measure(model: "nn.Module") -> float:
-        nonlocal name
-        found = task.evaluate(model)
-        name = headline(found)
-        return found[name]
-
-    points = []
-    for point in folding_curve(network, measure, only, inputs):
-        points.append(point)
-        typer.echo(
-            f"{point.layers} layer{'s' if point.layers > 1 else ''} (threshold {point.threshold:.3f}): {name.replace('_', ' ')} {told(name, point.measured)}, "
-            f"{point.bytes:,} bytes, weights off by up to {point.error:.1%}"
-        )
-    # A curve for each stage, beside that of the whole: none takes another's place.
-    stem = "folding" if only is None else "folding-" + re.sub(r"[^\w.-]+", "-", only).strip(".-")
-    (run / f"{stem}.json").write_text(json.dumps([asdict(point) for point in points], indent=1) + "\n")
-    values = [point.measured for point in points]
-    line = Curve([point.layers for point in points], values, values, values)
-    save(
-        curves(f"{run.resolve().name}, folded", {name: line}, x_label="layers left of those that share"),
-        run / f"{stem}.svg",
-    )
-    typer.echo(f"{run / stem}.json, {run / stem}.svg")
