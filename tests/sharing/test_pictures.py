@@ -74,6 +74,15 @@ def test_pare_fold_by_number_of_layers(run: Path) -> None:
     assert after < 0.9 * before, "one weight a stage in place of two templates"
 
 
+def test_pare_fold_tells_where_nothing_is_saved_yet(run: Path) -> None:
+    words = ("fold", str(run), "--only", "stages.1.*", "--recalibrate", "0", "--layers")
+    told = pare(*words, "3")
+    before, after = sizes(told)
+    assert after == pytest.approx(before, rel=1e-3)
+    assert "folding further saves" in told
+    assert "folding further saves" not in pare(*words, "1")
+
+
 def keep_similarities(run: Path, sizes: tuple[int, ...] = (4, 4, 4)) -> None:
     """What `pare train` writes at some epochs."""
     rows = [{"epoch": epoch, "similarities": [torch.eye(n).tolist() for n in sizes]} for epoch in (1, 2)]

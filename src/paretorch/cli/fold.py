@@ -81,6 +81,10 @@ def fold(
     for folding in foldings:
         typer.echo(str(folding))
     typer.echo(f"{before:,} bytes with all layers, {after:,} folded; {run / 'folded.pare'}, {page}")
+    if any(not folding.exact and folding.stored < max(folding.runs) for folding in foldings):
+        typer.echo(
+            "Where the layers left are more than the templates, the templates are stored: folding further saves."
+        )
     if columns:
         title, path = f"{run.resolve().name}, layers alike", run / "similarities.html"
         typer.echo(str(write_similarities(path, title=title, groups=groups, columns=columns)))
