@@ -42,7 +42,7 @@ def test_statistics_are_those_of_the_folded_network(device: str) -> None:
     network, own = network_of(device), batches(device)
     before = statistics(network)
     kept = fold(network, layers=2)
-    small = fold(network, layers=2, recalibrate=((x, "a label") for x in own))
+    small = fold(network, layers=2, recalibrate=((x.cpu(), "a label") for x in own))
     assert all(torch.equal(one, other) for one, other in zip(statistics(network), before, strict=True)), "a copy"
     assert all(torch.equal(one, other) for one, other in zip(statistics(kept), before, strict=True))
     with torch.no_grad():  # the first norm by hand; of the second the inputs are what the first gives

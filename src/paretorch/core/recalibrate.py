@@ -1,9 +1,9 @@
-"""Batch-norm statistics, estimated afresh for the rounded network."""
+"""Batch-norm statistics, estimated afresh for weights that were rounded or folded."""
 
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from paretorch.core.looking import in_eval
@@ -11,10 +11,14 @@ from paretorch.errors import ConfigError
 
 
 def recalibrate_norms(model: nn.Module, batches: Iterable[Any]) -> None:
-    """Average the batch statistics over the given inputs (a tensor, or a tuple that begins with it, a batch)."""
+    """Average the batch statistics over the given inputs (a tensor, or a tuple that begins with it, a batch).
+
+    They may be anywhere, as a data loader gives them: each goes to where the model is.
+    """
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:
         return
+    place = norms[0].get_buffer("running_mean").device
     momenta = {norm: norm.momentum for norm in norms}
     seen = False
     try:
@@ -24,7 +28,8 @@ def recalibrate_norms(model: nn.Module, batches: Iterable[Any]) -> None:
                 norm.momentum = None  # a plain average over all batches
                 norm.train()
             for batch in batches:
-                model(batch[0] if isinstance(batch, (tuple, list)) else batch)
+                inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
+                model(inputs.to(place) if isinstance(inputs, Tensor) else inputs)
                 seen = True
     finally:
         for norm, momentum in momenta.items():
