@@ -76,6 +76,22 @@ def test_what_the_methods_keep(start: str, study: str, settings: list[str], dens
     assert cells[2] == (f"{accuracy(study, 'dense')} %" if dense else "")
 
 
+def test_what_sharing_keeps() -> None:
+    told, *cells = row("WRN-28-4, ")
+    assert cells == [f"{accuracy('sharing-wrn28-4', name)} %" for name in ("swrn-2", "wrn")]
+    settings = read("sharing-wrn28-4/summary.json")["settings"]
+    small, whole = (settings[name]["parameters"]["mean"] / 1e6 for name in ("swrn-2", "wrn"))
+    assert told.endswith(f"{small:.2f} M parameters for {whole:.2f} M")
+
+
+def test_a_character_lstm() -> None:
+    settings = read("optim-lstm300/summary.json")["settings"]
+    ava, adam = (
+        f"{one['mean']:.3f} ± {one['std']:.3f}" for one in (settings[n]["test_bpc"] for n in ("avagrad", "adam"))
+    )
+    assert f"ends at {ava} bits per character with AvaGrad, {adam} with Adam" in _README
+
+
 @pytest.mark.parametrize(
     ("network", "key"), [("WRN-28-10", "wrn-28-10"), ("ResNet-20", "resnet20"), ("VGG-16", "vgg16")]
 )
