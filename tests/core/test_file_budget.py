@@ -57,6 +57,16 @@ def test_the_saved_file_keeps_to_the_budget(kind: str, budget: int, tmp_path_fac
     )
 
 
+@pytest.mark.parametrize("budget", [4000, 12000, 24000])
+def test_sparsity_alone_is_searched_near_where_the_file_lands(budget: int) -> None:
+    plan = compress(wide_net(), ContinuousSparsification(), steps=20, budget=budget)
+    (aimed,) = (method.share for method in plan.methods())
+    optimizer = torch.optim.SGD(plan.param_groups(), lr=0.05, momentum=0.9)
+    train(plan, optimizer, batch(16), 20)
+    plan.harden(optimizer)
+    assert 1 - plan.metrics()["sparsity"] == pytest.approx(aimed, rel=0.1)
+
+
 def test_beside_a_given_target_the_other_fills_the_file() -> None:
     methods = ContinuousSparsification(target=0.7), SMOL(scale="auto")
     plan = compress(wide_net(), *methods, steps=20, budget=3000)

@@ -48,6 +48,7 @@ def _scatter(model: nn.Module) -> None:
     cost a file next to nothing.
     """
     from paretorch.core.attach import chains_of
+    from paretorch.core.budget_bytes import as_trained
 
     generator = torch.Generator().manual_seed(0)
     chains = [chain for module in model.modules() for chain, _ in chains_of(module)]
@@ -56,7 +57,6 @@ def _scatter(model: nn.Module) -> None:
     with torch.no_grad():
         for decision in decisions.values():
             decision.add_(_APART * torch.randn(decision.shape, generator=generator).to(decision))
-        for tensor in (*model.parameters(), *model.buffers()):
-            alike = tensor.is_floating_point() and tensor.numel() > 1 and bool((tensor == tensor.flatten()[0]).all())
-            if alike and id(tensor) not in decisions:
-                tensor.add_(torch.rand(tensor.shape, generator=generator).to(tensor))
+        rest = [tensor for tensor in (*model.parameters(), *model.buffers()) if id(tensor) not in decisions]
+        for tensor, likely in zip(rest, as_trained(rest), strict=True):
+            tensor.copy_(likely)

@@ -6,7 +6,7 @@ given never up; at `finalize` what fine-tuning added is trimmed by zeroing the s
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from paretorch.core.method import Method
 from paretorch.core.sites import Site
+from paretorch.core.tensors import whole
 from paretorch.core.warn import warn
 from paretorch.errors import ConfigError, MissedTargetWarning
 
@@ -25,7 +26,7 @@ Edit = dict[str, Any]
 Meter = Callable[[Mapping[str, Tensor], Sequence[Edit]], int]  # bytes of the file of a state after structural edits
 _KEPT_BITS = 2.5  # bits of a kept weight where both density and precision are free
 _MAP_BITS = 0.6  # what telling the precisions apart costs, about
-_FLOAT_BITS = 26.0  # of a weight that keeps all of them, coded
+_FLOAT_BITS = 26.6  # of a weight that keeps all of them, coded
 _MUCH = 1.25  # times the budget: targets that take more were not meant for it
 _AIM = 0.985  # of the budget at harden: room for what fine-tuning changes
 
@@ -36,7 +37,11 @@ def assign_targets(
     """Methods without a target get one from the budget."""
     weights = {id(site.weight): site for sites in chosen.values() for site in sites}
     state = model.state_dict(keep_vars=True)
-    empty = {key: torch.zeros_like(value) if id(value) in weights else value.detach() for key, value in state.items()}
+    trained = as_trained(state.values())
+    empty = {
+        key: torch.zeros_like(value) if id(value) in weights else likely
+        for (key, value), likely in zip(state.items(), trained, strict=True)
+    }
     rest, count = meter(empty, ()), sum(site.weight.numel() for site in weights.values())
     available = 8 * (budget - rest) / count
     if available <= 0.02:
@@ -50,11 +55,24 @@ def assign_targets(
         _warn_of_lowering(on_weights, given, budget, rest, count)
     density = given.get("kept", 1.0)
     if "kept" in units and "kept" not in given:
-        each = 32.0 if "bits" not in units else _MAP_BITS if "bits" in given else _KEPT_BITS + _MAP_BITS
+        each = _FLOAT_BITS if "bits" not in units else _MAP_BITS if "bits" in given else _KEPT_BITS + _MAP_BITS
         density = _density(available - given.get("bits", 0.0), each)
     bits = max((available - _entropy(density)) / density - _MAP_BITS, 1.0) * density
     shares = {"kept": density, "bits": bits}
     return tuple(method.aim(shares[method.unit]) for method in methods)
+
+
+def as_trained(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The values, but with those that are alike at the start (norms, biases) as different as training makes them.
+
+    A vector of ones is told by one number and costs a file next to nothing; after training it takes its four bytes a value.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for tensor in tensors:
+        values = whole(tensor)
+        if values.is_floating_point() and values.numel() > 1 and bool((values == values.flatten()[0]).all()):
+            values = values + torch.rand(values.shape, generator=generator).to(values)
+        yield values
 
 
 def _warn_of_lowering(
