@@ -36,7 +36,7 @@ def fold_curve(run: Path, only: str | None, recalibrate: int, root: str | None, 
         name = headline(found)
         return found[name]
 
-    points = []
+    points, label = [], ""
     for point in folding_curve(network, measure, only, inputs):
         points.append(point)
         label = name.replace("test_", f"{held_out} ")
@@ -50,7 +50,7 @@ def fold_curve(run: Path, only: str | None, recalibrate: int, root: str | None, 
     (run / f"{stem}.json").write_text(json.dumps({**content, "environment": environment(place)}, indent=1) + "\n")
     title = f"{run.resolve().name}, folded"
     for x_label, end in (("layers left of those that share", ""), ("threshold", "-threshold")):
-        save(_drawn(title, name.replace("test_", f"{held_out} "), points, x_label), run / f"{stem}{end}.svg")
+        save(_drawn(title, label, points, x_label), run / f"{stem}{end}.svg")
     typer.echo(", ".join(str(run / f"{stem}{end}") for end in (".json", ".svg", "-threshold.svg")))
 
 

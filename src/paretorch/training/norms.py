@@ -40,21 +40,9 @@ def meter_of(model: nn.Module, norms: str | None, more: int = 0) -> Meter:
     from paretorch.deploy import encoded_size
 
     def meter(state: Mapping[str, Tensor], edits: Sequence[Edit]) -> int:
-        state = _as_if_trained(model, state)
         return more + encoded_size(state if norms is None else folded_state(model, state, norms), model, edits)
 
     return meter
-
-
-def _as_if_trained(model: nn.Module, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Fresh norms are ones and zeros, which cost nothing: targets set by these bytes would be too high for trained ones."""
-    generator = torch.Generator().manual_seed(0)
-    counted = dict(state)
-    for _, keys in _norms(model, state):
-        own = {key: state[key] for key in keys.values()}
-        if all(bool((value == value[:1]).all()) for value in own.values()):
-            counted |= {key: torch.rand(len(value), generator=generator).to(value) for key, value in own.items()}
-    return counted
 
 
 def _norms(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[tuple[_BatchNorm, dict[str, str]]]:
