@@ -59,6 +59,26 @@ def test_the_rows_of_wide_resnets() -> None:
         assert f"| {' · '.join([own[0], '–', *own[1:]])}{told} |" in page
 
 
+def _error(share: float) -> str:
+    return f"{100 * (1 - share):.{2 if share > 0.9 else 1}f}"
+
+
+def test_the_table_of_folds() -> None:
+    page, folder = PAGE.read_text(), PAGE.parents[1] / "results/sharing-wrn28-4/fold"
+    for stage, word in enumerate(("first", "second", "third")):
+        anew = json.loads((folder / f"folding-stages.{stage}.json").read_text())["points"]
+        kept = json.loads((folder / f"kept/folding-stages.{stage}.json").read_text())
+        assert [one["layers"] for one in anew] == [one["layers"] for one in kept] == [6, 5, 4, 3, 2, 1]
+        pairs = [f"{_error(a['measured'])} ({_error(b['measured'])})" for a, b in zip(anew, kept, strict=True)]
+        assert f"| {word} stage | {_error(anew[0]['measured'])} | {' | '.join(pairs[1:])} |" in page
+    bytes_left = [f"{one['bytes']:,}" for one in anew]
+    assert f"| bytes, third stage | {' | '.join(bytes_left)} |" in page
+    files = {one["name"]: one for one in json.loads((folder / "bench.json").read_text())["points"]}
+    small, whole = files["folded"], files["model"]
+    told = f"{small['bytes']:,} bytes for {whole['bytes']:,}, error {_error(small['accuracy'])} for {_error(whole['accuracy'])}"
+    assert told in page
+
+
 def _f1(name: str) -> tuple[list[float], int]:
     """F₁ after each of the 250 epochs in per cent, and the parameters that are left."""
     run = json.loads((PAGE.parents[1] / f"results/sharing-shortest-paths/{name}-seed0.json").read_text())
