@@ -71,6 +71,10 @@ def test_the_table_of_folds() -> None:
         assert [one["layers"] for one in anew] == [one["layers"] for one in kept] == [6, 5, 4, 3, 2, 1]
         pairs = [f"{_error(a['measured'])} ({_error(b['measured'])})" for a, b in zip(anew, kept, strict=True)]
         assert f"| {word} stage | {_error(anew[0]['measured'])} | {' | '.join(pairs[1:])} |" in page
+    anew_whole = json.loads((folder / "folding.json").read_text())["points"][:12]
+    kept_whole = json.loads((folder / "kept/folding.json").read_text())[:12]
+    pairs = [f"{_error(a['measured'])} ({_error(b['measured'])})" for a, b in zip(anew_whole, kept_whole, strict=True)]
+    assert f"| error | {_error(anew_whole[0]['measured'])} | {' | '.join(pairs[1:])} |" in page
     bytes_left = [f"{one['bytes']:,}" for one in anew]
     assert f"| bytes, third stage | {' | '.join(bytes_left)} |" in page
     files = {one["name"]: one for one in json.loads((folder / "bench.json").read_text())["points"]}
