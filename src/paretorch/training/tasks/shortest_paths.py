@@ -68,15 +68,6 @@ class ShortestPaths:
         self._phase = self._phase_of(number)
         return self._drawn(number)
 
-    def _phase_of(self, number: int) -> int:
-        return min(number // self._epochs, len(self._train) - 1)
-
-    def _drawn(self, number: int) -> Batch:
-        inputs, labels = self._train[self._phase_of(number)]
-        order = shuffled(len(labels), mix(self._seed, number, 0))[: self.steps * self._batch].to(self._device)
-        shape = (self.steps, self._batch)
-        return inputs[order].view(*shape, *inputs.shape[1:]), labels[order].view(*shape, *labels.shape[1:])
-
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
         inputs, labels = batch
         logits = self._logits(model, inputs)
@@ -102,6 +93,15 @@ class ShortestPaths:
     def inputs(self, number: int, count: int) -> list[Tensor]:
         """Up to `count` training batches of an epoch as the model sees them, to re-estimate statistics with."""
         return [self._prepared(grids) for grids in self._drawn(number)[0][:count]]
+
+    def _phase_of(self, number: int) -> int:
+        return min(number // self._epochs, len(self._train) - 1)
+
+    def _drawn(self, number: int) -> Batch:
+        inputs, labels = self._train[self._phase_of(number)]
+        order = shuffled(len(labels), mix(self._seed, number, 0))[: self.steps * self._batch].to(self._device)
+        shape = (self.steps, self._batch)
+        return inputs[order].view(*shape, *inputs.shape[1:]), labels[order].view(*shape, *labels.shape[1:])
 
     def _prepared(self, inputs: Tensor) -> Tensor:
         dtype = torch.bfloat16 if self._autocast else torch.float32
