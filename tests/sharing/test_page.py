@@ -49,14 +49,22 @@ def test_every_command_of_the_page_exists() -> None:
 
 def test_the_rows_of_wide_resnets() -> None:
     page = PAGE.read_text()
-    files = [
-        PAGE.parents[1] / f"results/sharing-wrn28-4/{name}-seed0.json" for name in ("wrn", "swrn-2", "swrn-4", "swrn-6")
-    ]
-    results = [json.loads(file.read_text())["result"] for file in files]
-    errors = [f"{100 * (1 - result['test_accuracy']):.2f}" for result in results]
-    counts = [f"{result['parameters'] / 1e6:.2f}" for result in results]
-    for own, told in ((errors, " (one seed)"), (counts, "")):
-        assert f"| {' · '.join([own[0], '–', *own[1:]])}{told} |" in page
+    settings = json.loads((PAGE.parents[1] / "results/sharing-wrn28-4/summary.json").read_text())["settings"]
+    rows = [settings[name] for name in ("wrn", "swrn-1", "swrn-2", "swrn-4", "swrn-6")]
+    errors = " · ".join(_with_spread(row["test_accuracy"]) for row in rows)
+    counts = " · ".join(f"{row['parameters']['mean'] / 1e6:.2f}" for row in rows)
+    assert f"| {errors} ([below]" in page
+    assert f"| {counts} |" in page
+    for name, word in (("wrn", "WRN-28-4 by seed: "), ("swrn-2", "SWRN-28-4-2: ")):
+        files = sorted((PAGE.parents[1] / "results/sharing-wrn28-4").glob(f"{name}-seed*.json"))
+        assert len(files) == settings[name]["test_accuracy"]["n"]
+        found = [_error(json.loads(file.read_text())["result"]["test_accuracy"]) for file in files]
+        assert f"{word}{', '.join(found)};" in page
+
+
+def _with_spread(accuracy: dict[str, float]) -> str:
+    told = _error(accuracy["mean"])
+    return told if accuracy["n"] == 1 else f"{told} ± {100 * accuracy['std']:.2f} ({accuracy['n']} seeds)"
 
 
 def _error(share: float) -> str:
@@ -83,9 +91,9 @@ def test_the_table_of_folds() -> None:
     assert told in page
 
 
-def _f1(name: str) -> tuple[list[float], int]:
+def _f1(name: str, seed: int) -> tuple[list[float], int]:
     """F₁ after each of the 250 epochs in per cent, and the parameters that are left."""
-    run = json.loads((PAGE.parents[1] / f"results/sharing-shortest-paths/{name}-seed0.json").read_text())
+    run = json.loads((PAGE.parents[1] / f"results/sharing-shortest-paths/{name}-seed{seed}.json").read_text())
     rows = [row for row in run["metrics"] if row["phase"] != "harden"]
     assert [row["epoch"] for row in rows] == list(range(1, 251))
     return [100 * row["test_f1"] for row in rows], run["result"]["parameters"]
@@ -93,10 +101,15 @@ def _f1(name: str) -> tuple[list[float], int]:
 
 def test_the_rows_of_shortest_paths() -> None:
     page = PAGE.read_text()
-    measured = {name: _f1(name) for name in ("cnn", "scnn", "scnn-recurrent")}
-    until = [next(epoch for epoch, value in enumerate(values, 1) if value >= 99) for values, _ in measured.values()]
-    assert f"| {' · '.join(map(str, until))} (one seed) |" in page
-    for values, _ in measured.values():
-        means = [sum(values[50 * phase : 50 * phase + 50]) / 50 for phase in range(1, 5)]
-        assert f"| {' · '.join(f'{mean:.1f}' for mean in means)} |" in page
-    assert f"{measured['scnn-recurrent'][1]:,} parameters for {measured['scnn'][1]:,}" in page
+    measured = {name: [_f1(name, seed) for seed in range(3)] for name in ("cnn", "scnn", "scnn-recurrent")}
+    until = []
+    for runs in measured.values():
+        curves = [values for values, _ in runs]
+        until.append(", ".join(str(next(i for i, value in enumerate(curve, 1) if value >= 99)) for curve in curves))
+        mean = [sum(values) / 3 for values in zip(*curves, strict=True)]
+        phases = [mean[50 * phase : 50 * phase + 50] for phase in range(5)]
+        assert f"| {' · '.join(f'{sum(phase) / 50:.1f}' for phase in phases[1:])} |" in page
+        assert " · ".join(f"{phase[-1]:.1f}" for phase in phases) in page
+    assert f"| {' · '.join(until)} (three seeds) |" in page
+    first, second, third = (f"{count:,}" for _, count in measured["scnn-recurrent"])
+    assert f"{first}, {second} and {third} parameters for {measured['scnn'][0][1]:,}" in page
