@@ -28,6 +28,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/onnx_export.py
 	$(BIN)/python benchmarks/packed_linear.py --cpu
 	$(BIN)/python benchmarks/optimizer_step.py --device cpu --case even
+	$(BIN)/python benchmarks/optimizer_training.py
 	$(BIN)/python benchmarks/optimizer_synthetic.py
 
 $(STAMP): pyproject.toml constraints.txt

@@ -2,8 +2,8 @@
 
 On one H200: 491 M fp32 parameters in 104 tensors take at most 0.90 x the time of torch's fused Adam and at least 90 % of
 the bandwidth of a copy (28 bytes a parameter: p, m, v read and written, g read); ResNet-20's 65 small tensors at most
-1.0 x. On a CPU: 25 M parameters take at most 1.0 x the time of torch's foreach Adam, by default (cache-sized pieces, which
-need no compiler) and with `fused=True` (a compiled loop). What has been shown of this is in results/optimizers-step.
+1.0 x. (The aim on a CPU is that of optimizer_training.py, where every optimizer has a process to itself.) What has been
+shown of this is in results/optimizers-step.
 
     python benchmarks/optimizer_step.py                                # ResNet-20 and a case that fits the machine
     python benchmarks/optimizer_step.py --params 491M --tensors 104    # the large case
@@ -143,7 +143,7 @@ def measure(shapes: list[tuple[int, ...]], args: argparse.Namespace) -> list[dic
     for _ in range(args.rounds if small else 0):
         for name, call in calls.items():
             times.setdefault(name, []).append(watch(call, args.calls))
-    return [_row(name, found, count, len(shapes)) for name, found in times.items()]
+    return [make_row(name, found, count, len(shapes)) for name, found in times.items()]
 
 
 def copy_bandwidth(device: str, rounds: int) -> float:
@@ -175,7 +175,8 @@ def show(title: str, rows: list[dict[str, Any]], device: str, bandwidth: float |
         print(f"{row['optimizer']:28}{row['ms']:>10.3f}{spread:>20}{ratio:>16}{around:>14}{share:>10}")
 
 
-def _row(name: str, times: list[float], params: int, tensors: int) -> dict[str, Any]:
+def make_row(name: str, times: list[float], params: int, tensors: int) -> dict[str, Any]:
+    """What `show` tells of one optimizer, from its time in every round."""
     low, middle, high = _quartiles(times)
     return {
         "optimizer": name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,13 +31,18 @@ class Piece:
     floor: float = 0.0
     """No coordinate of v is below it. v falls by a factor of β₂ a step at most: while this is well above 0, none is dead."""
 
+    @property
+    def all_live(self) -> bool:
+        """Whether every coordinate is known to have a history."""
+        return self.floor >= _LOWEST
+
 
 class Worker:
     """Steps one piece at a time."""
 
     def __init__(self, longest: int, dtype: torch.dtype, store: Store) -> None:
         self._dtype, self._store = dtype, store
-        self._scratch = torch.empty(5, longest, dtype=dtype)
+        self._scratch = torch.empty(6, longest, dtype=dtype)
         self._temporaries: dict[tuple[int, torch.Size], Tensor] = {}
 
     def place(self, which: int, length: int) -> Tensor:
@@ -45,21 +51,12 @@ class Worker:
 
     def step(self, piece: Piece, g: Tensor, hyper: Hyper, rate: float, now: Scalar) -> None:
         """Update p, m and v of the piece, and take Σ η² of the new v while it is in the cache."""
-        rule = hyper.rule
         p, m, v = self._up(piece.p, 0), self._up(piece.m, 2), self._up(piece.v, 3)
         g = self._effective(p, self._up(g, 1), hyper)
-        if rule.decoupled and hyper.weight_decay:
+        if hyper.rule.decoupled and hyper.weight_decay:
             p.mul_(1 - float(hyper.lr) * hyper.weight_decay)
         m.lerp_(g, 1 - hyper.beta1)
-        root = self._temporary(p, 4)
-        if rule.delayed:
-            torch.sqrt(v, out=root)
-        v.mul_(hyper.beta2).addcmul_(g, g, value=1 - hyper.beta2)
-        if not rule.delayed:
-            torch.sqrt(v, out=root)
-        elif piece.live < v.numel():
-            # A coordinate without history takes its own first v.
-            root = torch.where(root == 0, v.sqrt(), root)
+        root = self._update_second(piece, v, g, hyper)
         p.addcdiv_(m, root.add_(float(hyper.eps)), value=-rate)
         if p is not piece.p:
             piece.p.copy_(p)
@@ -68,14 +65,17 @@ class Worker:
             self._store(v, piece.v, 1, piece.index, piece.start, now)
             v.copy_(piece.v)  # the sums are those of the v that is kept
             piece.floor = 0.0  # rounding may take v lower
-        if rule.normalised:
-            piece.floor *= hyper.beta2 * _ROUNDING
+        piece.floor *= hyper.beta2 * _ROUNDING
+        self._find_floor(piece, v)
+        if hyper.rule.normalised:
             self._sum(piece, v, hyper)
 
     def measure(self, piece: Piece, hyper: Hyper) -> None:
         """Take Σ η² from v as it stands."""
         piece.floor = 0.0
-        self._sum(piece, self._up(piece.v, 3), hyper)
+        v = self._up(piece.v, 3)
+        self._find_floor(piece, v)
+        self._sum(piece, v, hyper)
 
     def preview(self, piece: Piece, g: Tensor, hyper: Hyper) -> tuple[float, int]:
         """Σ η² and d of v₁ = (1 − β₂) g₁²."""
@@ -93,19 +93,43 @@ class Worker:
         g = torch.mul(g, -1 if hyper.maximize else 1, out=self._temporary(g, 1))
         return g.add_(p, alpha=decay) if decay else g
 
+    def _update_second(self, piece: Piece, v: Tensor, g: Tensor, hyper: Hyper) -> Tensor:
+        """Update v; the root of the v that η reads."""
+        delayed, root = hyper.rule.delayed, self._temporary(v, 4)
+        if delayed:
+            root = torch.sqrt(v, out=root) if piece.all_live else root.copy_(v)
+        v.mul_(hyper.beta2).addcmul_(g, g, value=1 - hyper.beta2)
+        if not delayed:
+            return self._root(v, piece, hyper)
+        if piece.all_live:
+            return root
+        # A coordinate without history takes its own first v, any other none of it. (where() takes four times as long.)
+        limit = torch.le(root, 0, out=self._temporary(v, 5)).mul_(torch.finfo(v.dtype).max).mul_(2)
+        return self._root(root.add_(torch.minimum(v, limit, out=limit)), piece, hyper)
+
+    def _root(self, v: Tensor, piece: Piece, hyper: Hyper) -> Tensor:
+        """√v. Where v is 0 or subnormal and ε hides it, that of a little more: the square root of those is slow."""
+        root, kind = self._temporary(v, 4), torch.finfo(v.dtype)
+        if not piece.all_live and math.sqrt(kind.tiny) < float(hyper.eps) * kind.eps / 4:
+            v = torch.clamp_min(v, kind.tiny, out=root)
+        return torch.sqrt(v, out=root)
+
+    def _find_floor(self, piece: Piece, v: Tensor) -> None:
+        if not piece.all_live and v.numel():
+            piece.floor = float(v.amin()) * _ROUNDING
+
     def _sum(self, piece: Piece, v: Tensor, hyper: Hyper) -> None:
         """Σ η² and d of the piece, whose second moments in the working precision are `v`."""
         piece.total, piece.live = 0.0, v.numel()
         if piece.live == 0:
             return
-        eta = torch.sqrt(v, out=self._temporary(v, 4))
-        if piece.floor < _LOWEST:
-            piece.floor = float(eta.amin()) ** 2 * _ROUNDING
-        eta.add_(float(hyper.eps)).reciprocal_()
-        kappa = hyper.damping
-        if piece.floor < _LOWEST or kappa != 1:
-            eta.mul_((v > 0).to(eta.dtype) * kappa)
-            piece.live = int(torch.count_nonzero(v))
+        eta, kappa = self._root(v, piece, hyper).add_(float(hyper.eps)), hyper.damping
+        if piece.all_live and kappa == 1:
+            eta.reciprocal_()
+        else:
+            live = torch.gt(v, 0, out=self._temporary(v, 5))
+            piece.live = int(live.sum(dtype=torch.float64))
+            torch.div(live.mul_(kappa), eta, out=eta)
         eta = eta.reshape(-1)
         piece.total = float(torch.dot(eta, eta)) / kappa**2
 
