@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from paretorch.optim import _foreach
+
 from .test_manners import KINDS, build
 
 
@@ -39,3 +41,26 @@ def test_operations_do_not_grow_with_the_tensors(kind) -> None:
         found.append(operations.counts)
     assert found[0] == found[1]
     assert 5 < found[0].total() < 60
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_large_networks_are_stepped_in_batches_to_the_same_bits(kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [4, 3, 9, 1, 2, 0, 5]
+    found = []
+    for together in (1 << 22, 7):
+        monkeypatch.setattr(_foreach, "TOGETHER", together)
+        generator = torch.Generator().manual_seed(1)
+        params = [torch.randn(size, generator=generator).requires_grad_() for size in sizes]
+        optimizer = build(kind, params, foreach=True)
+        for _ in range(3):
+            for p in params:
+                p.grad = torch.randn(p.shape, generator=generator)
+            optimizer.step()
+        found.append(torch.cat([p.detach() for p in params]))
+    assert torch.equal(*found)
+
+
+def test_batches_hold_at_most_so_many_elements_unless_one_tensor_has_more() -> None:
+    assert _foreach._batches([4, 3, 9, 1, 2, 0, 5], 7) == [[0, 1], [2], [3, 4, 5], [6]]
+    assert _foreach._batches([4, 3], 0) == [[0], [1]]
+    assert _foreach._batches([], 7) == []
