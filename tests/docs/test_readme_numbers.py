@@ -82,6 +82,15 @@ def test_what_sharing_keeps() -> None:
     settings = read("sharing-wrn28-4/summary.json")["settings"]
     small, whole = (settings[name]["parameters"]["mean"] / 1e6 for name in ("swrn-2", "wrn"))
     assert told.endswith(f"{small:.2f} M parameters for {whole:.2f} M")
+    told, *cells = row("the same from one template")
+    assert cells == [f"{accuracy('sharing-wrn28-4', 'swrn-1')} %", ""]
+    assert told.endswith(f"{settings['swrn-1']['parameters']['mean'] / 1e6:.2f} M")
+
+
+def test_a_step_on_a_cpu() -> None:
+    rows = {one["optimizer"]: one["ratio"] for one in read("optimizers-step/cpu-training.json")["rows"]}
+    told = f"takes {rows['AvaGrad']:.2f} × that of torch's foreach Adam, compiled {rows['AvaGrad fused']:.2f} ×"
+    assert told in _README
 
 
 def test_a_character_lstm() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     """What a reader needs to judge or repeat the run."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
-        "command": " ".join([_program(), *sys.argv[1:]]),
+        "command": f"{_program()} {shlex.join(sys.argv[1:])}".strip(),
         "device": device.type,
         "hardware": name,
         "threads": torch.get_num_threads(),
