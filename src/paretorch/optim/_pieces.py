@@ -20,8 +20,8 @@ from paretorch.optim._rule import Hyper, Scalar
 from paretorch.optim._worker import Piece, Worker
 
 PIECE = 1 << 17
-"""Elements per thread: p, g, m, v and a temporary of fp32 take 2.6 MB, mostly in the second level cache. Smaller pieces cost
-more in calls than they save. Threads share a piece, each its own part of it, so that it stays in their caches."""
+"""Elements per thread: p, g, m, v and a temporary of fp32 take 2.6 MB, about a core's share of the caches. Smaller pieces
+cost more in calls than they save. Threads share a piece, each its own part of it, so that it stays in their caches."""
 SMALL = 1 << 13
 """Elements up to which a tensor is worth packing: to gather it and to put it back costs less than calls of its own."""
 

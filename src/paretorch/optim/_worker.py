@@ -103,7 +103,7 @@ class Worker:
             return self._root(v, piece, hyper)
         if piece.all_live:
             return root
-        # A coordinate without history takes its own first v, any other none of it. (where() takes four times as long.)
+        # A coordinate without history takes its own first v (up to ∞), any other none of it. where() takes four times as long.
         limit = torch.le(root, 0, out=self._temporary(v, 5)).mul_(torch.finfo(v.dtype).max).mul_(2)
         return self._root(root.add_(torch.minimum(v, limit, out=limit)), piece, hyper)
 
