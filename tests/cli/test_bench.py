@@ -123,6 +123,12 @@ def test_a_dense_run_is_pruned_as_others_would(runs: Path, tmp_path: Path) -> No
         assert 0 < max(rates) <= _DENSE.lr / 10, name
 
 
+@pytest.mark.parametrize(("kind", "left"), [("weights", "dense-mp-0.5"), ("channels", "dense-channels-0.5")])
+def test_one_kind_of_pruning_alone(runs: Path, tmp_path: Path, kind: str, left: str) -> None:
+    _bench(runs / "dense", "--prune", "0.5", "--prune-by", kind, "--finetune", 1, "--out", tmp_path)
+    assert [folder.name for folder in (tmp_path / "pruned").iterdir()] == [left]
+
+
 def test_runs_of_one_name_are_told_apart(runs: Path, tmp_path: Path) -> None:
     for place in ("a/runs", "b/runs", "c"):
         shutil.copytree(runs / "small", tmp_path / place / "small")
@@ -169,6 +175,8 @@ def test_what_cannot_be_drawn_is_said_in_a_line(runs: Path, tmp_path: Path) -> N
     assert "is no artefact" in _bench(runs / "small" / "report.html", "--data", "digits", code=2).output
     assert "needs a dense run" in _bench(runs / "small", "--prune", "0.5", code=2).output
     assert "above 0 and below 1" in _bench(runs / "dense", "--prune", "50", code=2).output
+    words = ["--prune", "0.5", "--prune-by", "rows"]
+    assert "--prune-by takes weights, channels or both, not rows" in _bench(runs / "dense", *words, code=2).output
     damaged = broken / "damaged.pare"
     damaged.write_bytes((runs / "small" / "model.pare").read_bytes()[:-9])
     assert "damaged.pare: " in _bench(damaged, "--data", "digits", "--out", tmp_path / "x", code=1).output

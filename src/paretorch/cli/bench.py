@@ -23,6 +23,9 @@ def bench(
     prune: Annotated[
         Text, typer.Option(help="Prune the dense runs by magnitude too: shares such as 0.5,0.8,0.9.")
     ] = None,
+    prune_by: Annotated[
+        str, typer.Option(help="What --prune takes away: weights, channels, or both in turn.")
+    ] = "both",
     finetune: Annotated[int, typer.Option(min=1, help="Epochs of training after --prune.")] = 40,
     channels_by: Annotated[str, typer.Option(help="magnitude or torch-pruning chooses the channels.")] = "magnitude",
     title: Annotated[Text, typer.Option(help="Of the picture.", show_default="the network and its data")] = None,
@@ -33,7 +36,7 @@ def bench(
     """Draw accuracy against bytes on disk, with the files that others would write beside ours.
 
     Of a dense run these are fp32, fp16, int8 weights and onnxruntime's int8; of a run that was pruned by another's method, its weights
-    in fp16 under zstd; with --prune, the dense network pruned by weights and by channels. All files are written, and
+    in fp16 under zstd; with --prune, the dense network without its smallest weights or channels. All files are written, and
     measured as they are read back. What was measured is not measured again.
 
     Examples:
@@ -45,7 +48,7 @@ def bench(
         pare bench model.pare --data cifar10 --root data
     """
     from paretorch.cli.bench_points import Bench
-    from paretorch.cli.bench_rivals import pruned
+    from paretorch.cli.bench_rivals import KINDS, pruned
     from paretorch.cli.bench_sources import find_sources
     from paretorch.training.recipe import Runtime
     from paretorch.training.run import choose_device
@@ -53,6 +56,8 @@ def bench(
     shares = numbers(prune, "--prune") if prune else []
     if not all(0 < share < 1 for share in shares):
         raise ConfigError(f"--prune takes shares above 0 and below 1, such as 0.5,0.8, not {prune}.")
+    if prune_by not in ("both", *KINDS):
+        raise ConfigError(f"--prune-by takes weights, channels or both, not {prune_by}.")
     sources, unfinished = find_sources(runs, data, out)
     dense = [source for source in sources if source.is_dense]
     if shares and not dense:
@@ -66,7 +71,8 @@ def bench(
     seen = sys.stdout.isatty() and not as_json
     runtime = Runtime(root=root, device=device, progress="bar" if seen else "quiet")
     for source in dense:
-        for one in pruned(source, shares, finetune, out / "pruned", runtime, channels_by):
+        kinds = KINDS if prune_by == "both" else (prune_by,)
+        for one in pruned(source, shares, finetune, out / "pruned", runtime, kinds, channels_by):
             found.add(one)
     _write_and_show(found, title or _title(sources), out, as_json)
 

@@ -3,6 +3,7 @@
 Each is a run of its own in the bench's folder, which is resumed like any other.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,18 @@ from paretorch.cli.inputs import SHAPES
 from paretorch.errors import ConfigError
 from paretorch.training.recipe import Recipe, Runtime
 
+KINDS = ("weights", "channels")
+"""What can be taken away."""
+
 
 def pruned(
-    dense: Source, shares: Sequence[float], epochs: int, out: Path, runtime: Runtime, chooser: str = "magnitude"
+    dense: Source,
+    shares: Sequence[float],
+    epochs: int,
+    out: Path,
+    runtime: Runtime,
+    kinds: Sequence[str] = KINDS,
+    chooser: str = "magnitude",
 ) -> list[Source]:
     """The dense network without these shares of its weights: the smallest ones, or whole channels; fine-tuned."""
     from paretorch.training import train
@@ -23,20 +33,28 @@ def pruned(
     if dense.recipe.norms is not None:
         raise ConfigError(f"{dense.name} has folded norms and cannot be trained on: train it without norms.")
     found = []
-    for share in shares:
-        for name, recipe in _recipes(dense, share, epochs, out, chooser):
-            train(recipe, out / name, runtime, resume=True)
-            found.append(Source(name, out / name / "model.pare", dense.data, recipe))
+    for share, kind in itertools.product(shares, kinds):
+        by = {"weights": "mp", "channels": "channels" if chooser == "magnitude" else chooser}[kind]
+        name = f"{dense.name}-{by}-{share:g}"
+        if kind == "weights":
+            recipe = _without_weights(dense.recipe, dense.artefact, share, epochs)
+        else:
+            cut = out / name / "start.pare"
+            if not cut.exists():
+                _cut(dense, share, cut, chooser)
+            recipe = _without_channels(dense.recipe, cut, epochs)
+        train(recipe, out / name, runtime, resume=True)
+        found.append(Source(name, out / name / "model.pare", dense.data, recipe))
     return found
 
 
-def _recipes(dense: Source, share: float, epochs: int, out: Path, chooser: str) -> list[tuple[str, Recipe]]:
-    assert dense.recipe is not None
-    start = str(dense.artefact)
-    # Both train at a tenth of the rate, as after any pruning; the schedules of the dense run may name epochs that are not there.
-    weights = replace(
-        dense.recipe,
-        start=start,
+# Both train at a tenth of the rate, as after any pruning; the schedules of the dense run may name epochs that are not there.
+
+
+def _without_weights(recipe: Recipe, start: Path, share: float, epochs: int) -> Recipe:
+    return replace(
+        recipe,
+        start=str(start),
         epochs=0,
         finetune=epochs,
         finetune_lr=None,
@@ -45,14 +63,12 @@ def _recipes(dense: Source, share: float, epochs: int, out: Path, chooser: str) 
         pruning="mp",
         sparsity=share,
     )
-    name = f"{dense.name}-{'channels' if chooser == 'magnitude' else chooser}-{share:g}"
-    cut = out / name / "start.pare"
-    if not cut.exists():
-        _cut(dense, share, cut, chooser)
-    channels = replace(
-        dense.recipe, start=str(cut), epochs=epochs, lr=dense.recipe.lr / 10, schedule="cosine", milestones=(), warmup=0
+
+
+def _without_channels(recipe: Recipe, start: Path, epochs: int) -> Recipe:
+    return replace(
+        recipe, start=str(start), epochs=epochs, lr=recipe.lr / 10, schedule="cosine", milestones=(), warmup=0
     )
-    return [(f"{dense.name}-mp-{share:g}", weights), (name, channels)]
 
 
 def _cut(dense: Source, share: float, path: Path, chooser: str) -> None:
