@@ -32,10 +32,13 @@ def _number(line: str) -> int:
         {"bits": 2.5},
         {"bits": 3.0, "precision_options": {"group": "channel"}, "norms": "bf16"},
         {"sparsity": 0.8, "bits": 0.8},
+        {"bits": 4, "quantization": "lsq"},
+        {"bits": 2, "quantization": "uniform"},
+        {"bits": 3, "quantization": "dsq"},
         {},
         {"network": "swrn-16-1-1", "network_options": {"channels": 1}, "epochs": 1},
     ],
-    ids=lambda changes: "-".join(changes) or "dense",
+    ids=lambda changes: "-".join([*changes, *(v for v in changes.values() if isinstance(v, str))]) or "dense",
 )
 def test_the_file_is_about_as_large_as_expected(tmp_path: Path, changes: dict[str, Any]) -> None:
     recipe = replace(_RECIPE, **changes)
