@@ -60,7 +60,6 @@ def optimizers(device: str) -> dict[str, Callable[[list[Tensor]], torch.optim.Op
     field: dict[str, Callable[[list[Tensor]], Any]] = {
         "AvaGrad": lambda p: AvaGrad(p, lr=1e-3, eps=1e-8, **graph),
         "AvaGradW": lambda p: AvaGradW(p, lr=1e-3, eps=1e-8, weight_decay=1e-2, **graph),
-        "AvaGrad fused": lambda p: AvaGrad(p, lr=1e-3, eps=1e-8, fused=True, **graph),
         "AvaGrad foreach": lambda p: AvaGrad(p, lr=1e-3, eps=1e-8, foreach=True, **graph),
         "Adam fused": lambda p: torch.optim.Adam(p, lr=1e-3, fused=True, **graph),
         "Adam foreach": lambda p: torch.optim.Adam(p, lr=1e-3, foreach=True, **graph),

@@ -1,18 +1,16 @@
-"""Compiling each variant of the loop for CPUs takes seconds; here it runs as it is written, except where a test asks."""
+"""On a CPU both implementations are tested: `fused=True` is the compiled loop, and the default the one without a compiler."""
 
 from __future__ import annotations
 
 import pytest
 
-from paretorch.optim import _compiled
+from paretorch.optim import _base, _modes
 
 
 @pytest.fixture(autouse=True)
-def _uncompiled(monkeypatch, request):
-    if "compiled_for_real" not in request.fixturenames:
-        monkeypatch.setattr(_compiled, "_variant", lambda variant: _compiled._loop)
+def _pieces_by_default(monkeypatch):
+    def choose(group, param, name):
+        mode = _modes.choose_mode(group, param, name)
+        return "pieces" if mode == "compiled" and not group["fused"] else mode
 
-
-@pytest.fixture
-def compiled_for_real() -> None:
-    """Let torch.compile do its work."""
+    monkeypatch.setattr(_base, "choose_mode", choose)

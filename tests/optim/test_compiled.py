@@ -1,35 +1,146 @@
-"""The loop for CPUs, really compiled, takes the steps of the loop as written."""
+"""The loop for CPUs in C: built for this machine, kept, and gone without where it cannot be."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+from torch import Tensor, nn
 
-from paretorch.optim import AvaGradW, _compiled
+from paretorch.optim import AvaGrad, AvaGradW, _build, _compiled, _modes
+
+from .test_manners import KINDS, build
+
+needs_compiler = pytest.mark.skipif(_build._compiler() is None, reason="needs a C compiler")
+LENGTHS = [3 * _compiled.CHUNK + 17, 5000, 1, 0, _compiled.CHUNK]
 
 
-@pytest.mark.skipif(not _compiled.have_compiler(), reason="needs a C++ compiler")
-@pytest.mark.usefixtures("compiled_for_real")
-def test_compiled_and_not_compiled_agree() -> None:
+def mode(param: Tensor, **options: object) -> str:
+    group = {"foreach": None, "fused": None, "state_dtype": None, **options}
+    return _modes.choose_mode(group, param, "AvaGrad")
+
+
+def run(kind, dtype: torch.dtype, steps: int = 5, **options: object) -> list[Tensor]:
+    """Long and short tensors, one that often has no gradient, coordinates without history; the weights and moments."""
     generator = torch.Generator().manual_seed(0)
-    params = [torch.randn(n, generator=generator).requires_grad_() for n in (5000, 1, 37)]
-    twins = [p.detach().clone().requires_grad_() for p in params]
-    options = {"lr": 0.05, "eps": 1e-6, "weight_decay": 0.1}
-    fast, slow = AvaGradW(params, fused=True, **options), AvaGradW(twins, **options)
-    for step in range(4):
-        for p, q in zip(params, twins, strict=True):
-            q.grad = torch.randn(q.shape, generator=generator)
-            q.grad[:5] *= step > 1
-            p.grad = q.grad.clone()
-        fast.param_groups[0]["lr"] = slow.param_groups[0]["lr"] = 0.05 / (step + 1)
-        fast.step(), slow.step()
-    for p, q in zip(params, twins, strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
+    params = [torch.randn(n, generator=generator).to(dtype).requires_grad_() for n in LENGTHS]
+    optimizer = build(kind, params, lr=0.05, eps=1e-6, weight_decay=0.1, maximize=True, **options)
+    for step in range(steps):
+        for i, p in enumerate(params):
+            p.grad = torch.randn(p.shape, generator=generator).to(dtype)
+            p.grad[: p.numel() // 3] *= step > 1
+            if i == 1 and step % 2:
+                p.grad = None
+        optimizer.param_groups[0]["lr"] = 0.05 / (step + 1)
+        optimizer.step()
+    state = [value for p in params for key, value in optimizer.state[p].items() if key != "step"]
+    return [p.detach() for p in params] + state
 
 
-def test_without_a_compiler_fused_still_steps(monkeypatch) -> None:
-    monkeypatch.setattr("paretorch.optim._modes.have_compiler", lambda: False)
-    p = torch.ones(3, requires_grad=True)
-    p.grad = torch.ones(3)
-    AvaGradW([p], fused=True).step()
-    assert bool((p < 1).all())
+@needs_compiler
+def test_it_is_what_a_cpu_uses() -> None:
+    weight = torch.zeros(3, 3)
+    assert mode(weight) == mode(weight, fused=True) == mode(weight.double()) == "compiled"
+    assert mode(weight[:, 1]) == mode(weight.bfloat16()) == mode(weight, state_dtype=torch.bfloat16) == "pieces"
+    assert mode(weight, fused=False) == mode(weight, foreach=False) == "loop"
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_takes_the_steps_of_the_pieces(kind) -> None:
+    for fast, slow in zip(run(kind, torch.float64, fused=True), run(kind, torch.float64), strict=True):
+        torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-12)
+
+
+@needs_compiler
+def test_threads_do_not_change_a_bit(monkeypatch) -> None:
+    monkeypatch.setattr(_compiled, "WORTH_A_THREAD", 100)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append(run(AvaGrad, torch.float32, fused=True))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@needs_compiler
+def test_weights_that_were_stepped_between_forward_and_backward_are_noticed() -> None:
+    """As with torch's own: the gradient would be that of other weights."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+    optimizer = AvaGrad(model.parameters(), fused=True)
+    loss = model(torch.ones(2, 3)).sum()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@needs_compiler
+def test_a_library_is_made_once_and_kept(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = Path(_compiled.__file__).with_suffix(".c")
+    assert _build.load(source, ["REAL=float"]) is not None
+    (made,) = (tmp_path / "paretorch").iterdir()
+    assert (tmp_path / "paretorch").stat().st_mode & 0o077 == 0
+    monkeypatch.setattr(_build, "_made", lambda source, words, target: target)  # nothing is compiled any more
+    assert _build.load(source, ["REAL=float"])._name == str(made)
+
+
+@needs_compiler
+def test_where_others_may_write_nothing_is_kept_and_nothing_trusted(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "paretorch"
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert _build.load(Path(_compiled.__file__).with_suffix(".c"), ["REAL=float"]) is not None
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+def test_without_a_compiler_steps_are_taken_all_the_same(compiler, tmp_path: Path) -> None:
+    """One that is not there, and one that makes nothing: in a process of its own, which has not built it yet."""
+    code = (
+        "import torch, paretorch as pt\n"
+        "p = torch.ones(3, requires_grad=True)\n"
+        "p.grad = torch.ones(3)\n"
+        "optimizer = pt.AvaGradW([p], fused=True)\n"
+        "optimizer.step()\n"
+        "print(type(optimizer._buckets[0][1]).__name__, bool((p < 1).all()))\n"
+    )
+    env = {**os.environ, "CC": compiler, "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["PieceBucket", "True"], done.stderr
+
+
+@needs_compiler
+def test_processes_that_start_together_build_it_together(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, paretorch.optim._compiled as c, torch\n"
+        "print(c.library(torch.float32) is not None, c.library(torch.float64) is not None)\n"
+    )
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    start = [
+        subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    assert [process.communicate()[0].split() for process in start] == [["True", "True"]] * 3
+    assert len(list((tmp_path / "paretorch").iterdir())) == 2
+
+
+@needs_compiler
+def test_a_compiled_step_of_torch_goes_around_it() -> None:
+    """torch.compile cannot see into the library; it leaves the call to Python."""
+    p, q = (torch.ones(40).requires_grad_() for _ in range(2))
+    fast, plain = AvaGradW([p], fused=True), AvaGradW([q], fused=True)
+    step = torch.compile(fast.step, backend="eager")
+    for scale in (1.0, -0.5):
+        p.grad, q.grad = torch.arange(40.0) * scale, torch.arange(40.0) * scale
+        step()
+        plain.step()
+    assert torch.equal(p, q)

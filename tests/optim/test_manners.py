@@ -59,7 +59,7 @@ def test_learns(kind) -> None:
 
 @every_kind
 @pytest.mark.parametrize("state_dtype", [None, torch.bfloat16])
-@pytest.mark.parametrize("options", [{}, {"foreach": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}], ids=str)
 def test_a_saved_state_continues_bit_for_bit(kind, state_dtype, options) -> None:
     whole, halves = network(), network()
     options = {"eps": 1e-6, "weight_decay": 0.01, "state_dtype": state_dtype, **options}
@@ -160,7 +160,7 @@ def test_tensor_learning_rate_and_scheduler(kind) -> None:
 
 
 @every_kind
-@pytest.mark.parametrize("fused", [None, False])
+@pytest.mark.parametrize("fused", [None, True, False])
 def test_complex_is_a_pair_of_reals(kind, fused) -> None:
     z = torch.randn(4, 3, dtype=torch.complex64).requires_grad_()
     pair = torch.view_as_real(z.detach()).clone().requires_grad_()
@@ -174,7 +174,7 @@ def test_complex_is_a_pair_of_reals(kind, fused) -> None:
 
 @every_kind
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"foreach": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}, {"foreach": False}], ids=str)
 def test_half_precision_weights(kind, dtype, options) -> None:
     half = torch.randn(50).to(dtype).requires_grad_()
     full = half.detach().float().requires_grad_()

@@ -1,4 +1,4 @@
-"""Pieces on a CPU: coordinates that are dead, or nearly, are stepped as all others are, only with care for speed."""
+"""On a CPU, coordinates that are dead, or nearly, are stepped as all others are, only with care for speed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ def gradients(sizes: list[float]) -> Tensor:
     steps=st.lists(step_of_sizes, min_size=1, max_size=5),
     eps=st.sampled_from([1e-20, 1e-12, 1e-8, 0.1]),
     kind=st.sampled_from([AvaGrad, AvaGradW, DelayedAdam, AnnealedAdam]),
+    fused=st.sampled_from([None, True]),
 )
-def test_every_size_of_gradient_is_stepped_as_one_tensor_at_a_time(steps, eps, kind) -> None:
+def test_every_size_of_gradient_is_stepped_as_one_tensor_at_a_time(steps, eps, kind, fused) -> None:
     options = {"steps": 5} if kind is AnnealedAdam else {}
     weights = []
-    for mode in ({}, {"foreach": False}):
+    for mode in ({"fused": fused}, {"foreach": False}):
         p = torch.linspace(-1, 1, 6).requires_grad_()
         optimizer = kind([p], lr=1e-3, eps=eps, weight_decay=0.0, **options, **mode)
         for sizes in steps:
@@ -46,7 +47,8 @@ def test_every_size_of_gradient_is_stepped_as_one_tensor_at_a_time(steps, eps, k
 
 @pytest.mark.parametrize("kind", [AvaGrad, DelayedAdam])
 @pytest.mark.parametrize("dead", [False, True])
-def test_a_loaded_state_goes_on_as_if_nothing_had_happened(kind, dead) -> None:
+@pytest.mark.parametrize("fused", [None, True])
+def test_a_loaded_state_goes_on_as_if_nothing_had_happened(kind, dead, fused) -> None:
     """What is known of v is looked up again after loading, and must lead to the same bits."""
 
     def run(optimizer, p: Tensor, first: int, last: int) -> None:
@@ -57,10 +59,10 @@ def test_a_loaded_state_goes_on_as_if_nothing_had_happened(kind, dead) -> None:
             optimizer.step()
 
     whole = torch.ones(300, requires_grad=True)
-    one = kind([whole], lr=0.1, eps=1e-8)
+    one = kind([whole], lr=0.1, eps=1e-8, fused=fused)
     run(one, whole, 0, 3)
     resumed = whole.detach().clone().requires_grad_()
-    other = kind([resumed], lr=0.1, eps=1e-8)
+    other = kind([resumed], lr=0.1, eps=1e-8, fused=fused)
     other.load_state_dict(copy.deepcopy(one.state_dict()))
     run(one, whole, 3, 6)
     run(other, resumed, 3, 6)

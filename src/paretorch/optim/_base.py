@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from paretorch.errors import ConfigError
@@ -31,8 +32,8 @@ class Options(TypedDict, total=False):
     foreach: bool | None
     """Force the multi-tensor implementation (True) or one tensor at a time (False)."""
     fused: bool | None
-    """True: one pass over memory, by a Triton kernel on a GPU or a loop compiled to C++ on a CPU. None, the default, takes
-    the kernel if triton is there, and on a CPU works in cache-sized pieces, which need no compiler."""
+    """True or None, the default: one pass over memory, by a Triton kernel on a GPU and on a CPU by a loop in C, which is
+    compiled at the first step if there is a C compiler; without one, in cache-sized pieces. False: neither."""
     capturable: bool
     """Keep the step count on the device, so that the step can be captured in a CUDA graph."""
     differentiable: bool
@@ -87,18 +88,7 @@ class AdaptiveOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_capture()
-        work = self._refreshed()
-        if not work:
-            return loss
-        grads = [bucket.gradients() for _, bucket in work]
-        now = self._tick(work)
-        hypers = [self._hyper(group, now[bucket.device]) for group, bucket in work]
-        total = self._total(work, grads, hypers) if self.rule.normalised else None
-        for (_, bucket), gradients, hyper in zip(work, grads, hypers, strict=True):
-            near = None if total is None else total.to(bucket.device, non_blocking=bucket.device.type != "cpu")
-            bucket.update(gradients, hyper, near, now[bucket.device])
-        self._look_for_history(work)
+        self._advance()
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -109,6 +99,21 @@ class AdaptiveOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._forget()
+
+    @_disable_dynamo  # it is one kernel already, called with addresses, which torch.compile cannot follow
+    def _advance(self) -> None:
+        self._check_capture()
+        work = self._refreshed()
+        if not work:
+            return
+        grads = [bucket.gradients() for _, bucket in work]
+        now = self._tick(work)
+        hypers = [self._hyper(group, now[bucket.device]) for group, bucket in work]
+        total = self._total(work, grads, hypers) if self.rule.normalised else None
+        for (_, bucket), gradients, hyper in zip(work, grads, hypers, strict=True):
+            near = None if total is None else total.to(bucket.device, non_blocking=bucket.device.type != "cpu")
+            bucket.update(gradients, hyper, near, now[bucket.device])
+        self._look_for_history(work)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

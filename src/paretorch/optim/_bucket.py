@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from paretorch.optim._leaf import Leaf
 from paretorch.optim._rounding import round_to_bf16, stream_key
@@ -26,7 +27,7 @@ class Bucket(ABC):
     unscales: ClassVar[bool] = False
     """Whether `update` divides by a gradient scaler's factor, and skips, by itself."""
     versioned: ClassVar[bool] = True
-    """Whether torch notices that `update` writes to v."""
+    """Whether torch notices what `update` writes to."""
 
     def __init__(self, leaves: list[Leaf], seed: int) -> None:
         self.counting = False
@@ -57,6 +58,9 @@ class Bucket(ABC):
         self._measured_eps = hyper.eps
         if self.versioned:
             self._settle()
+        else:
+            # So that a backward pass through the weights as they were is refused.
+            increment_version([leaf.p for leaf, g in zip(self.leaves, grads, strict=True) if g is not None])
 
     def gradients(self) -> Gradients:
         """The gradients of the leaves, in the memory order of the parameters."""

@@ -1,107 +1,109 @@
-"""The update for CPUs as one compiled loop per tensor (`fused=True`): p, g, m, v are read once, p, m, v written once.
-
-torch.compile translates `_loop` to C++ the first time, which takes some seconds and a C++ compiler; the result is kept
-on disk. Numbers that change from step to step are a tensor, so that nothing is compiled again for them.
-"""
+"""The update for CPUs by the loop in `_compiled.c`: one pass over memory, one call for all tensors."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable
+import ctypes
 from functools import cache
-from types import FunctionType
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from paretorch.optim import _build
 from paretorch.optim._bucket import Bucket, Gradients
 from paretorch.optim._leaf import Leaf
 from paretorch.optim._norm import root_mean_square
-from paretorch.optim._rule import Hyper, Rule, Scalar
+from paretorch.optim._rule import Hyper, Scalar
 
+CHUNK = 1 << 15
+"""Elements that a thread takes at a time; short enough that their sum in fp32 is exact to six digits."""
+WORTH_A_THREAD = 1 << 17
+"""Elements: fewer are stepped sooner than another thread is started."""
 _UPDATE, _PREVIEW, _MEASURE = range(3)
-Variant = tuple[Rule, bool, bool, int, torch.dtype]
+_REALS = {torch.float32: "float", torch.float64: "double"}
+_CHUNKS = np.dtype([(name, np.uint64) for name in "pgmv"] + [("length", np.int64), ("squares", float), ("live", float)])
+
+
+class _Numbers(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_double) for name in ("rate", "kept", "beta1", "beta2", "eps", "decay", "sign", "kappa")
+    ] + [(name, ctypes.c_int64) for name in ("mode", "delayed", "normalised")]
 
 
 class CompiledBucket(Bucket):
     """Steps dense fp32 or fp64 leaves whose state has the same dtype."""
 
+    versioned = False
+
     def __init__(self, leaves: list[Leaf], seed: int) -> None:
         super().__init__(leaves, seed)
-        self._parts = [torch.zeros(2, dtype=torch.float64) for _ in leaves]
+        self._step = library(self.work_dtype).adaptive_step
+        lengths = [leaf.p.numel() for leaf in leaves]
+        self._owners = np.repeat(np.arange(len(leaves)), [-(-length // CHUNK) for length in lengths])
+        first = np.searchsorted(self._owners, self._owners)
+        start = (np.arange(len(self._owners)) - first) * CHUNK
+        self._offsets = (start * leaves[0].p.element_size()).astype(np.uint64)
+        self._table = np.zeros(len(self._owners), _CHUNKS)
+        self._table["length"] = np.minimum(np.array(lengths)[self._owners] - start, CHUNK)
+        for name in "pmv":
+            self._table[name] = self._places([getattr(leaf, name).data_ptr() for leaf in leaves])
+        self._known: list[int] = []
+        self._threads = 1 + sum(lengths) // WORTH_A_THREAD
+        self._kappa = 1.0
+
+    def gradients(self) -> Gradients:
+        return [leaf.plain_gradient() for leaf in self.leaves]
 
     def stats(self) -> Tensor:
-        return torch.stack(self._parts).sum(0)
+        return self._sums(self._table)
 
     def preview(self, grads: Gradients, hyper: Hyper) -> Tensor:
-        numbers = self._numbers(hyper, None)
-        parts = [
-            self._run(_PREVIEW, leaf, grad, hyper, numbers)
-            for leaf, grad in zip(self.leaves, grads, strict=True)
-            if grad is not None
-        ]
-        return torch.stack([*parts, torch.zeros(2, dtype=torch.float64)]).sum(0)
+        table = self._with(grads).copy()
+        table["squares"] = table["live"] = 0
+        self._run(_PREVIEW, table, hyper, None)
+        return self._sums(table)
 
     def _measure(self, hyper: Hyper) -> None:
-        numbers = self._numbers(hyper, None)
-        self._parts = [self._run(_MEASURE, leaf, leaf.p, hyper, numbers) for leaf in self.leaves]
+        self._run(_MEASURE, self._table, hyper, None)
 
     def _update(self, grads: Gradients, hyper: Hyper, total: Tensor | None, now: Scalar) -> None:
-        numbers = self._numbers(hyper, total)
-        for i, (leaf, grad) in enumerate(zip(self.leaves, grads, strict=True)):
-            if grad is not None:
-                self._parts[i] = self._run(_UPDATE, leaf, grad, hyper, numbers)
+        self._run(_UPDATE, self._with(grads), hyper, total)
 
-    def _run(self, mode: int, leaf: Leaf, g: Tensor, hyper: Hyper, numbers: Tensor) -> Tensor:
-        decays = hyper.weight_decay != 0
-        loop = _variant((hyper.rule, decays, hyper.maximize, mode, self.work_dtype))
-        # Lengths 0 and 1 would each be compiled apart, and the preview runs once: they are not worth it.
-        call = loop if leaf.p.numel() > 1 and mode != _PREVIEW else _loop
-        g = g.to(self.work_dtype)
-        total, live = call(leaf.p, g, leaf.m, leaf.v, numbers, hyper.rule, decays, hyper.maximize, mode)
-        return torch.stack((total.double() / hyper.damping**2, live.double()))
+    def _run(self, mode: int, table: np.ndarray[Any, Any], hyper: Hyper, total: Tensor | None) -> None:
+        lr, decay, rule = float(hyper.lr), hyper.weight_decay, hyper.rule
+        rate = lr / (1.0 if total is None else float(root_mean_square(total)))
+        kept, decay = (1 - lr * decay, 0.0) if rule.decoupled else (1.0, decay)
+        sign, self._kappa = (-1.0 if hyper.maximize else 1.0), hyper.damping
+        scalars = (rate, kept, hyper.beta1, hyper.beta2, float(hyper.eps), decay, sign, self._kappa)
+        numbers = _Numbers(*scalars, mode, rule.delayed, rule.normalised)
+        threads = min(torch.get_num_threads(), self._threads)
+        self._step(table.ctypes.data_as(ctypes.c_void_p), len(table), ctypes.byref(numbers), threads)
 
-    def _numbers(self, hyper: Hyper, total: Tensor | None) -> Tensor:
-        rate = float(hyper.lr) / (1.0 if total is None else float(root_mean_square(total)))
-        kept = 1 - float(hyper.lr) * hyper.weight_decay
-        values = (rate, kept, hyper.beta1, hyper.beta2, float(hyper.eps), hyper.weight_decay, hyper.damping)
-        return torch.tensor(values, dtype=self.work_dtype)
+    def _with(self, grads: Gradients) -> np.ndarray[Any, Any]:
+        addresses = [0 if g is None else g.data_ptr() for g in grads]
+        if addresses != self._known:
+            self._table["g"] = self._places(addresses)
+            self._known = addresses
+        return self._table
 
+    def _places(self, addresses: list[int]) -> np.ndarray[Any, Any]:
+        """Where each chunk begins; 0 where its tensor is none."""
+        found = np.array(addresses, np.uint64)[self._owners]
+        return np.where(found == 0, found, found + self._offsets)
 
-def _loop(
-    p: Tensor, g: Tensor, m: Tensor, v: Tensor, numbers: Tensor, rule: Rule, decays: bool, maximize: bool, mode: int
-) -> tuple[Tensor, Tensor]:
-    """One tensor: the step (or, by `mode`, no step), and κ² Σ η² and the count of live coordinates of the new v."""
-    rate, kept, beta1, beta2, eps, decay, kappa = numbers.unbind()
-    new = v
-    if mode != _MEASURE:
-        g = -g if maximize else g
-        if decays and not rule.decoupled:
-            g = g + decay * p
-        new = (1 - beta2) * g * g
-    if mode == _UPDATE:
-        new = beta2 * v + new
-        # A coordinate without history takes its own first v.
-        used = torch.where(v > 0, v, new) if rule.delayed else new
-        m.add_((1 - beta1) * (g - m))
-        weight = p * kept if decays and rule.decoupled else p
-        p.copy_(weight - rate * m / (used.sqrt() + eps))
-        v.copy_(new)
-    alive = new > 0
-    eta = torch.where(alive, kappa / (new.sqrt() + eps), 0.0)
-    return (eta * eta).sum(), alive.sum()
+    def _sums(self, table: np.ndarray[Any, Any]) -> Tensor:
+        return torch.tensor([table["squares"].sum() / self._kappa**2, table["live"].sum()], dtype=torch.float64)
 
 
 @cache
-def _variant(variant: Variant) -> Callable[..., Any]:
-    # torch counts recompilations per code object, and gives up after some: every variant gets one of its own.
-    code = _loop.__code__.replace(co_name=f"_loop_{abs(hash(variant))}")
-    return torch.compile(FunctionType(code, _loop.__globals__), dynamic=True, fullgraph=True)
-
-
-@cache
-def have_compiler() -> bool:
-    """Whether there is something that compiles C++."""
-    return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name)
+def library(dtype: torch.dtype) -> Any:
+    """The compiled loop for a dtype, or None where there is none."""
+    real = _REALS.get(dtype)
+    found = real and _build.load(Path(__file__).with_suffix(".c"), [f"REAL={real}"])
+    if not found:
+        return None
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    found.adaptive_step.argtypes, found.adaptive_step.restype = [pointer, number, pointer, number], None
+    return found

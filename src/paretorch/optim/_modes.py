@@ -12,14 +12,14 @@ from torch import Tensor
 
 from paretorch.errors import ConfigError
 from paretorch.optim._bucket import Bucket
-from paretorch.optim._compiled import CompiledBucket, have_compiler
+from paretorch.optim._compiled import CompiledBucket, library
 from paretorch.optim._foreach import ForeachBucket
 from paretorch.optim._leaf import Leaf, is_dense
 from paretorch.optim._pieces import PieceBucket
 
 
 def choose_mode(group: Mapping[str, Any], param: Tensor, name: str) -> str:
-    """ "compiled" or "pieces" (one pass over memory on a CPU), "triton" (on a GPU), "foreach" or "loop"."""
+    """ "compiled" (one pass over memory on a CPU), "triton" (on a GPU), "pieces", "foreach" or "loop"."""
     foreach, fused = group["foreach"], group["fused"]
     kind = param.device.type
     if foreach is True:
@@ -27,7 +27,7 @@ def choose_mode(group: Mapping[str, Any], param: Tensor, name: str) -> str:
     if fused is False or (fused is None and foreach is False):
         return "loop" if kind == "cpu" or foreach is False else "foreach"
     if kind == "cpu":
-        return "compiled" if fused and _compilable(group, param) else "pieces"
+        return "compiled" if _compilable(group, param) else "pieces"
     narrow = param.dtype not in (torch.float64, torch.complex128) and group["state_dtype"] != torch.float64
     if kind == "cuda" and narrow and is_dense(param) and _have_triton():
         return "triton"
@@ -40,7 +40,7 @@ def choose_mode(group: Mapping[str, Any], param: Tensor, name: str) -> str:
 
 def _compilable(group: Mapping[str, Any], param: Tensor) -> bool:
     plain = param.dtype in (torch.float32, torch.float64) and group["state_dtype"] in (None, param.dtype)
-    return plain and is_dense(param) and have_compiler()
+    return plain and is_dense(param) and library(param.dtype) is not None
 
 
 @cache
