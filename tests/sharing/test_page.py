@@ -108,7 +108,7 @@ def test_the_rows_of_shortest_paths() -> None:
         until.append(", ".join(str(next(i for i, value in enumerate(curve, 1) if value >= 99)) for curve in curves))
         mean = [sum(values) / 3 for values in zip(*curves, strict=True)]
         phases = [mean[50 * phase : 50 * phase + 50] for phase in range(5)]
-        assert f"| {' · '.join(f'{sum(phase) / 50:.1f}' for phase in phases[1:])} |" in page
+        assert f"| {' · '.join(f'{sum(phase) / 50:.1f}' for phase in phases)} |" in page
         assert " · ".join(f"{phase[-1]:.1f}" for phase in phases) in page
     assert f"| {' · '.join(until)} (three seeds) |" in page
     first, second, third = (f"{count:,}" for _, count in measured["scnn-recurrent"])

@@ -82,7 +82,7 @@ def test_a_study_runs_its_jobs_and_is_not_run_twice(study: Study, tmp_path: Path
     raw = json.loads((tmp_path / "results" / "small" / "fast-seed1.json").read_text())
     assert raw["seed"] == raw["recipe"]["seed"] == 1
     assert len(raw["metrics"]) == 1
-    assert {"command", "hardware", "torch"} <= set(raw["environment"])
+    assert {"command", "hardware", "torch", "paretorch"} <= set(raw["environment"])
     log = tmp_path / "runs" / "small" / "fast-seed1" / "metrics.jsonl"
     before = log.read_bytes()
     again = run_study(study, **places, parallel=2, options=["--device", "cpu"], tell=told.append)

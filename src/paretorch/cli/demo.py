@@ -18,7 +18,7 @@ def demo(
 
         pare demo
 
-        pare demo --budget 8KB --out /tmp/demo
+        pare demo --budget 8KB --out small-demo
     """
     from rich.console import Console
 

@@ -57,7 +57,7 @@ def study(
 
         pare study sharing-shortest-paths --curves
 
-        pare study dense-vgg16 --seeds 0 --set epochs=2 --out /tmp/results
+        pare study dense-vgg16 --seeds 0 --set epochs=2 --out tried
     """
     from dataclasses import replace
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from paretorch import __version__
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.training.checkpoint import require_same
 from paretorch.training.files import write_atomically, write_error
@@ -94,12 +95,21 @@ def _program() -> str:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """What a reader needs to judge or repeat the run."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "command": f"{_program()} {shlex.join(sys.argv[1:])}".strip(),
         "device": device.type,
-        "hardware": name,
+        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "python": platform.python_version(),
+        "paretorch": __version__,
     }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
