@@ -1,4 +1,5 @@
-"""The update for CPUs: in pieces that stay in the cache, cut from large tensors or packed of small ones.
+"""The update for CPUs where the loop in C cannot serve (no compiler, other dtypes, gaps in memory): in pieces that stay in
+the cache, cut from large tensors or packed of small ones.
 
 A chain of ten elementwise operations over a whole tensor moves it through main memory ten times. Cut in pieces, it comes
 from memory once, and the chain runs at the speed of the cache.
