@@ -47,6 +47,24 @@ def test_without_a_limit_nothing_changes_but_what_is_stored(how: str) -> None:
     torch.testing.assert_close(small(batch("linear")), network(batch("linear")))
 
 
+@pytest.mark.parametrize("how", ["fold", "harden"])
+def test_layers_that_are_nearly_multiples_stay_two(how: str) -> None:
+    network = build("linear")
+    plan = compress(network, SoftSharing(threshold=1.0 if how == "harden" else None), steps=4)
+    first, second, third, _ = mixes(network)
+    with torch.no_grad():
+        second.s.copy_(-2.0 * (first.s + 1e-4 * third.s))  # orthogonal, of norm 1
+        third.s.copy_(first.s / 3)
+    before = network(batch("linear"))
+    if how == "harden":
+        plan.harden()
+        torch.testing.assert_close(network(batch("linear")), before, rtol=0, atol=1e-6)
+    small = fold(network, threshold=None if how == "fold" else 1.0)
+    assert small.paretorch_folding[0].runs == (1, 2, 1, 3)
+    torch.testing.assert_close(small(batch("linear")), before, rtol=0, atol=1e-6)
+    assert fold(network, threshold=0.999999).paretorch_folding[0].runs == (1, 1, 1, 2)
+
+
 @pytest.mark.parametrize("zeros", [(0,), (1, 3), (0, 1, 2, 3)])
 def test_layers_of_zeros_take_nothing_from_the_others(zeros: tuple[int, ...]) -> None:
     network = build("linear")

@@ -9,6 +9,8 @@ from paretorch.core.options import require_count, require_number
 from paretorch.errors import ConfigError
 
 _NO_PART = 1e-9  # of the largest scale of a group
+_TOLD = 1e-6  # similarities are told in fp32
+_MULTIPLES = 1e-12  # 1 − S of layers that are multiples of each other but for the rounding of their fp32 coefficients
 
 
 def check_limits(threshold: float | None, layers: int | None) -> None:
@@ -26,7 +28,8 @@ def check_limits(threshold: float | None, layers: int | None) -> None:
 def cluster(matrices: Sequence[Tensor], threshold: float | None, layers: int | None) -> list[list[int]]:
     """Labels of the layers of each matrix: 0, 1 … by first appearance, once `mergers` go no further.
 
-    That is when no two groups are alike enough, or `layers` are left in all.
+    That is when no two groups are alike enough, or `layers` are left in all. A threshold of 1 joins nothing but multiples, which
+    takes matrices of float64: in fp32 the cosine of an angle of 1e-4 is 1.
     """
     groups = [[[i] for i in range(len(matrix))] for matrix in matrices]
     left = sum(len(matrix) for matrix in matrices)
@@ -34,9 +37,9 @@ def cluster(matrices: Sequence[Tensor], threshold: float | None, layers: int | N
         raise ConfigError(
             f"layers={layers}: there are {len(matrices)} groups of layers of different shapes, so at least {len(matrices)} stay"
         )
-    least = threshold if threshold is not None else 0.0
+    least = 0.0 if threshold is None else threshold - (_MULTIPLES if threshold == 1.0 else _TOLD)
     for similarity, which, one, other in mergers(matrices):
-        if (layers is not None and left <= layers) or similarity < least - 1e-6:
+        if (layers is not None and left <= layers) or similarity < least:
             break
         groups[which][one] += groups[which][other]
         groups[which][other] = []

@@ -112,7 +112,7 @@ def levels(model: nn.Module, only: Selector | None = None) -> dict[int, float]:
     banks = [bank for bank, one in zip(banks, _chosen(banks, only), strict=True) if one]
     count = sum(len(bank.layers) for bank in banks)
     found = {count: 1.0}
-    for merged, (similarity, *_) in enumerate(mergers([absolute_cosine(bank.rows) for bank in banks]), 1):
+    for merged, (similarity, *_) in enumerate(mergers([absolute_cosine(bank.rows.double()) for bank in banks]), 1):
         found[count - merged] = similarity
     return found
 
@@ -154,7 +154,7 @@ def _check_finite(banks: Sequence[Bank]) -> None:
 def _labels(
     banks: Sequence[Bank], chosen: Sequence[bool], threshold: float | None, layers: int | None
 ) -> list[list[int]]:
-    matrices = [absolute_cosine(bank.rows) for bank, one in zip(banks, chosen, strict=True) if one]
+    matrices = [absolute_cosine(bank.rows.double()) for bank, one in zip(banks, chosen, strict=True) if one]
     if layers is not None and layers > (most := sum(len(matrix) for matrix in matrices)):
         raise ConfigError(f"layers={layers}: only {most} layers share")
     folded = iter(cluster(matrices, threshold, layers))

@@ -171,7 +171,7 @@ class SoftSharing(Method):
             return
         for mixes in banks_of(term):
             rows = _rows(mixes)
-            (labels,) = cluster([absolute_cosine(rows)], self.threshold, None)
+            (labels,) = cluster([absolute_cosine(rows.double())], self.threshold, None)
             gram = gram_of(mixes[0])
             for label in set(labels):
                 members = [i for i, own in enumerate(labels) if own == label]
