@@ -47,6 +47,21 @@ def test_without_a_limit_nothing_changes_but_what_is_stored(how: str) -> None:
     torch.testing.assert_close(small(batch("linear")), network(batch("linear")))
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_recurrent_stack_may_be_the_whole_model(kind: type[nn.RNNBase]) -> None:
+    torch.manual_seed(0)
+    stack, x = kind(4, 4, num_layers=3), torch.randn(5, 2, 4)
+    keys = list(stack.state_dict())
+    plan = compress(stack, SoftSharing(templates=1), steps=4)
+    before = stack(x)[0]
+    small = fold(stack)
+    assert [folding.runs for folding in small.paretorch_folding] == [(1, 1, 1), (1, 1, 1)]
+    torch.testing.assert_close(small(x)[0], before)
+    plain = plan.finalize()
+    assert list(plain.state_dict()) == keys
+    torch.testing.assert_close(plain(x)[0], before)
+
+
 @pytest.mark.parametrize("how", ["fold", "harden"])
 def test_layers_that_are_nearly_multiples_stay_two(how: str) -> None:
     network = build("linear")

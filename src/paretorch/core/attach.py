@@ -64,7 +64,8 @@ def detach(site: Site, value: Tensor) -> None:
         module._parameters[attribute] = parameter
         if not parametrize.is_parametrized(module):
             order = module.__dict__.pop("_paretorch_order")
-            module._parameters = {name: module._parameters[name] for name in order}
+            # A module that is the whole model, such as an LSTM, holds the templates too.
+            module._parameters = {**{name: module._parameters[name] for name in order}, **module._parameters}
             if isinstance(module, nn.RNNBase):
                 module._init_flat_weights()
     with torch.no_grad():
