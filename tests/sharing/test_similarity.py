@@ -137,6 +137,18 @@ def test_an_orthogonal_start_is_moved() -> None:
     assert recurrence_slope(torch.eye(3)).abs().sum() > 1.0
 
 
+def test_a_layer_of_zeros_is_not_thrown_far() -> None:
+    slope = recurrence_slope(torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e-16, 0.0], [1.0, 0.0]]))
+    assert not slope[1:3].any()
+    assert slope[[0, 3]].abs().sum() > 0.1
+    network = build("linear")
+    nn.init.zeros_(network[3].weight)  # as the last layer of a residual branch may begin
+    plan = compress(network, SoftSharing(templates=2, start="fit", recurrence=0.01), steps=3)
+    for _ in range(3):
+        plan.step()
+    assert all(value.abs().max() < 10.0 for name, value in network.state_dict().items() if name.endswith("sharing.s"))
+
+
 def test_a_hundred_layers_are_two_products() -> None:
     rows = torch.randn(100, 100, generator=torch.Generator().manual_seed(0))
     with torch.profiler.profile() as profile:

@@ -27,13 +27,16 @@ def recurrence(rows: Tensor) -> Tensor:
 
 
 def recurrence_slope(rows: Tensor) -> Tensor:
-    """dΣS/da_l = 2 (I − â_l â_lᵀ) Σ_l' sign⟨â_l, â_l'⟩ â_l' / ‖a_l‖: two products of small matrices, no loop over pairs."""
+    """dΣS/da_l = 2 (I − â_l â_lᵀ) Σ_l' sign⟨â_l, â_l'⟩ â_l' / ‖a_l‖: two products of small matrices, no loop over pairs.
+
+    A layer of zeros has no direction to turn, and stays.
+    """
     unit = _unit(rows)
     signs = torch.where(unit @ unit.T >= 0, 1.0, -1.0).to(unit.dtype)
     pull = 2.0 * (signs @ unit)
     tangent = pull - (pull * unit).sum(1, keepdim=True) * unit
-    slope: Tensor = tangent / rows.norm(dim=1, keepdim=True).clamp_min(_FLOOR)
-    return slope
+    norms = rows.norm(dim=1, keepdim=True)
+    return torch.where(norms > _FLOOR, tangent / norms, 0.0)
 
 
 def reparametrize(templates: Tensor, coefficients: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
