@@ -216,6 +216,8 @@ def test_more_templates_than_layers_are_allowed_and_explained() -> None:
         ({"group": "layer"}, "use by="),
         ({"by": "stages"}, "function"),
         ({"by": ()}, "patterns such as"),
+        ({"by": nn.Linear}, "patterns such as"),
+        ({"by": ["*", "stages.*"]}, "'stages.*' matches none of the layers that may share, such as 0.weight"),
         ({"by": lambda name, _: None}, "let by= give equal layers one label"),
         ({"by": lambda name, _: [name]}, "a number, a string or a tuple"),
         ({"drops": 0.5}, "shares of the steps"),

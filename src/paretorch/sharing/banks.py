@@ -16,8 +16,9 @@ _LAYER_OF_STACK = re.compile(r"_l\d+(_reverse)?$")  # of the weights of recurren
 
 
 def check_by(by: By | None) -> None:
-    """A function, or a list of selectors that is not empty."""
-    if by is not None and not callable(by) and (not by or not isinstance(by, list | tuple)):
+    """A function (no type: that is a selector), or a list of selectors that is not empty."""
+    function = callable(by) and not isinstance(by, type)
+    if by is not None and not function and (not by or not isinstance(by, list | tuple)):
         raise ConfigError(
             f'by={by!r}: give a function (name, module) -> label, or patterns such as ("stages.0.*", "stages.1.*")'
         )
@@ -29,6 +30,12 @@ def share_groups(sites: Sequence[Site], by: By | None = None) -> list[tuple[Site
     by divides them further: layers with equal labels share, a layer labelled None keeps its weight. It is a function of
     name and module, or a list of selectors (patterns, types, predicates): the first that matches is the label.
     """
+    if by is not None and not callable(by):
+        for selector in by:
+            if not any(site.matches(selector) for site in sites):
+                raise ConfigError(
+                    f"by: {selector!r} matches none of the layers that may share, such as {sites[0].name}: check its spelling, or leave it out"
+                )
     groups: dict[tuple[Hashable, ...], list[Site]] = {}
     for site in sites:
         label = "all" if by is None else _label(site, by)
