@@ -62,6 +62,8 @@ def test_recalibrate_estimates_batch_norm_afresh() -> None:
     torch.testing.assert_close(model[1].running_var, per_batch.mean(0), rtol=1e-4, atol=1e-5)
     with pytest.raises(ConfigError, match="no batch"):
         plan.harden(recalibrate=[])
+    with pytest.raises(ConfigError, match="not one tensor"):
+        plan.harden(recalibrate=batches[0])
 
 
 def test_harden_clears_the_momentum_of_dropped_weights() -> None:

@@ -15,6 +15,8 @@ def recalibrate_norms(model: nn.Module, batches: Iterable[Any]) -> None:
 
     They may be anywhere, as a data loader gives them: each goes to where the model is.
     """
+    if isinstance(batches, Tensor):
+        raise ConfigError("recalibrate: give batches, such as a data loader or a list of tensors, not one tensor")
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:
         return
