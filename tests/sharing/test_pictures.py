@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from paretorch import SoftSharing, compress
 from paretorch.cli.app import app
 from paretorch.deploy import load
-from paretorch.report.sharing import folded_diagram, heat_map
+from paretorch.report.loops import folded_diagram
+from paretorch.report.sharing import heat_map
 from paretorch.training.checkpoint import Checkpoint
 from paretorch.zoo import build
 
@@ -197,6 +198,7 @@ def test_a_hundred_layers_are_still_one_picture() -> None:
         ([1, 1, 2, 1, 3], ["step 1: from layer 1 to layer 1", "step 2: from layer 2 to layer 1", "step 3: from layer 1 to layer 3"]),
         ([1, 2, 1, 2, 1, 2], ["step 1, 2: from layer 2 to layer 1"]),
         ([1, 1, 1, 1, 1], ["step 1-4: from layer 1 to layer 1"]),
+        ([1, 1, 1, 1, 2, 1, 1], ["step 1-3, 5: from layer 1 to layer 1", "step 4: from layer 2 to layer 1"]),
         ([1, 2, 3], []),
     ],
 )  # fmt: skip
@@ -209,6 +211,36 @@ def test_the_diagram_has_every_jump_in_order(runs: list[int], tips: list[str]) -
     width = float(svg.get("viewBox", "").split()[2])
     for one in svg.findall("rect"):
         assert 0 <= float(one.get("x", "")) <= width
+
+
+def segments(svg: ElementTree.Element) -> list[tuple[float, list[tuple[float, float]]]]:
+    """Of each arc its height, and its ends as (x, y)."""
+    found = []
+    for path in svg.findall("path[title]"):
+        x, y, turn, end, _ = (float(value) for value in re.findall(r"[\d.]+", path.get("d", "")))
+        found.append((turn, [(x, y), (end, y)]))
+    return found
+
+
+def test_arcs_do_not_lie_on_each_other() -> None:
+    """The ways of a network that jumps about: no two ends in one place, no two arcs along one line."""
+    runs = [1, 2, 2, 1, 1, 3, 3, 1, 4, 3, 3, 5, 5, 5, 5, 5, 3, 5, 5, 3]
+    svg = parsed(folded_diagram("f", "Folded", runs, "in words"))
+    arcs = segments(svg)
+    ends = [end for _, both in arcs for end in both]
+    assert min(abs(a[0] - b[0]) for a, b in itertools.combinations(ends, 2) if a[1] == b[1]) > 3
+    for (turn, (a, b)), (other, (c, d)) in itertools.combinations(arcs, 2):
+        (left, right), (begin, end) = sorted((a[0], b[0])), sorted((c[0], d[0]))
+        assert turn != other or right < begin or end < left
+    assert list(svg)[-1].tag == "text", "numbers are drawn last, over the arcs"
+
+
+@pytest.mark.parametrize("count", [20, 25, 100])
+def test_numbers_of_a_heat_map_do_not_run_into_each_other(count: int) -> None:
+    svg = parsed(heat_map("m", "Similarity", [f"layers.{i}" for i in range(count)], torch.eye(count).tolist()))
+    places = [float(one.get("x", "")) for one in svg.findall("text") if (one.text or "").isdigit()]
+    assert len(places) > 9
+    assert min(b - a for a, b in itertools.pairwise(places)) >= 18
 
 
 def test_numbers_of_many_layers_do_not_run_into_each_other() -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from paretorch.deploy.container import write_file
 from paretorch.deploy.text import human
 from paretorch.report.frame import write_page
-from paretorch.report.sharing import folded_diagram, group_title, heat_map
+from paretorch.report.loops import folded_diagram
+from paretorch.report.sharing import group_title, heat_map
 from paretorch.report.tables import table
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from paretorch.deploy.text import loops
 from paretorch.report.charts import bar_rows
-from paretorch.report.sharing import folded_diagram, heat_map
+from paretorch.report.loops import folded_diagram
+from paretorch.report.sharing import heat_map
 from paretorch.report.tables import table
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ p, h2, h3 { overflow-wrap: anywhere; }
 .tiles dt { color: var(--soft); font-size: .8rem; }
 .tiles dd { margin: .1rem 0 0; font-size: 1.45rem; font-weight: 650; font-variant-numeric: tabular-nums; line-height: 1.25; }
 .tiles small { display: block; color: var(--soft); font-size: .78rem; font-weight: 400; }
-.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1rem; align-items: start; }
+.grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr)); gap: 1rem; align-items: start; }
 .scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--rule); border-radius: .6rem; }
 .scroll:focus-visible { outline: 2px solid var(--a); outline-offset: 2px; }
 table { border-collapse: collapse; width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums; }
@@ -40,6 +40,8 @@ svg text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-
 line.grid { stroke: var(--rule); } line.axis { stroke: var(--soft); }
 line.mark { stroke: var(--soft); stroke-dasharray: 2 4; }
 svg .line { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
+svg .head { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; stroke-dasharray: none !important; }
+svg text.over { paint-order: stroke; stroke: var(--card); stroke-width: 4px; stroke-linejoin: round; }
 svg .s0 { stroke: var(--a); } svg .s1 { stroke: var(--c); stroke-dasharray: 7 4; }
 svg .s2 { stroke: var(--b); stroke-dasharray: 2 4; } svg .s3 { stroke: var(--d); stroke-dasharray: 9 3 2 3; }
 footer { padding: 2rem 1rem 3rem; font-size: .85rem; }
