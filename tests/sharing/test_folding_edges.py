@@ -62,6 +62,17 @@ def test_a_recurrent_stack_may_be_the_whole_model(kind: type[nn.RNNBase]) -> Non
     torch.testing.assert_close(plain(x)[0], before)
 
 
+@pytest.mark.parametrize("how", ["one", "masked", "everything"])
+def test_a_recurrent_network_folds_after_it_was_moved(how: str) -> None:
+    network = build("lstm")
+    attach(network, how)
+    network.to(torch.float64)
+    small = fold(network, layers=2)
+    assert small(batch("lstm").double()).dtype == torch.float64
+    assert small.double().to("meta")(batch("lstm").double().to("meta")).shape == (6, 3)
+    assert network.to("meta").head.weight.is_meta, "layers are moved before the templates on the root are"
+
+
 @pytest.mark.parametrize("how", ["fold", "harden"])
 def test_layers_that_are_nearly_multiples_stay_two(how: str) -> None:
     network = build("linear")

@@ -6,6 +6,7 @@ and the cache is emptied afterwards, so that `deepcopy` never meets a tensor tha
 """
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ def attach(site: Site, chain: Chain) -> None:
             before = module.register_forward_pre_hook(_hold_weights)
             after = module.register_forward_hook(_release_weights, always_call=True)
             module.__dict__["_paretorch_hooks"] = (before, after)
+            type(module)._apply = _move  # type: ignore[method-assign]  # the class that parametrize made, this module's own
             _forget_flat_weights(module)
 
 
@@ -95,6 +97,13 @@ def _release_weights(module: nn.Module, *_: Any) -> None:
     for chain, _weight in chains_of(module):
         chain.hold(None)
     _forget_flat_weights(module)  # type: ignore[arg-type]
+
+
+def _move(module: nn.RNNBase, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.RNNBase:
+    """To another device or dtype, without the weights being read: templates that they are mixed from are still to come."""
+    nn.Module._apply(module, fn, recurse)
+    _forget_flat_weights(module)
+    return module
 
 
 class _Nothing:
