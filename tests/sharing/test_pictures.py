@@ -17,6 +17,8 @@ from paretorch.deploy import load
 from paretorch.report.loops import folded_diagram
 from paretorch.report.sharing import heat_map
 from paretorch.training.checkpoint import Checkpoint
+from paretorch.training.recipe import Recipe
+from paretorch.training.tasks.language import CARRIED
 from paretorch.zoo import build
 
 
@@ -45,6 +47,33 @@ def run(tmp_path: Path) -> Path:
     state.save(folder / "checkpoint.pt")
     torch.save(network.eval()(torch.ones(1, 3, 8, 8)), tmp_path / "output.pt")
     return folder
+
+
+@pytest.fixture
+def text_run(tmp_path: Path) -> Path:
+    """An unfinished run of a language model, whose checkpoint holds the state that is carried from step to step."""
+    (tmp_path / "ptb").mkdir()
+    for part in ("train", "valid", "test"):
+        (tmp_path / "ptb" / f"ptb.char.{part}.txt").write_text("a b c d e f g " * 90)
+    options = {"layers": 3, "embedding": 8}
+    recipe = Recipe(
+        network="lstm-8", network_options=options, data="ptb-char", batch=2, epochs=1, sharing_options={"templates": 1}
+    ).as_dict()
+    network = build("lstm-8", vocabulary=8, **options)
+    plan = compress(network, SoftSharing(templates=1, exclude=network.leave_out["sharing"]), steps=9)
+    state = network.state_dict() | {CARRIED: torch.zeros(3, 2, 1, 2, 8)}
+    folder = tmp_path / "text"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"recipe": recipe}))
+    random = {"cpu": torch.get_rng_state()}
+    Checkpoint(recipe, state, {}, plan.state_dict(), 1, 0, 0, torch.zeros(0), random).save(folder / "checkpoint.pt")
+    return folder
+
+
+def test_pare_fold_of_a_language_model(text_run: Path) -> None:
+    assert "2 layers are 1; layer 1 runs twice; exact" in pare("fold", str(text_run), "--root", str(text_run.parent))
+    assert load(text_run / "folded.pare").embedding.weight.shape[0] == 8
+    assert "ptb.char" in pare("fold", str(text_run), "--root", str(text_run), code=1), "its vocabulary is in the data"
 
 
 def sizes(told: str) -> tuple[int, int]:

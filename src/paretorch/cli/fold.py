@@ -60,7 +60,7 @@ def fold(
     if threshold is None and layers is None:
         threshold = 0.95
     place = choose_device(device)
-    network = shared_network(run).to(place)
+    network = shared_network(run, root).to(place)
     similarities = sharing.layer_similarity(network)
     groups = [one.layers for one in similarities]
     columns = kept_similarities(run, beside or [], [len(one) for one in groups])

@@ -24,7 +24,7 @@ from paretorch.training.tasks.choose import choose
 def fold_curve(run: Path, only: str | None, recalibrate: int, root: str | None, device: str) -> None:
     """Measure every fold, and leave the numbers and two pictures in the folder of the run."""
     place = choose_device(device)
-    network = shared_network(run).to(place)
+    network = shared_network(run, root).to(place)
     recipe = recipe_of(run)
     task, _ = choose(recipe, Runtime(root=root), place)
     inputs = inputs_of(task, recipe, recalibrate) if recalibrate else None

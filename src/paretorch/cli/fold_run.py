@@ -21,18 +21,22 @@ if TYPE_CHECKING:
 Matrix = list[list[float]]
 
 
-def shared_network(folder: Path) -> nn.Module:
-    """The zoo network of a run that shares, as its last checkpoint has it, on the CPU; `Plan.of` finds its plan."""
+def shared_network(folder: Path, root: str | None = None) -> nn.Module:
+    """The zoo network of a run that shares, as its last checkpoint has it, on the CPU; `Plan.of` finds its plan.
+
+    root: of the data, which are asked how large the vocabulary of an unfinished run is.
+    """
     import paretorch
     from paretorch import zoo
     from paretorch.training.checkpoint import Checkpoint
+    from paretorch.training.tasks.language import CARRIED
 
     path = folder / "checkpoint.pt"
     if not path.exists():
         raise ConfigError(f"{folder} holds no checkpoint.pt: give the folder of a run")
     checkpoint = Checkpoint.load(path, torch.device("cpu"))
     try:
-        network: nn.Module = zoo.build(checkpoint.recipe["network"], **_options(folder, checkpoint.recipe))
+        network: nn.Module = zoo.build(checkpoint.recipe["network"], **_options(folder, checkpoint.recipe, root))
         config = checkpoint.model.get(f"{PREFIX}config")
         plan = json.loads(bytes(config.tolist())) if config is not None else {}
         steps, seed = plan.pop("steps", 1), plan.pop("seed", 0)
@@ -43,7 +47,7 @@ def shared_network(folder: Path) -> nn.Module:
     methods = [getattr(paretorch, _name(fields))(**_fields(fields)) for fields in plan.values()]
     compress(network, *methods, steps=steps, seed=seed)
     try:
-        network.load_state_dict(checkpoint.model)
+        network.load_state_dict({key: value for key, value in checkpoint.model.items() if key != CARRIED})
     except RuntimeError as error:
         raise ArtefactError(f"{path} does not fit the network that its configuration names") from error
     return network.eval()
@@ -72,13 +76,8 @@ def kept_similarities(run: Path, beside: Sequence[Path], sizes: Sequence[int]) -
 
 def batches(run: Path, root: str | None, device: torch.device, count: int) -> Iterator[Tensor]:
     """Inputs of training batches of the run; the data are not looked for until the first is asked for."""
-    from paretorch.cli.inputs import recipe_of
-    from paretorch.training.recipe import Runtime
-    from paretorch.training.tasks.choose import choose
-
     try:
-        recipe = recipe_of(run)
-        task, _ = choose(recipe, Runtime(root=root), device)
+        recipe, task, _ = _chosen(run, root, device)
     except PareError as error:
         raise type(error)(f"{str(error).rstrip('.')}; or keep batch norm as it is: --recalibrate 0") from error
     yield from inputs_of(task, recipe, count)
@@ -90,14 +89,26 @@ def inputs_of(task: "Task", recipe: "Recipe", count: int) -> list[Tensor]:
     return [] if inputs is None else [one.float() for one in inputs(max(0, recipe.epochs - 1), count)]
 
 
-def _options(folder: Path, recipe: dict[str, Any]) -> dict[str, Any]:
+def _options(folder: Path, recipe: dict[str, Any], root: str | None) -> dict[str, Any]:
     """Options of the network: of a finished run those in its artefact, else those of the recipe and its data."""
     from paretorch.deploy.artefact import open_artefact
 
     if (folder / "model.pare").exists() and "zoo" in (head := open_artefact(folder / "model.pare")[1]):
         return dict(head["zoo"][1])
-    suited = {"classes": 100} if recipe.get("data") == "cifar100" else {}
+    if recipe.get("data") in ("ptb", "ptb-char", "multi30k"):
+        suited = _chosen(folder, root, torch.device("cpu"))[2]
+    else:
+        suited = {"classes": 100} if recipe.get("data") == "cifar100" else {}
     return {**suited, **(recipe.get("network_options") or {})}
+
+
+def _chosen(run: Path, root: str | None, device: torch.device) -> "tuple[Recipe, Task, dict[str, Any]]":
+    from paretorch.cli.inputs import recipe_of
+    from paretorch.training.recipe import Runtime
+    from paretorch.training.tasks.choose import choose
+
+    recipe = recipe_of(run)
+    return recipe, *choose(recipe, Runtime(root=root), device)
 
 
 def _name(fields: dict[str, str]) -> str:
