@@ -13,6 +13,7 @@ from torch import nn
 
 from paretorch import ContinuousSparsification, SoftSharing, compress, layer_similarity
 from paretorch.errors import ConfigError
+from paretorch.sharing import fold
 from paretorch.sharing.banks import bank
 from paretorch.sharing.domains import orthogonal
 from paretorch.sharing.similarity import recurrence
@@ -95,6 +96,15 @@ def test_patterns_make_groups() -> None:
     assert [one.layers for one in layer_similarity(network)] == [("0.weight", "1.weight"), ("2.weight", "3.weight")]
     found = layer_similarity(nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))), by=("[01]", "[23]"))
     assert [len(one.layers) for one in found] == [2, 2]
+
+
+def test_frozen_weights_are_frozen_afterwards() -> None:
+    network = build("linear")
+    network[1:].requires_grad_(False)
+    plan = compress(network, SoftSharing(templates=2), steps=1)
+    small = fold(network, layers=1)
+    assert [name for name, p in small.named_parameters() if p.requires_grad] == ["0.weight", "0.bias"]
+    assert [name for name, p in plan.finalize().named_parameters() if p.requires_grad] == ["0.weight", "0.bias"]
 
 
 def test_frozen_weights_have_frozen_templates() -> None:

@@ -48,14 +48,14 @@ def originals(site: Site) -> list[Tensor]:
     return [module.parametrizations[attribute].original for module, attribute, _ in site.owners]  # type: ignore[index,union-attr]
 
 
-def detach(site: Site, value: Tensor) -> None:
+def detach(site: Site, value: Tensor, trained: bool = True) -> None:
     """Remove the chain from every owner; the original Parameter object takes the value, keys keep their order.
 
-    A weight that was mixed from templates has no original, and is a new Parameter.
+    A weight that was mixed from templates has no original, and is a new Parameter, trained as they were.
     """
     parameter = original(site)
     if not parameter.numel():
-        parameter = nn.Parameter(value.clone())
+        parameter = nn.Parameter(value.clone(), trained)
     for module, attribute, _ in site.owners:
         if isinstance(module, nn.RNNBase):
             for handle in module.__dict__.pop("_paretorch_hooks", ()):

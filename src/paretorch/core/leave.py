@@ -10,6 +10,7 @@ from paretorch.core.attach import detach, original, originals
 from paretorch.core.budget_bytes import ByteBudget, Edit
 from paretorch.core.cut import channel_edits, cut_state, keep_channels
 from paretorch.core.method import Term
+from paretorch.core.mixing import Mix
 from paretorch.core.relaxation import PREFIX, Chain
 from paretorch.core.sites import Site, Template
 from paretorch.core.spots import Spot, detach_output, edit_of, state_of
@@ -86,9 +87,9 @@ class Attached:
 
     def detach(self, dense: dict[str, Tensor]) -> None:
         """Put plain tensors and modules where the relaxations were."""
-        for site in self.sites:
+        for site, chain in zip(self.sites, self.chains, strict=True):
             if not isinstance(site, Template):
-                detach(site, dense[site.name])
+                detach(site, dense[site.name], all(r.trains for r in chain.relaxations() if isinstance(r, Mix)))
         for spot, chain in self.spots:
             detach_output(self.model, spot, chain)
 

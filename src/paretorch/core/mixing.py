@@ -59,6 +59,11 @@ class Mix(Relaxation):
                 self.add_module(f"template_{i}", chain)
 
     @property
+    def trains(self) -> bool:
+        """Whether the templates are trained, rather than frozen."""
+        return any(getattr(self._root[0], name).requires_grad for name in self.names)
+
+    @property
     def has_chains(self) -> bool:
         """Whether masks or precisions act on the templates."""
         return any(chain is not None for chain in self._chains)
@@ -145,9 +150,11 @@ def share(root: nn.Module, bank: str, count: int, weights: Sequence[str], uses: 
         raise ConfigError(f"{weights[0]} and others that share are not of one shape")
     if any(hasattr(root, f"{bank}_{i}") for i in range(count)):
         raise ConfigError(f"the network has a {bank}_0 already")
+    trained = any(site.weight.requires_grad for site in sites)
     for i in range(count):
-        root.register_parameter(f"{bank}_{i}", nn.Parameter(torch.zeros_like(like).detach()))
+        root.register_parameter(f"{bank}_{i}", nn.Parameter(torch.zeros_like(like).detach(), trained))
     for site, own in zip(sites, uses, strict=True):
         mix = Mix([f"{bank}_{i}" for i in own], torch.zeros(len(own), device=like.device))
+        mix.requires_grad_(trained)
         mix.bind(root)
         attach_mixed(site, Chain([mix]).train(site.owners[0][0].training))
