@@ -11,11 +11,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from paretorch import SoftSharing, compress
+from paretorch import SMOLActivations, SoftSharing, compress, fold
 from paretorch.cli.app import app
+from paretorch.core.method import Method
 from paretorch.deploy import load
 from paretorch.report.loops import folded_diagram
 from paretorch.report.sharing import heat_map
+from paretorch.sparsity.rivals import GradualMagnitude
 from paretorch.training.checkpoint import Checkpoint
 from paretorch.training.recipe import Recipe
 from paretorch.training.tasks.language import CARRIED
@@ -74,6 +76,21 @@ def test_pare_fold_of_a_language_model(text_run: Path) -> None:
     assert "2 layers are 1; layer 1 runs twice; exact" in pare("fold", str(text_run), "--root", str(text_run.parent))
     assert load(text_run / "folded.pare").embedding.weight.shape[0] == 8
     assert "ptb.char" in pare("fold", str(text_run), "--root", str(text_run), code=1), "its vocabulary is in the data"
+
+
+@pytest.mark.parametrize("beside", [GradualMagnitude(target=0.5), SMOLActivations(target_bits=4.0)])
+def test_pare_fold_of_runs_with_other_methods(beside: Method, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network, x = build("swrn-16-1-1"), torch.randn(2, 3, 32, 32)
+    plan = compress(
+        network, SoftSharing(**network.sharing), beside, steps=9, example=x if beside.on_activations else None
+    )
+    recipe = {"network": "swrn-16-1-1", "data": "cifar10"}
+    random = {"cpu": torch.get_rng_state()}
+    state = Checkpoint(recipe, network.state_dict(), {}, plan.state_dict(), 1, 0, 0, torch.zeros(0), random)
+    state.save(tmp_path / "checkpoint.pt")
+    pare("fold", str(tmp_path), "--recalibrate", "0")
+    torch.testing.assert_close(load(tmp_path / "folded.pare").eval()(x), fold(network).eval()(x))
 
 
 def sizes(told: str) -> tuple[int, int]:

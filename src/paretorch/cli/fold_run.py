@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.compress import compress
+from paretorch.core.method import Method
 from paretorch.core.relaxation import PREFIX
 from paretorch.errors import ArtefactError, ConfigError, PareError
 
@@ -26,8 +27,8 @@ def shared_network(folder: Path, root: str | None = None) -> nn.Module:
 
     root: of the data, which are asked how large the vocabulary of an unfinished run is.
     """
-    import paretorch
     from paretorch import zoo
+    from paretorch.cli.inputs import SHAPES
     from paretorch.training.checkpoint import Checkpoint
     from paretorch.training.tasks.language import CARRIED
 
@@ -44,8 +45,11 @@ def shared_network(folder: Path, root: str | None = None) -> nn.Module:
         raise ArtefactError(f"{path} is not the checkpoint of a run of this version") from error
     if "sharing" not in plan:
         raise ConfigError(f"the network of {folder} shares no templates: train it with SoftSharing")
-    methods = [getattr(paretorch, _name(fields))(**_fields(fields)) for fields in plan.values()]
-    compress(network, *methods, steps=steps, seed=seed)
+    methods = [_class(fields)(**_fields(fields)) for fields in plan.values()]
+    example = None
+    if any(method.on_activations for method in methods):
+        example = torch.zeros(1, *SHAPES.get(checkpoint.recipe.get("data", ""), (1,)))
+    compress(network, *methods, steps=steps, seed=seed, example=example)
     try:
         network.load_state_dict({key: value for key, value in checkpoint.model.items() if key != CARRIED})
     except RuntimeError as error:
@@ -111,13 +115,17 @@ def _chosen(run: Path, root: str | None, device: torch.device) -> "tuple[Recipe,
     return recipe, *choose(recipe, Runtime(root=root), device)
 
 
-def _name(fields: dict[str, str]) -> str:
+def _class(fields: dict[str, str]) -> type[Method]:
     import paretorch
+    from paretorch.precision import rivals as quantizers
+    from paretorch.sparsity import rivals as pruners
 
     name = fields["method"]
-    if name not in paretorch.__all__:
-        raise ConfigError(f"the network was trained with {name} too: fold it in Python, before finalize")
-    return name
+    for place in (paretorch, pruners, quantizers):
+        if name in place.__all__:
+            found: type[Method] = getattr(place, name)
+            return found
+    raise ConfigError(f"the network was trained with {name} too: fold it in Python, before finalize")
 
 
 def _fields(fields: dict[str, str]) -> dict[str, Any]:
