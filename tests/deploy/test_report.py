@@ -110,6 +110,16 @@ def test_weights_on_no_grid_count_their_dtype() -> None:
     assert report(nn.Linear(100, 100).half()).bits == 16.0
 
 
+@pytest.mark.parametrize("shape", [(1, 32), (32, 1), (1, 32, 1, 1)])
+def test_a_single_row_of_any_values_is_on_no_grid(shape: tuple[int, ...]) -> None:
+    model = nn.Sequential(nn.Linear(32, 1) if shape[0] == 1 else nn.Linear(1, 32))
+    model[0].weight = nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+    assert report(model).bits == 32.0
+    with torch.no_grad():
+        model[0].weight.copy_(0.1 * (model[0].weight * 2).round())
+    assert report(model).bits < 8.0
+
+
 def test_text_names_every_layer_and_the_total() -> None:
     found = report(small(), accuracy=0.75, baseline=small())
     text = str(found)

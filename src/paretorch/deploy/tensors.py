@@ -86,7 +86,7 @@ def _smallest(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple
             ways.append(book)
     if not grid and dtype == torch.float32 and len(shape) > 1:
         stepped = read_grid(values.to_floats(words, dtype).reshape(shape), axes=(0, 1))
-        if stepped:
+        if stepped and stepped.cost < words.nbytes:  # else a step a value, which any values have
             steps = Steps(stepped)
             precisions = steps.precisions
             ways.append(steps)
