@@ -131,3 +131,33 @@ def test_annealed_adam_counts_after_loading() -> None:
     second.load_state_dict(first.state_dict())
     train(halves, second, 3, seed=2)
     assert torch.equal(weights(whole), weights(halves))
+
+
+def by_name(optimizer: torch.optim.Optimizer, state_dict: dict) -> dict:
+    """Torch's documented way to load by names what was saved in another order: a hook that rewrites the state."""
+    (saved,) = state_dict["param_groups"]
+    (group,) = optimizer.state_dict()["param_groups"]
+    keys = dict(zip(saved["param_names"], saved["params"], strict=True))
+    names = dict(zip(group["params"], group["param_names"], strict=True))
+    state = {key: state_dict["state"][keys[name]] for key, name in names.items()}
+    groups = [{**saved, "params": group["params"], "param_names": group["param_names"]}]
+    return {"state": state, "param_groups": groups}
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_hook_may_rewrite_what_is_loaded(kind, dtype) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(dtype)
+    first = build(kind, model.named_parameters())
+    model(torch.randn(3, 4, dtype=dtype)).square().sum().backward()
+    first.step()
+    second = build(kind, list(model.named_parameters())[::-1])
+    seen: list[int] = []
+    second.register_load_state_dict_pre_hook(by_name)
+    second.register_load_state_dict_post_hook(lambda o: seen.append(len(o.state)))
+    for _ in range(2):
+        second.load_state_dict(first.state_dict())
+    for p in model.parameters():
+        assert torch.equal(second.state[p]["exp_avg"], first.state[p]["exp_avg"])
+        assert second.state[p]["exp_avg_sq"].dtype == torch.float32
+    assert seen == [4, 4]

@@ -29,31 +29,52 @@ def restore(
     load: Callable[[dict[str, Any]], None],
     check: Callable[[Group], None],
 ) -> None:
-    """Load `state_dict` by `load`, then give the moments back the precision in which they were saved.
+    """Load `state_dict` by `load`, and give the moments back the precision in which they were saved.
 
-    Nothing is changed where it does not fit; `check` refuses groups whose numbers cannot work.
+    Nothing is changed where it does not fit; `check` refuses groups whose numbers cannot work. What is loaded is what the
+    hooks of the user make of `state_dict`, and those that follow see the result.
     """
+    found: list[tuple[Tensor, Any]] = []
+
+    def prepare(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+        pairs = _checked(optimizer, given)
+        groups = [_merged(current, saved, _taken(optimizer, given)) for current, saved in pairs]
+        for group in groups:
+            check(group)
+        for current, saved in pairs:
+            keys = zip(current["params"], saved["params"], strict=True)
+            found.extend((param, given["state"].get(key)) for param, key in keys)
+        for param, state in found:
+            if state:
+                _check_moments(param, state)
+        return {**given, "param_groups": groups}
+
+    def finish(_: Optimizer) -> None:
+        for param, state in found:
+            if state:
+                optimizer.state[param] = _moments(param, state, optimizer.state[param])
+
+    last = optimizer.register_load_state_dict_pre_hook(prepare)
+    first = optimizer.register_load_state_dict_post_hook(finish, prepend=True)
+    try:
+        load(state_dict)
+    finally:
+        last.remove()
+        first.remove()
+
+
+def _checked(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> list[tuple[Group, Group]]:
+    """The groups of the optimizer, each with the one of the state that belongs to it."""
     if not {"state", "param_groups"} <= set(state_dict):
         raise ConfigError("This is no state of an optimizer: give what optimizer.state_dict() returned.")
-    newest = max((group.get("version", 0) for group in state_dict["param_groups"]), default=0)
+    newest = _newest(state_dict)
     if newest > STATE_VERSION:
         raise ConfigError(f"This state has version {newest}, and {STATE_VERSION} is the newest known here.")
-    pairs = _paired(optimizer.param_groups, state_dict["param_groups"])
-    groups = [_merged(current, saved, set(saved) if newest else _known(optimizer)) for current, saved in pairs]
-    for group in groups:
-        check(group)
-    params = [
-        (param, state_dict["state"].get(key))
-        for current, saved in pairs
-        for param, key in zip(current["params"], saved["params"], strict=True)
-    ]
-    for param, state in params:
-        if state:
-            _check_moments(param, state)
-    load({**state_dict, "param_groups": groups})
-    for param, state in params:
-        if state:
-            optimizer.state[param] = _moments(param, state, optimizer.state[param])
+    return _paired(optimizer.param_groups, state_dict["param_groups"])
+
+
+def _newest(state_dict: Mapping[str, Any]) -> int:
+    return max((group.get("version", 0) for group in state_dict["param_groups"]), default=0)
 
 
 def _merged(current: Group, saved: Group, taken: set[str]) -> Group:
@@ -61,8 +82,10 @@ def _merged(current: Group, saved: Group, taken: set[str]) -> Group:
     return {**kept, **{key: value for key, value in saved.items() if key in taken}, "version": STATE_VERSION}
 
 
-def _known(optimizer: Optimizer) -> set[str]:
+def _taken(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> set[str]:
     """What is taken of a foreign group: its numbers. Of our own all is, since schedulers and users keep entries there."""
+    if _newest(state_dict):
+        return {key for group in state_dict["param_groups"] for key in group}
     return {*optimizer.defaults, "params", "initial_lr"} - _HOW
 
 
