@@ -94,17 +94,22 @@ def unfit(model: nn.Module) -> dict[str, tuple[dict, str]]:
     narrow = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
     other = AvaGrad(narrow.parameters())
     train(narrow, other, 1)
+    longer = AvaGrad(model.parameters())
+    train(model, longer, 1)
+    for entry in longer.state.values():
+        entry["exp_avg"] = entry["exp_avg"][..., None].repeat_interleave(2, -1)
     return {
         "nothing": ({}, "no state of an optimizer"),
         "sgd": (sgd.state_dict(), "momentum_buffer and no exp_avg"),
         "no eps": (adam.state_dict(), "eps must be a positive number"),
         "narrow": (other.state_dict(), r"the shape \(4, 6\), the parameter \(8, 6\)"),
+        "longer": (longer.state_dict(), r"the shape \(8, 6, 2\), the parameter \(8, 6\)"),
         "fewer": (AvaGrad(list(model.parameters())[:2]).state_dict(), "has 2 parameters, and 4 here"),
         "groups": (AvaGrad([{"params": [p]} for p in model.parameters()]).state_dict(), "4 parameter groups"),
     }
 
 
-@pytest.mark.parametrize("case", ["nothing", "sgd", "no eps", "narrow", "fewer", "groups"])
+@pytest.mark.parametrize("case", ["nothing", "sgd", "no eps", "narrow", "longer", "fewer", "groups"])
 def test_a_state_that_does_not_fit_changes_nothing(case) -> None:
     model = network()
     state, words = unfit(model)[case]
@@ -161,3 +166,14 @@ def test_a_hook_may_rewrite_what_is_loaded(kind, dtype) -> None:
         assert torch.equal(second.state[p]["exp_avg"], first.state[p]["exp_avg"])
         assert second.state[p]["exp_avg_sq"].dtype == torch.float32
     assert seen == [4, 4]
+
+
+@every_kind
+def test_adam_may_have_kept_its_numbers_in_tensors(kind) -> None:
+    model = network()
+    adam = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01), betas=(torch.tensor(0.5), torch.tensor(0.75)))
+    train(model, adam, 1)
+    optimizer = build(kind, model.parameters())
+    optimizer.load_state_dict(adam.state_dict())
+    train(model, optimizer, 1)
+    assert optimizer.param_groups[0]["betas"] == (0.5, 0.75)

@@ -79,7 +79,10 @@ def _newest(state_dict: Mapping[str, Any]) -> int:
 
 def _merged(current: Group, saved: Group, taken: set[str]) -> Group:
     kept = {key: value for key, value in current.items() if key != "params"}
-    return {**kept, **{key: value for key, value in saved.items() if key in taken}, "version": STATE_VERSION}
+    merged = {**kept, **{key: value for key, value in saved.items() if key in taken}, "version": STATE_VERSION}
+    if isinstance(merged["betas"], list | tuple):
+        merged["betas"] = tuple(b.item() if isinstance(b, Tensor) else b for b in merged["betas"])  # Adam allows tensors
+    return merged
 
 
 def _taken(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> set[str]:
@@ -97,7 +100,8 @@ def _check_moments(param: Tensor, state: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"This state has {found} and no {key}: load one of Adam or its kin, or begin with a fresh optimizer."
             )
-        if tuple(value.shape[: param.dim()]) != tuple(param.shape):
+        pairs = param.is_complex() and not value.is_complex()
+        if tuple(value.shape) != (*param.shape, *([2] if pairs else [])):
             raise ConfigError(
                 f"This state belongs to other parameters: {key} has the shape {tuple(value.shape)}, the parameter "
                 f"{tuple(param.shape)}."
