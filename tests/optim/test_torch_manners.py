@@ -116,6 +116,27 @@ def test_a_state_that_is_reset_begins_anew(kind, how) -> None:
     torch.testing.assert_close(optimizer.state[first]["exp_avg"], 0.1 * first.grad, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"foreach": False}], ids=str)
+@pytest.mark.parametrize("how", ["clear", "zero", "other parameters"])
+def test_the_first_step_after_a_reset_is_that_of_a_new_optimizer(how, options) -> None:
+    models = [network() for _ in range(3)]
+    old, new = (AvaGrad(model.parameters(), lr=1.0, eps=1e-8, **options) for model in models[:2])
+    train(models[0], old, 2)
+    models[0].load_state_dict(models[1].state_dict())
+    if how == "clear":
+        old.state.clear()
+    elif how == "zero":
+        for state in old.state.values():
+            state["exp_avg"].zero_(), state["exp_avg_sq"].zero_()
+    else:
+        old.param_groups[0]["params"] = list(models[2].parameters())
+    again = models[2] if how == "other parameters" else models[0]
+    for _ in range(2):
+        train(again, old, 1)
+        train(models[1], new, 1)
+    assert torch.equal(weights(again), weights(models[1]))
+
+
 @pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}, {"foreach": False}], ids=str)
 def test_every_group_has_its_own_numbers_and_all_share_one_norm(options) -> None:
     torch.manual_seed(0)
@@ -220,6 +241,22 @@ def test_parameters_appended_to_a_group_by_hand(kind) -> None:
     second.grad, before = torch.ones(2, 2), second.detach().clone()
     optimizer.step()
     assert bool((second < before).all())
+
+
+@every_kind
+def test_parameters_and_flags_replaced_by_hand(kind) -> None:
+    first, second = network(), network()
+    optimizer = build(kind, first.parameters())
+    train(first, optimizer, 2)
+    (group,) = optimizer.param_groups
+    group["params"], group["capturable"] = list(second.parameters()), True
+    left, before = weights(first), weights(second)
+    train(second, optimizer, 1)
+    assert torch.equal(weights(first), left)
+    assert not torch.equal(weights(second), before), "those in the group are stepped, and no others"
+    group["foreach"] = True
+    train(second, optimizer, 1)
+    assert type(optimizer._buckets[0][1]).__name__ == "ForeachBucket"
 
 
 @every_kind

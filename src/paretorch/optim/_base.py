@@ -65,7 +65,9 @@ class AdaptiveOptimizer(Optimizer):
     _clock: Clock
     _waiting: list[Tensor]
     """Parameters that never had a gradient, and so no state."""
-    _parameters: int
+    _parameters: list[int]
+    """Those that the buckets were built for, by identity: leaves and `_waiting` keep them alive."""
+    _ways: list[Any]
     _states: list[int]
 
     def __init__(self, params: Params, numbers: Group, options: Options) -> None:
@@ -137,17 +139,20 @@ class AdaptiveOptimizer(Optimizer):
     def _total(self, work: list[tuple[Group, Bucket]], grads: list[Gradients], hypers: list[Hyper]) -> Tensor:
         for (_, bucket), hyper in zip(work, hypers, strict=True):
             if bucket.stale(hyper):
+                # An edit may have emptied every v: then the rule of the first step holds again.
+                self._has_history &= not bucket.edited() or _capturing()
                 bucket.measure(hyper)
-        self._look_for_history(work)
+        total = _total(work)
+        self._has_history = self._has_history or _has_live(total)
         if self._has_history:
-            return _total(work)
+            return total
         previews = [bucket.preview(g, hyper) for (_, bucket), g, hyper in zip(work, grads, hypers, strict=True)]
         return combine((stats, bucket.shards) for stats, (_, bucket) in zip(previews, work, strict=True))
 
     def _look_for_history(self, work: list[tuple[Group, Bucket]]) -> None:
-        # Until the first gradient has been seen, and then never again, the host waits for the count of live coordinates.
+        # Until the first gradient has been seen, and then after edits alone, the host waits for the count of live coordinates.
         if self.rule.normalised and not self._has_history:
-            self._has_history = bool(_total(work)[1] > 0)
+            self._has_history = _has_live(_total(work))
 
     def _tick(self, work: list[tuple[Group, Bucket]]) -> dict[torch.device, Scalar]:
         """Count the step. Where a device's only bucket can count on the device, it will: one launch less."""
@@ -175,7 +180,8 @@ class AdaptiveOptimizer(Optimizer):
         return built
 
     def _as_before(self, built: list[tuple[Group, Bucket]]) -> bool:
-        if sum([len(group["params"]) for group in self.param_groups]) != self._parameters:
+        # A user may put other parameters in a group, or have them stepped in another way.
+        if self._identities() != self._parameters or self._flags() != self._ways:
             return False
         # A state that was cleared or replaced: compared by identity, the old ones are kept alive by the leaves.
         if [*map(id, self.state.values())] != self._states:
@@ -198,7 +204,7 @@ class AdaptiveOptimizer(Optimizer):
                 mode = choose_mode(group, leaf.p, type(self).__name__)
                 key = (number, mode, leaf.p.device, leaf.p.dtype, leaf.m.dtype, leaf.shards)
                 found.setdefault(key, []).append(leaf)
-        self._parameters = index
+        self._parameters, self._ways = self._identities(), self._flags()
         self._states = [*map(id, self.state.values())]
         leaves = [(self.param_groups[key[0]], leaf) for key, members in found.items() for leaf in members]
         self._clock = Clock([(leaf, bool(group["capturable"])) for group, leaf in leaves])
@@ -206,6 +212,12 @@ class AdaptiveOptimizer(Optimizer):
             (self.param_groups[key[0]], make_bucket(key[1], members, self.param_groups[key[0]]["seed"]))
             for key, members in found.items()
         ]
+
+    def _identities(self) -> list[int]:
+        return [id(param) for group in self.param_groups for param in group["params"]]
+
+    def _flags(self) -> list[Any]:
+        return [group[name] for group in self.param_groups for name in ("foreach", "fused", "capturable")]
 
     def _check_capture(self) -> None:
         if not _capturing():
@@ -221,6 +233,10 @@ class AdaptiveOptimizer(Optimizer):
 
 def _total(work: list[tuple[Group, Bucket]]) -> Tensor:
     return combine((bucket.stats(), bucket.shards) for _, bucket in work)
+
+
+def _has_live(total: Tensor) -> bool:
+    return bool(total[1] > 0)
 
 
 def _capturing() -> bool:

@@ -38,8 +38,12 @@ class Bucket(ABC):
         self._measured_eps: Scalar | None = None
 
     def stale(self, hyper: Hyper) -> bool:
-        """Whether ε or some v changed since the sums were taken: after loading, or by an edit from outside."""
-        if self._measured_eps is None or bool(self._measured_eps != hyper.eps):
+        """Whether ε or some v changed since the sums were taken."""
+        return self.edited() or bool(self._measured_eps != hyper.eps)
+
+    def edited(self) -> bool:
+        """Whether some v is not what this bucket wrote: after loading, or by an edit from outside."""
+        if self._measured_eps is None:
             return True
         return any([leaf.version != leaf.v._version for leaf in self.leaves])  # noqa: C419 - a list is faster
 
