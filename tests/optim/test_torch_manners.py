@@ -276,3 +276,27 @@ def test_autocast_and_accumulation_under_a_scaler(kind) -> None:
         scaler.update()
         first.zero_grad(), second.zero_grad()
     torch.testing.assert_close(weights(a), weights(b), rtol=1e-5, atol=1e-6)
+
+
+@every_kind
+@pytest.mark.parametrize("options", [{}, {"foreach": True}], ids=str)
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_compiled_step_is_a_step(kind, options, whole) -> None:
+    """Torch's own optimizers may be compiled, alone or with the network; ours are left as they are."""
+    compiled, plain = network(), network()
+    first, second = build(kind, compiled.parameters(), **options), build(kind, plain.parameters(), **options)
+
+    def learn(model: nn.Module, x: Tensor, step) -> None:
+        model(x).square().mean().backward()
+        step()
+
+    step = torch.compile(first.step, backend="eager")
+    both = torch.compile(learn, backend="eager")
+    for x in torch.randn(3, 5, 6):
+        if whole:
+            both(compiled, x, first.step)
+        else:
+            learn(compiled, x, step)
+        learn(plain, x, second.step)
+        first.zero_grad(), second.zero_grad()
+    torch.testing.assert_close(weights(compiled), weights(plain))

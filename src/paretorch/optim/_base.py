@@ -102,7 +102,8 @@ class AdaptiveOptimizer(Optimizer):
         super().__setstate__(state)
         self._forget()
 
-    @_disable_dynamo  # it is one kernel already, called with addresses, which torch.compile cannot follow
+    # It is one kernel already, called with addresses, which torch.compile cannot follow; torch.compiler.disable would slow the import.
+    @_disable_dynamo
     def _advance(self) -> None:
         self._check_capture()
         work = self._refreshed()

@@ -81,7 +81,9 @@ def _merged(current: Group, saved: Group, taken: set[str]) -> Group:
     kept = {key: value for key, value in current.items() if key != "params"}
     merged = {**kept, **{key: value for key, value in saved.items() if key in taken}, "version": STATE_VERSION}
     if isinstance(merged["betas"], list | tuple):
-        merged["betas"] = tuple(b.item() if isinstance(b, Tensor) else b for b in merged["betas"])  # Adam allows tensors
+        merged["betas"] = tuple(
+            b.item() if isinstance(b, Tensor) else b for b in merged["betas"]
+        )  # Adam allows tensors
     return merged
 
 
