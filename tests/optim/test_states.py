@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
 from torch.optim import lr_scheduler
 
 from paretorch.errors import ConfigError
@@ -177,3 +178,23 @@ def test_adam_may_have_kept_its_numbers_in_tensors(kind) -> None:
     optimizer.load_state_dict(adam.state_dict())
     train(model, optimizer, 1)
     assert optimizer.param_groups[0]["betas"] == (0.5, 0.75)
+
+
+@every_kind
+def test_a_state_is_of_tensors_and_plain_values(kind) -> None:
+    """Torch gathers the states of sharded networks, and refuses to where it meets anything else."""
+    model = network()
+    first = build(kind, model.parameters(), state_dtype=torch.bfloat16)
+    train(model, first, 1)
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = get_optimizer_state_dict(model, first, options=whole)
+    model.zero_grad()
+    second = build(kind, model.parameters())
+    set_optimizer_state_dict(model, second, state, options=whole)
+    assert second.param_groups[0]["state_dtype"] == torch.bfloat16
+    for p in model.parameters():
+        assert torch.equal(second.state[p]["exp_avg_sq"], first.state[p]["exp_avg_sq"])
+    # As it was saved before.
+    older = first.state_dict()
+    older["param_groups"][0]["state_dtype"] = torch.bfloat16
+    build(kind, model.parameters()).load_state_dict(older)

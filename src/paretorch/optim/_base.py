@@ -18,7 +18,7 @@ from paretorch.optim._leaf import Leaf, check_gradient, new_state
 from paretorch.optim._modes import choose_mode, make_bucket
 from paretorch.optim._norm import combine
 from paretorch.optim._rule import Hyper, Rule, Scalar
-from paretorch.optim._state import STATE_VERSION, restore
+from paretorch.optim._state import STATE_VERSION, plain, restore
 
 Group = dict[str, Any]
 Params = Iterable[Tensor] | Iterable[Group] | Iterable[tuple[str, Tensor]]
@@ -92,6 +92,14 @@ class AdaptiveOptimizer(Optimizer):
                 loss = closure()
         self._advance()
         return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of every torch optimizer, of tensors and plain values."""
+        first = self.register_state_dict_post_hook(plain, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            first.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, also one of torch.optim.Adam or of an earlier version; unknown entries are dropped."""

@@ -20,7 +20,15 @@ from paretorch.errors import ConfigError
 STATE_VERSION = 1
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _HOW = frozenset({"foreach", "fused", "capturable", "differentiable", "state_dtype", "seed"})
+_DTYPES = {str(each).removeprefix("torch."): each for each in (torch.float32, torch.float64, torch.bfloat16)}
 Group = dict[str, Any]
+
+
+def plain(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """With the names of dtypes in place of these: checkpoints of sharded networks are gathered of plain values alone."""
+    names = {each: name for name, each in _DTYPES.items()}
+    groups = [{**g, "state_dtype": names.get(g["state_dtype"], g["state_dtype"])} for g in state_dict["param_groups"]]
+    return {**state_dict, "param_groups": groups}
 
 
 def restore(
@@ -80,10 +88,10 @@ def _newest(state_dict: Mapping[str, Any]) -> int:
 def _merged(current: Group, saved: Group, taken: set[str]) -> Group:
     kept = {key: value for key, value in current.items() if key != "params"}
     merged = {**kept, **{key: value for key, value in saved.items() if key in taken}, "version": STATE_VERSION}
-    if isinstance(merged["betas"], list | tuple):
-        merged["betas"] = tuple(
-            b.item() if isinstance(b, Tensor) else b for b in merged["betas"]
-        )  # Adam allows tensors
+    if isinstance(merged["state_dtype"], str):
+        merged["state_dtype"] = _DTYPES.get(merged["state_dtype"], merged["state_dtype"])
+    if isinstance(merged["betas"], list | tuple):  # Adam allows tensors
+        merged["betas"] = tuple(b.item() if isinstance(b, Tensor) else b for b in merged["betas"])
     return merged
 
 
