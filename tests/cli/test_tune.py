@@ -109,6 +109,12 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
 
 
+def test_values_are_put_in_order(tmp_path: Path) -> None:
+    words = [*_QUICK, "--method", "grid", "--epsilons", "0.1", "--out", str(tmp_path)]
+    _tune(*words, "--trials", "1", "--alphas", "1,0.01,0.1")
+    assert "lr 0.01, eps" in _tune(*words, "--trials", "2", "--alphas", "0.1,1,0.01"), "the same search goes on"
+
+
 def test_sgd_has_a_learning_rate_alone(tmp_path: Path) -> None:
     told = _tune(*_QUICK, "--optimizer", "sgd", "--alphas", "0.01,0.1,1", "--trials", "9", "--out", str(tmp_path))
     assert len(told.strip().splitlines()) == 4

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
 
-from paretorch.optim.tuning.plots import heat_map
+from paretorch.optim.tuning.plots import STEPS, heat_map
 from paretorch.report.curves import Curve, curves
 from paretorch.report.picture import save
 from paretorch.report.svg import WIDTH
@@ -59,8 +60,24 @@ def test_with_a_floor_tenths_are_equally_far_apart() -> None:
     assert ups[3] == ups[4] == ups[5], "what is below the floor lies on it"
 
 
-def test_the_legend_of_a_heat_map_fits() -> None:
-    picture = ElementTree.fromstring(heat_map("h", [0.1, 1.0], [1e-8, 1e-3], [[9.0, 8.0], [5.0, 5.4]]))
-    last = picture.findall("text")[-1]
-    assert last.text == "diverged"
-    assert float(last.get("x", "")) + 6 * len("diverged") < WIDTH
+@pytest.mark.parametrize(
+    "steps", [STEPS, [0.0069, 0.014, 0.028, 0.069, 0.14, 0.28], [610, 1200, 2400, 6100, 12000, 24000]]
+)
+@pytest.mark.parametrize("columns", [1, 2, 8, 13, 21])
+def test_the_words_of_a_heat_map_fit(steps, columns) -> None:
+    epsilons = [1e-8 * 10**j for j in range(columns)]
+    picture = ElementTree.fromstring(heat_map("h", [0.1, 1.0], epsilons, np.ones((2, columns)), None, steps, ""))
+    rows: dict[str, list[tuple[float, float]]] = {}
+    for each in picture.findall("text"):
+        length = 6 * len(each.text or "")
+        start = (
+            float(each.get("x", "")) - {"start": 0, "middle": length / 2, "end": length}[each.get("text-anchor", "")]
+        )
+        rows.setdefault(each.get("y", ""), []).append((start, start + length))
+    for spans in rows.values():
+        spans.sort()
+        assert all(end < start for (_, end), (start, _) in itertools.pairwise(spans))
+        assert spans[-1][1] < WIDTH
+    height = float(picture.get("viewBox", "").split()[-1])
+    assert max(map(float, rows)) < height
+    assert picture.findall("text")[-1].text == "diverged"

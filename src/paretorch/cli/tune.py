@@ -126,7 +126,8 @@ def tune(
 
 
 def _values(text: str, flag: str) -> list[float]:
+    """In order: descent looks among neighbours, and so does a reader of the heat map."""
     found = numbers(text, flag)
     if not all(math.isfinite(value) and value > 0 for value in found) or len(set(found)) < len(found):
         raise ConfigError(f"{flag} takes positive numbers, each once, such as 0.1,0.5,1, not {text!r}.")
-    return found
+    return sorted(found)

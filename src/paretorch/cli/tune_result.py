@@ -78,7 +78,7 @@ def write(found: "Found", trial: Trial) -> None:
 
 def _draw(found: "Found", trial: Trial, best: float) -> None:
     (label, unit), recipe = trial.error, trial.recipe
-    steps = STEPS if unit == " %" else [step * abs(best) / 100 for step in STEPS]
+    steps = STEPS if unit == " %" else [float(f"{step * abs(best) / 100:.2g}") for step in STEPS]
     title = f"{label} of {recipe.optimizer}, {recipe.network} on {recipe.data}"
     chart = heat_map(title, found.alphas, found.epsilons, found.errors, found.tried, steps, unit)
     save(chart, trial.folder / "heatmap.svg")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,8 @@ from paretorch.report.svg import WIDTH, figure, rect, text
 
 STEPS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 """The gaps to the best, in the unit of the errors, at which the colour of a heat map changes."""
+_LETTER = 6.5
+"""About the width of one, in the units of the picture."""
 
 
 def heat_map(
@@ -47,12 +50,13 @@ def heat_map(
             tip = f"α = {alpha:g}, ε = {eps:g}: {said}"
             body.append(rect(left + j * side, y, side - 1, tall - 1, kind, tip, 1.0))
     body += _dots(table, fine, left, bottom, side, tall)
-    for j in range(0, len(epsilons), max(1, len(epsilons) // 7)):
-        body.append(text(left + (j + 0.5) * side, bottom + 14, f"{epsilons[j]:g}", "middle"))
+    words = [f"{eps:g}" for eps in epsilons]
+    for j in range(0, len(words), math.ceil(_LETTER * (max(map(len, words)) + 1) / side)):
+        body.append(text(left + (j + 0.5) * side, bottom + 14, words[j], "middle"))
     body += [text(left + len(epsilons) * side / 2, bottom + 29, "ε", "middle"), text(8, top + 4, "α")]
-    body += _legend(bottom + 38, steps, unit)
+    legend, below = _legend(bottom + 38, steps, unit)
     said = f"Best {best:.4g}{unit}; {int(fine.sum())} settings known, {int((known & ~fine).sum())} diverged."
-    return figure("heat", title, f"{title}. {said}", bottom + 58, body)
+    return figure("heat", title, f"{title}. {said}", below + 20, [*body, *legend])
 
 
 def _shade(gap: float, steps: Sequence[float]) -> int:
@@ -68,12 +72,16 @@ def _dots(table: Floats, fine: NDArray[np.bool_], left: float, bottom: float, si
     return found
 
 
-def _legend(y: float, steps: Sequence[float], unit: str) -> list[str]:
+def _legend(y: float, steps: Sequence[float], unit: str) -> tuple[list[str], float]:
+    """What the colours mean, in as many rows as that needs, and where the last of them is."""
     words = [f"≤ {step:g}" for step in steps] + [f"> {steps[-1]:g}", "diverged"]
     kinds = [f"h{i}" for i in range(len(steps) + 1)] + ["diverged"]
     label = f"gap{unit}"
-    body, x = [text(4, y + 9, label)], 9 + 6.2 * len(label)
+    body, x = [text(4, y + 9, label)], 10 + _LETTER * len(label)
     for word, kind in zip(words, kinds, strict=True):
+        length = 12 + 6.2 * len(word)
+        if x + length > WIDTH - 2:
+            x, y = 10 + _LETTER * len(label), y + 15
         body += [rect(x, y, 9, 9, kind), text(x + 12, y + 9, word)]
-        x += 21 + 6.2 * len(word)
-    return body
+        x += length + 7
+    return body, y
