@@ -15,6 +15,7 @@ import pytest
 
 from paretorch.errors import ConfigError, DivergenceError, MissingExtraError
 from paretorch.optim import tuning
+from paretorch.optim.tuning import storage
 from paretorch.optim.tuning.storage import open_study
 
 ALPHAS, EPSILONS = tuning.alpha_grid(), tuning.eps_grid()
@@ -183,3 +184,51 @@ def test_workers_with_one_seed_never_draw_alike() -> None:
     drawn = [study.ask().suggest_float("x", 0, 1) for _ in range(5)]
     assert len(set(drawn)) == 5
     assert drawn == [twin.ask().suggest_float("x", 0, 1) for _ in range(5)]
+
+
+def test_a_trial_of_an_earlier_process_with_our_number_is_taken_over(tmp_path, monkeypatch) -> None:
+    """As in a container that was killed and started again: the same host, the same number."""
+    study = open_study(tmp_path / "trials.journal", "tuning", {"alphas": [0.1], "epsilons": [1.0]})
+    trial = study.ask()
+    trial.suggest_int("alpha", 0, 0), trial.suggest_int("eps", 0, 0)
+    storage.sign_of_life(trial)
+    monkeypatch.setattr(storage, "_BEGAN", time.time())
+    found = tuning.search(bowl, [0.1], [1.0], trials=1, storage=tmp_path / "trials.journal")
+    assert found.tried.all()
+
+
+def one_is_slow(alpha: float, eps: float, beat) -> float:
+    time.sleep(3 if alpha == 2 else 0)
+    return alpha
+
+
+def help_with_two(place: str) -> None:
+    tuning.search(one_is_slow, [1.0, 2.0], [0.1], method="grid", trials=2, storage=place)
+
+
+def test_who_has_nothing_left_to_try_waits(tmp_path) -> None:
+    place = str(tmp_path / "trials.journal")
+    workers = [multiprocessing.get_context("spawn").Process(target=help_with_two, args=(place,)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    facts = {"alphas": [1.0, 2.0], "epsilons": [0.1]}
+    assert len(open_study(place, "tuning", facts).trials) < 20, "no trials are made up while one waits for another"
+
+
+def test_a_journal_whose_last_line_is_torn_goes_on(tmp_path) -> None:
+    place = tmp_path / "trials.journal"
+    tuning.search(bowl, ALPHAS[:2], EPSILONS[:2], trials=3, storage=place)
+    with place.open("ab") as journal:
+        journal.write(b'{"op_code":4,"work')
+    for _ in range(2):
+        assert tuning.search(bowl, ALPHAS[:2], EPSILONS[:2], trials=4, storage=place).tried.all()
+
+
+def test_a_file_that_is_no_journal_is_left_alone(tmp_path) -> None:
+    place = tmp_path / "notes"
+    place.write_text("to do\n")
+    with pytest.raises(ConfigError, match="no journal"):
+        tuning.search(bowl, ALPHAS[:2], EPSILONS[:2], trials=1, storage=place)
+    assert place.read_text() == "to do\n"

@@ -21,6 +21,7 @@ from paretorch.errors import ConfigError, MissingExtraError
 _ATTEMPTS = 10
 _LOST_AFTER = 1800.0
 """Seconds without a sign of life after which a worker on another machine counts as dead."""
+_BEGAN = time.time()
 
 
 def open_study(place: str | Path | None, name: str, facts: Mapping[str, Any]) -> Study:
@@ -54,7 +55,7 @@ def quiet() -> Iterator[None]:
 
 def _storage(place: str | Path | None) -> Any:
     from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
+    from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
     if place is None:
         return None
@@ -62,7 +63,9 @@ def _storage(place: str | Path | None) -> Any:
     try:
         if "://" not in text:
             Path(text).parent.mkdir(parents=True, exist_ok=True)
-            return JournalStorage(JournalFileBackend(text))
+            lock = JournalFileSymlinkLock(text)
+            _check_journal(Path(text), lock)
+            return JournalStorage(JournalFileBackend(text, lock))
         return _database(text)
     except ImportError as error:
         scheme = text.split(":")[0]
@@ -75,6 +78,24 @@ def _storage(place: str | Path | None) -> Any:
         if type(error).__module__.split(".")[0] != "sqlalchemy":
             raise
         raise _unusable(text, error) from error
+
+
+def _check_journal(file: Path, lock: Any) -> None:
+    """Refuse a file of another kind, and cut off a last line that a worker died while writing (or a full disk tore).
+
+    What others append would become part of that line, and the journal could not be read any more.
+    """
+    content = file.read_bytes() if file.is_file() else b""
+    if content and not content.startswith(b"{"):
+        raise ValueError("it is no journal of trials")
+    if not content or content.endswith(b"\n"):
+        return
+    lock.acquire()
+    try:
+        content = file.read_bytes()  # again: a worker that lives may have been writing it
+        os.truncate(file, content.rfind(b"\n") + 1)
+    finally:
+        lock.release()
 
 
 def _database(url: str) -> Any:
@@ -113,7 +134,11 @@ def is_dead(trial: FrozenTrial) -> bool:
     if host != socket.gethostname():
         began = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
         return bool(time.time() - max(when, began) > _LOST_AFTER)
-    return process != os.getpid() and not _exists(process)
+    if process == os.getpid():
+        return bool(
+            when < _BEGAN
+        )  # of an earlier process that had our number, as in a container that was started again
+    return not _exists(process)
 
 
 def _exists(process: int) -> bool:

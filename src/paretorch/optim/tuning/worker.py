@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from paretorch.optim.tuning.storage import is_dead, open_study, quiet, sign_of_l
 
 METHODS = (*SAMPLERS, "grid")
 _REPEATS = 10
+_PAUSE = 1.0
+"""Seconds between two looks at whether others have finished the settings that are left."""
 Cell = tuple[int, int]
 Beat = Callable[[], None]
 Train = Callable[[float, float, Beat], float]
@@ -109,6 +112,9 @@ def _work(
     wanted, repeats = min(trials, len(alphas) * len(epsilons)), 0
     while (found := _known(study, alphas, epsilons)).tried.sum() < wanted:
         _take_over(study)
+        if not _free(study, found):
+            time.sleep(_PAUSE)
+            continue
         if method == "grid" or repeats >= _REPEATS:
             _enqueue_untried(study, found, by_chance=repeats > 0)
         trial = study.ask()
@@ -185,12 +191,17 @@ def _take_over(study: Study) -> None:
             queued.add(cell)
 
 
+def _free(study: Study, found: Found) -> list[Cell]:
+    """The settings that nobody tried or is busy with."""
+    rows = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    busy = {_cell(each) for each in rows if not is_dead(each)}
+    return [(i, j) for i, j in np.argwhere(~found.tried).tolist() if (i, j) not in busy]
+
+
 def _enqueue_untried(study: Study, found: Found, by_chance: bool) -> None:
-    """The first setting that nobody tried or is busy with, or any: workers that met at one part ways."""
-    rows = study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING))
-    busy = {_cell(each) for each in rows}
-    free = [cell for cell in map(tuple, np.argwhere(~found.tried).tolist()) if cell not in busy]
-    if free and not any(each.state == TrialState.WAITING for each in rows):
+    """The first setting that is free, or any: workers that met at one part ways."""
+    free = _free(study, found)
+    if free and not study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
         cell = free[np.random.default_rng().integers(len(free)) if by_chance else 0]
         study.enqueue_trial({"alpha": cell[0], "eps": cell[1]})
 
