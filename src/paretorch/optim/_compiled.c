@@ -11,6 +11,16 @@
 enum { UPDATE, PREVIEW, MEASURE };
 enum { MOST_THREADS = 256 };
 
+/* OpenMP's, if torch has brought it along: its threads are awake after a backward pass, and new ones would have to share
+   the cores with them. */
+#ifdef __linux__
+extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) __attribute__((weak));
+#define HAVE_POOL (GOMP_parallel != 0)
+#else
+#define GOMP_parallel(call, work, threads, flags)
+#define HAVE_POOL 0
+#endif
+
 typedef struct {
     REAL *p, *g, *m, *v; /* without a gradient, g is null and the chunk is left as it is */
     int64_t length;
@@ -79,22 +89,31 @@ static void take(Chunk *c, const Numbers *n) {
         step(c, n, UPDATE, 0, 0);
 }
 
-static void *take_all(void *given) {
+static void take_all(void *given) {
     Work *work = given;
     for (;;) {
         const int64_t i = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED);
         if (i >= work->count)
-            return 0;
+            return;
         if (work->chunks[i].g || work->numbers->mode == MEASURE)
             take(&work->chunks[i], work->numbers);
     }
 }
 
+static void *thread(void *work) {
+    take_all(work);
+    return 0;
+}
+
 void adaptive_step(Chunk *chunks, int64_t count, const Numbers *numbers, int64_t threads) {
     Work work = {chunks, count, 0, numbers};
+    if (HAVE_POOL && threads > 1) {
+        GOMP_parallel(take_all, &work, (unsigned)threads, 0);
+        return;
+    }
     pthread_t others[MOST_THREADS];
     int64_t started = 0;
-    while (started < threads - 1 && started < MOST_THREADS && !pthread_create(&others[started], 0, take_all, &work))
+    while (started < threads - 1 && started < MOST_THREADS && !pthread_create(&others[started], 0, thread, &work))
         started++;
     take_all(&work);
     while (started > 0)
