@@ -65,9 +65,8 @@ def _compiles(words: list[str]) -> bool:
 
 def _kept() -> Path | None:
     """Where libraries are kept, if nobody else can write there: what is found there will be run."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "paretorch"
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paretorch"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
     except (OSError, RuntimeError):
@@ -77,11 +76,11 @@ def _kept() -> Path | None:
 
 def _key(source: Path, words: list[str]) -> str:
     """Of all that the library depends on; home folders are shared by machines with other processors."""
-    facts = [source.read_text(), *words, platform.machine(), platform.processor(), _processor()]
+    facts = [*words, platform.machine(), _processor()]
     compiler = shutil.which(words[0])
     if compiler:
         facts.append(f"{os.path.realpath(compiler)} {os.stat(compiler).st_mtime_ns}")
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    return hashlib.sha256(source.read_bytes() + "\n".join(facts).encode()).hexdigest()[:16]
 
 
 def _processor() -> str:
