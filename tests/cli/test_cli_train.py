@@ -95,6 +95,7 @@ def test_pruning_chooses_the_method(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["train", "--network", "resnet21", "--data", "digits"], "did you mean"),
+        (["train", "--network", "resnet20", "--data", "digits"], 'try network_options={"channels": 1}'),
         (["train", "--data", "mnist"], "There is no image set 'mnist'"),
         (["train", *_SMALL, "--optimizer", "sdg"], "choose one of sgd"),
         (["train", *_SMALL, "--pruning", "gpm"], "choose one of cs, mp, gmp, st3"),

@@ -82,7 +82,8 @@ def _check_fit(model: nn.Module, image: Tensor, recipe: Recipe) -> None:
         with in_eval(model):
             run_example(model, image.float())
     except ConfigError as error:
-        raise ConfigError(f"{recipe.network} cannot take the images of {recipe.data}: {error}") from error
+        hint = f'; try network_options={{"channels": {image.shape[1]}}}' if "channels" in str(error) else ""
+        raise ConfigError(f"{recipe.network} cannot take the images of {recipe.data}: {error}{hint}") from error
 
 
 def _check_search(recipe: Recipe, task: Task) -> None:
