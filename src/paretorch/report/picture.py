@@ -7,11 +7,11 @@ from pathlib import Path
 from paretorch.report.style import CSS
 
 SERIES = ("#1f6feb", "#b45309", "#0f766e", "#7c3aed", "#6b7280", "#be185d")
-_HEAT = ("#08306b", "#1c5ca3", "#3f8fc5", "#79b7d9", "#b3d3e8", "#d9e7f5", "#f2f6fb")
+_HEAT = ("#08306b", "#1c5ca3", "#3f8fc5", "#79b7d9", "#a6cbe5", "#c6dcf0", "#dfeaf6")
 _STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#57606a}.grid{stroke:#e4e8ec}.axis{stroke:#57606a}"
     ".line{fill:none;stroke-width:1.8;stroke-linejoin:round}.band{opacity:.15}.best{fill:#ffb000}"
-    ".diverged{fill:#c9c9c9}.unknown{fill:none;stroke:#e4e8ec}"
+    ".diverged{fill:#c9c9c9}.unknown{fill:none;stroke:#d0d7de}"
     + "".join(f".h{i}{{fill:{colour}}}" for i, colour in enumerate(_HEAT))
     + "".join(f".s{i}{{stroke:{colour}}}.b{i},.c{i}{{fill:{colour}}}" for i, colour in enumerate(SERIES))
     + ".track{fill:#eef1f4}"

@@ -74,8 +74,8 @@ def _dots(table: Floats, fine: NDArray[np.bool_], left: float, bottom: float, si
 
 def _legend(y: float, steps: Sequence[float], unit: str) -> tuple[list[str], float]:
     """What the colours mean, in as many rows as that needs, and where the last of them is."""
-    words = [f"≤ {step:g}" for step in steps] + [f"> {steps[-1]:g}", "diverged"]
-    kinds = [f"h{i}" for i in range(len(steps) + 1)] + ["diverged"]
+    words = [f"≤ {step:g}" for step in steps] + [f"> {steps[-1]:g}", "diverged", "not tried", "the best α of an ε"]
+    kinds = [f"h{i}" for i in range(len(steps) + 1)] + ["diverged", "unknown", "best"]
     label = f"gap{unit}"
     body, x = [text(4, y + 9, label)], 10 + _LETTER * len(label)
     for word, kind in zip(words, kinds, strict=True):
