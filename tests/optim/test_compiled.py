@@ -57,7 +57,12 @@ def test_it_takes_the_steps_of_the_pieces(kind) -> None:
 
 
 @needs_compiler
-def test_threads_do_not_change_a_bit(monkeypatch) -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_threads_do_not_change_a_bit(own, monkeypatch) -> None:
+    """Neither those of torch's OpenMP nor, where there are none, those that are started for the step."""
+    if own:
+        library = _compiled.build(["REAL=float", "OWN_THREADS"])
+        monkeypatch.setattr(_compiled, "library", lambda dtype: library)
     monkeypatch.setattr(_compiled, "WORTH_A_THREAD", 100)
     before, found = torch.get_num_threads(), []
     try:
@@ -85,12 +90,11 @@ def test_weights_that_were_stepped_between_forward_and_backward_are_noticed() ->
 @needs_compiler
 def test_a_library_is_made_once_and_kept(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source = Path(_compiled.__file__).with_suffix(".c")
-    assert _build.load(source, ["REAL=float"]) is not None
+    assert _compiled.build(["REAL=float"]) is not None
     (made,) = (tmp_path / "paretorch").iterdir()
     assert (tmp_path / "paretorch").stat().st_mode & 0o077 == 0
     monkeypatch.setattr(_build, "_made", lambda source, words, target: target)  # nothing is compiled any more
-    assert _build.load(source, ["REAL=float"])._name == str(made)
+    assert _compiled.build(["REAL=float"])._name == str(made)
 
 
 @needs_compiler
@@ -99,7 +103,7 @@ def test_where_others_may_write_nothing_is_kept_and_nothing_trusted(tmp_path: Pa
     folder = tmp_path / "paretorch"
     folder.mkdir()
     folder.chmod(0o777)
-    assert _build.load(Path(_compiled.__file__).with_suffix(".c"), ["REAL=float"]) is not None
+    assert _compiled.build(["REAL=float"]) is not None
     assert not list(folder.iterdir())
 
 

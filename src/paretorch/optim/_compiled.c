@@ -13,7 +13,7 @@ enum { MOST_THREADS = 256 };
 
 /* OpenMP's, if torch has brought it along: its threads are awake after a backward pass, and new ones would have to share
    the cores with them. */
-#ifdef __linux__
+#if defined(__linux__) && !defined(OWN_THREADS)
 extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) __attribute__((weak));
 #define HAVE_POOL (GOMP_parallel != 0)
 #else

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -100,9 +101,13 @@ class CompiledBucket(Bucket):
 @cache
 def library(dtype: torch.dtype) -> Any:
     """The compiled loop for a dtype, or None where there is none."""
-    real = _REALS.get(dtype)
-    found = real and _build.load(Path(__file__).with_suffix(".c"), [f"REAL={real}"])
-    if not found:
+    return build([f"REAL={_REALS[dtype]}"]) if dtype in _REALS else None
+
+
+def build(definitions: Sequence[str]) -> Any:
+    """The library of `_compiled.c` with these definitions, or None."""
+    found = _build.load(Path(__file__).with_suffix(".c"), definitions)
+    if found is None:
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     found.adaptive_step.argtypes, found.adaptive_step.restype = [pointer, number, pointer, number], None
