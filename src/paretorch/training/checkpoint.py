@@ -46,11 +46,11 @@ class Checkpoint:
         try:
             content = torch.load(path, map_location=device, weights_only=True)
         except Exception as error:  # what a torn or foreign file makes of the unpickler is not ours to list
-            raise ArtefactError(f"{path} is not a readable checkpoint; start again without --resume.") from error
+            raise ArtefactError(f"{path} is not a readable checkpoint; begin the run again, without --resume.") from error
         if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
-            raise ArtefactError(f"{path} is a checkpoint of another format; start again without --resume.")
+            raise ArtefactError(f"{path} is a checkpoint of another format; begin the run again, without --resume.")
         if set(content) != set(cls.__dataclass_fields__):
-            raise ArtefactError(f"{path} lacks parts of a checkpoint; start again without --resume.")
+            raise ArtefactError(f"{path} lacks parts of a checkpoint; begin the run again, without --resume.")
         content["random"] = {name: state.cpu() for name, state in content["random"].items()}
         return cls(**content)
 
