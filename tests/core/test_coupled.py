@@ -316,6 +316,21 @@ def test_resuming_continues_bit_for_bit() -> None:
     assert all(torch.equal(value, other.state_dict()[key]) for key, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_left_trains_while_a_loss_of_before_is_alive(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = Residual().to(dtype), X.to(dtype)
+    plan = pt.compress(model, _half(), steps=2, example=x)
+    loss = model(x).square().mean()
+    loss.backward()
+    plan.harden()
+    small = plan.finalize()
+    assert all(p.grad is None or p.grad.shape == p.shape for p in small.parameters())
+    small(x).square().mean().backward()
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in small.parameters())
+    assert loss.requires_grad
+
+
 def test_it_compiles_without_a_break() -> None:
     torch.manual_seed(0)
     model = Residual()

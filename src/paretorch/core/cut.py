@@ -35,9 +35,20 @@ def keep_channels(model: nn.Module, edit: Mapping[str, Any]) -> None:
     for side, name, keep in _sides(edit):
         module = _module(model, name)
         for attribute, axis, kept in _places(module, name, side, keep):
-            tensor = getattr(module, attribute)
-            tensor.data = _select(tensor.data, axis, kept)
+            _replace(getattr(module, attribute), axis, kept)
         _resize(module, side, keep)
+
+
+def _replace(tensor: Tensor, axis: int, keep: Tensor) -> None:
+    """Cut a tensor in place: the object stays, its gradient goes.
+
+    While some output or loss of before is alive, torch goes on expecting gradients of the old shape; data of another
+    dtype in between make it forget that.
+    """
+    left = _select(tensor.data, axis, keep)
+    tensor.grad = None
+    tensor.data = left.to(torch.float16 if left.dtype == torch.float64 else torch.float64)
+    tensor.data = left
 
 
 def cut_state(state: Mapping[str, Tensor], model: nn.Module, edits: Iterable[Mapping[str, Any]]) -> dict[str, Tensor]:
