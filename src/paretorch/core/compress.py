@@ -201,7 +201,7 @@ def _bind(relaxation: Relaxation, method: Method, state: PlanState, site: Site) 
         shared = f"{site.name}_{method.room}"
     if shared and not hasattr(state.root, shared):
         start = relaxation.decision.detach().clone()
-        state.add_shared(
+        state.add_decision(
             shared, start.flatten() if common else start
         )  # what many weights share has no shape of its own
     relaxation.bind(state.root, shared)

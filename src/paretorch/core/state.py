@@ -11,6 +11,7 @@ Buffers on the root and no submodule: a model that iterates over its children (`
 import json
 from collections.abc import Callable
 from dataclasses import MISSING, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ class PlanState:
             root.register_load_state_dict_post_hook(self._reread),
         ]
         self._hard = False
+        self._decisions: list[str] = []
 
     def watch(self, on_phase: Callable[[bool], None]) -> None:
         """Call back when a loaded state changes the phase."""
@@ -72,8 +74,16 @@ class PlanState:
         self.root.register_parameter(name, value if isinstance(value, nn.Parameter) else nn.Parameter(value))
         self._names.append(name)
 
+    def add_decision(self, name: str, value: Tensor) -> None:
+        """As `add_shared`, of a decision: it stays fp32 when the model changes its dtype."""
+        self.add_shared(name, value)
+        self._decisions.append(name)
+        # Of this module alone, and with it as an argument: a deep copy gets one for the copy.
+        self.root.__dict__["_apply"] = partial(_move, self.root, self._decisions)
+
     def remove(self) -> None:
         """Leave no buffer, parameter or hook behind."""
+        self.root.__dict__.pop("_apply", None)
         for handle in self._handles:
             handle.remove()
         for name in self._names:
@@ -104,6 +114,17 @@ class PlanState:
     def _reread(self, *_: Any) -> None:
         phase: Tensor = getattr(self.root, f"{PREFIX}phase")
         self._on_phase(bool(phase))
+
+
+def _move(root: nn.Module, decisions: list[str], fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """`root._apply(fn)`, after which the decisions on it are fp32 as before, and not by way of fewer digits."""
+    before = {name: getattr(root, name).data for name in decisions}
+    type(root)._apply(root, fn, recurse)
+    for name, data in before.items():
+        parameter: nn.Parameter = getattr(root, name)
+        if parameter.dtype != data.dtype:
+            parameter.data = data.to(parameter.device)
+    return root
 
 
 def _describe(method: Method) -> dict[str, str]:
