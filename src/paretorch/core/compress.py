@@ -2,16 +2,18 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from paretorch.core.attach import attach
-from paretorch.core.budget_bytes import ByteBudget, Meter, assign_targets
+from paretorch.core.budget_bytes import ByteBudget, Edit, Meter, assign_targets
 from paretorch.core.channels import Channels, Coupling
 from paretorch.core.couple import couple
 from paretorch.core.groups import grouping
+from paretorch.core.leave import earlier_edits
 from paretorch.core.method import Method, Term
 from paretorch.core.mixing import Mix, install, on_templates
 from paretorch.core.noise import seed_for
@@ -51,6 +53,9 @@ def compress(
     aimed = on_weights
     if budget is not None and not on_weights:
         raise ConfigError("budget= counts the bytes of the weights: give a method that acts on weights too")
+    if meter is not None:
+        before = earlier_edits(model, [site for own in chosen.values() for site in own])
+        meter = partial(_after, meter, before)
     if budget is not None and meter is not None:
         aimed = assign_targets(on_weights, model, chosen, budget, meter)
     for method in aimed:
@@ -106,6 +111,11 @@ def compress(
         given = frozenset(method.room for method in on_weights if method.share is not None)
         plan.keep_to(ByteBudget(budget, meter, given))
     return plan
+
+
+def _after(meter: Meter, before: Sequence[Edit], state: Mapping[str, Tensor], edits: Sequence[Edit]) -> int:
+    """The bytes of a file that tells of the edits of earlier plans, too."""
+    return meter(state, [*before, *edits])
 
 
 def _choose(method: Method, sites: Sequence[Site]) -> list[Site]:

@@ -17,6 +17,18 @@ from paretorch.core.spots import Spot, detach_output, edit_of, state_of
 from paretorch.core.tensors import is_sharded, whole
 from paretorch.errors import ConfigError
 
+EDITS = "paretorch_edits"
+
+
+def earlier_edits(model: nn.Module, sites: Sequence[Site]) -> list[Edit]:
+    """What plans before this one did to the model: a file starts from the network as it was built.
+
+    Scales are about values, and those of the sites are about to change.
+    """
+    names = {site.name for site in sites}
+    edits: list[Edit] = model.__dict__.get(EDITS, [])
+    return [edit for edit in edits if edit["kind"] != "scale" or edit["weight"] not in names]
+
 
 @dataclass(frozen=True)
 class Attached:
@@ -98,6 +110,13 @@ class Attached:
         for edit in edits:
             if edit["kind"] == "keep_channels":
                 keep_channels(self.model, edit)
+
+    def note(self, edits: Sequence[Edit]) -> None:
+        """Let the model carry its edits, those of plans before this one first."""
+        every = [*earlier_edits(self.model, self.sites), *edits]
+        self.model.__dict__.pop(EDITS, None)
+        if every:
+            self.model.__dict__[EDITS] = every
 
     def trim(self, budget: ByteBudget, edits: list[Edit]) -> None:
         """Bring the plain network's file below its budget."""

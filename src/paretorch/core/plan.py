@@ -278,8 +278,7 @@ class Plan:
         self._attached.cut(edits)
         if self._budget is not None:
             self._attached.trim(self._budget, edits)
-        if edits:
-            self.model.__dict__["paretorch_edits"] = edits
+        self._attached.note(edits)
         return self.model
 
     # Saving
