@@ -103,3 +103,15 @@ def test_methods_may_act_on_different_layers() -> None:
 def test_a_number_selects_nothing() -> None:
     with pytest.raises(ConfigError, match="name pattern"):
         choose(find_sites(Net()), 3, ())
+
+
+def test_weights_that_share_a_decision_start_it_alike() -> None:
+    options = {"group": "network", "overrides": {"1": {"init": 0.5}}}
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    with pytest.raises(
+        ConfigError, match=r"0\.weight and 1\.weight share a decision, which cannot start at 0 and at 0\.5"
+    ):
+        compress(model, ContinuousSparsification(**options), steps=1)
+    with pytest.raises(ConfigError, match="share a decision"):
+        compress(model, ContinuousSparsification(**{**options, "group": "channel"}), steps=1, example=torch.ones(1, 4))
+    compress(model, ContinuousSparsification(init=0.5, group="network", overrides={"1": {"group": "layer"}}), steps=1)

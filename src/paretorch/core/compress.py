@@ -73,6 +73,7 @@ def compress(
     acting = {site.name: sorted((m for m in aimed if site in chosen[m.room]), key=lambda m: m.order) for site in every}
     touched = [site for site in every if acting[site.name]]
     made = [_relax(acting[site.name], site, seed, couplings) for site in touched]
+    _check_starts(touched, made, acting)
     for method in aimed:
         own = [r for relaxations in made for r in relaxations if r.room == method.room]
         sizes = [float(torch.as_tensor(r.grouping.sizes).min()) for r in own]
@@ -181,6 +182,29 @@ def _relax(methods: list[Method], site: Site, seed: int, couplings: Mapping[str,
     return relaxations
 
 
+def _check_starts(
+    sites: Sequence[Site], made: Sequence[Sequence[Relaxation]], acting: Mapping[str, Sequence[Method]]
+) -> None:
+    """Refuse overrides by which weights that share one decision would start it at different values."""
+    starts: dict[str, tuple[float, str]] = {}
+    for site, relaxations in zip(sites, made, strict=True):
+        for relaxation, method in zip(relaxations, acting[site.name], strict=True):
+            if relaxation.s is None or not _is_common(relaxation, method.for_site(site)):
+                continue
+            start = float(relaxation.s.detach().flatten()[0])
+            other, name = starts.setdefault(relaxation.room, (start, site.name))
+            if start != other:
+                raise ConfigError(
+                    f"overrides: {name} and {site.name} share a decision, which cannot start at {other:g} and at {start:g}: "
+                    "give one value for all"
+                )
+
+
+def _is_common(relaxation: Relaxation, method: Method) -> bool:
+    """Whether the decision is one for many weights: for the network, or for coupled channels."""
+    return method.group == "network" or isinstance(relaxation.grouping, Channels)
+
+
 def _relax_outputs(
     methods: tuple[Method, ...], model: nn.Module, example: Tensor | None, seed: int, cut: bool
 ) -> list[tuple[Spot, Chain]]:
@@ -205,7 +229,7 @@ def _relax_outputs(
 
 
 def _bind(relaxation: Relaxation, method: Method, state: PlanState, site: Site) -> None:
-    common = method.group == "network" or isinstance(relaxation.grouping, Channels)
+    common = _is_common(relaxation, method)
     shared = f"{PREFIX}{method.room}_shared" if common else ""
     if isinstance(site, Template) and not common:
         shared = f"{site.name}_{method.room}"
