@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from paretorch import Plan, compress
+from paretorch import ContinuousSparsification, Plan, compress
 from paretorch.errors import ConfigError
-from tests.core.tiny import batch, both, small_net, train
+from tests.core.tiny import batch, both, small_net, train, trained
 
 
 class Wrapper(nn.Module):
@@ -79,3 +79,19 @@ def test_metrics() -> None:
     assert metrics["bits"] == pytest.approx(8.0, abs=1e-4)
     plan.step()
     assert plan.metrics()["step"] == 1
+
+
+@pytest.mark.parametrize("what", ["step", "harden", "finalize", "metrics", "penalty", "dense_state_dict"])
+def test_a_plan_that_is_over_says_so(what: str) -> None:
+    _, plan, _ = trained(ContinuousSparsification(target=0.5))
+    plan.finalize()
+    with pytest.raises(ConfigError, match="this plan is over, finalize has ended it"):
+        getattr(plan, what)()
+
+
+def test_a_preview_may_end_in_finalize() -> None:
+    _, plan, _ = trained(ContinuousSparsification(target=0.5))
+    with plan.hardened() as model:
+        expected = model.eval()(batch())
+        small = plan.finalize()
+    assert torch.equal(small(batch()), expected)

@@ -54,6 +54,7 @@ class Plan:
         self._attached = Attached(model, sites, chains, spots)
         self._sites, self._chains, self._terms, self._state = sites, chains, terms, state
         self._budget: ByteBudget | None = None
+        self._over = False  # once finalized
         self._fused = FusedStep()
         model.__dict__[_ATTRIBUTE] = self
         for term in terms:
@@ -87,6 +88,7 @@ class Plan:
 
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """After `optimizer.step()` (and before `scaler.update()`): price, update and clip; then the schedules advance."""
+        self._require_life()
         with torch.no_grad():
             weights = [original(site).data for site in self._sites]
             done = False
@@ -131,10 +133,12 @@ class Plan:
 
     def penalty(self) -> Tensor:
         """The price now, λ_keep Σ keep + λ_bits Σ keep·bits; for logging, the plan adds its gradient itself."""
+        self._require_life()
         return price_now(self._terms)
 
     def metrics(self) -> dict[str, float]:
         """Step, sparsity, bits, temperature … as numbers; reads them from the device, so call it when you log."""
+        self._require_life()
         values: dict[str, Tensor] = {}
         for term in self._terms:
             values |= term.method.measure(term)
@@ -164,6 +168,7 @@ class Plan:
         batches of inputs, re-estimates batch norm. Warns where decisions are still undecided, so that rounding changes the network.
         Refuses, with nothing changed, weights or decisions that are not finite.
         """
+        self._require_life()
         if not self.is_hard:
             self.require_finite()
             for term in self._terms:
@@ -225,7 +230,8 @@ class Plan:
 
     @contextmanager
     def hardened(self) -> Iterator[nn.Module]:
-        """Preview: inside, the model computes with rounded decisions; afterwards everything is as before."""
+        """Preview: inside, the model computes with rounded decisions; afterwards everything is as before, unless it was finalized."""
+        self._require_life()
         if self.is_hard:
             yield self.model
             return
@@ -238,10 +244,11 @@ class Plan:
             self._round()
             yield self.model
         finally:
-            self._set_phase(False)
-            with torch.no_grad():
-                for tensor, value in zip(own, saved, strict=True):
-                    local(tensor).copy_(value)
+            if not self._over:
+                self._set_phase(False)
+                with torch.no_grad():
+                    for tensor, value in zip(own, saved, strict=True):
+                        local(tensor).copy_(value)
 
     def _set_phase(self, hard: bool) -> None:
         self._state.is_hard = hard
@@ -257,6 +264,7 @@ class Plan:
 
     def dense_state_dict(self) -> dict[str, Tensor]:
         """A copy of the state of the plain network: its own keys, effective weights, whole on every rank."""
+        self._require_life()
         return self._attached.dense_state(self._state.order)
 
     def plain_state_dict(self) -> dict[str, Tensor]:
@@ -275,11 +283,18 @@ class Plan:
         self._attached.detach(state)
         self._state.remove()
         del self.model.__dict__[_ATTRIBUTE]
+        self._over = True
         self._attached.cut(edits)
         if self._budget is not None:
             self._attached.trim(self._budget, edits)
         self._attached.note(edits)
         return self.model
+
+    def _require_life(self) -> None:
+        if self._over:
+            raise ConfigError(
+                "this plan is over, finalize has ended it: make a new one with paretorch.compress(model, ...)"
+            )
 
     # Saving
 
