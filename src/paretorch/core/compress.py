@@ -270,6 +270,8 @@ def _check(model: nn.Module, methods: tuple[Method, ...], steps: int, budget: in
     require_count("seed", seed, 0, "give a whole number, 0 or more")
     if budget is not None:
         require_count("budget", budget, 1, "give the bytes of the file, such as 48_000")
+    if taken := [name for name in (*model._buffers, *model._parameters, *model._modules) if name.startswith(PREFIX)]:
+        raise ConfigError(f"the model has {taken[0]!r}: names that begin with {PREFIX!r} are the plan's, so rename it")
     for name, module in model.named_modules():
         if parametrize.is_parametrized(module):
             raise ConfigError(

@@ -11,7 +11,7 @@ from paretorch.core.budget_bytes import ByteBudget, Edit
 from paretorch.core.cut import channel_edits, cut_state, keep_channels
 from paretorch.core.method import Term
 from paretorch.core.mixing import Mix
-from paretorch.core.relaxation import PREFIX, Chain
+from paretorch.core.relaxation import Chain
 from paretorch.core.sites import Site, Template
 from paretorch.core.spots import Spot, detach_output, edit_of, state_of
 from paretorch.core.tensors import is_sharded, whole
@@ -64,13 +64,18 @@ class Attached:
             for value in [self.effective(site, chain)]
             for one in originals(site)
         }
+        rest: dict[str, Tensor] = {}
         found: dict[str, Tensor] = {}
+        own = set(order)
         for key, value in self.model.state_dict(keep_vars=True).items():
-            head, mark, tail = key.partition("parametrizations.")
-            if mark and tail.endswith(".original"):
-                found[head + tail.removesuffix(".original")] = plain[id(value)]
-            elif not mark and not any(part.startswith(PREFIX) for part in key.split(".")):
-                found[key] = whole(value).clone()
+            if id(value) in plain and key.endswith(".original"):
+                *head, _, attribute, _ = key.split(".")  # head.parametrizations.attribute.original
+                found[".".join([*head, attribute])] = plain[id(value)]
+            elif key in own:
+                rest[key] = whole(value).clone()
+        if gone := [s.name for s in self.sites if not isinstance(s, Template) and s.name not in found]:
+            raise ConfigError(f"{gone[0]} is no longer a weight of the model: change layers before compress, not after")
+        found = {**rest, **found}
         return {key: found[key] for key in order if key in found}
 
     def plain_state(self, dense: dict[str, Tensor], edits: Sequence[Edit]) -> dict[str, Tensor]:
