@@ -161,7 +161,7 @@ def _couple(method: Method, model: nn.Module, chosen: list[Site], example: Tenso
         raise ConfigError(
             'with group="channel" and an example every layer goes by channels: leave layers out with exclude='
         )
-    if not isinstance(example, Tensor) or example.dim() < 2:
+    if not isinstance(example, Tensor) or example.dim() < 2 or not len(example):
         raise ConfigError("example: give a batch of inputs, a tensor as the model takes it")
     coupling = couple(model, example, {site.name for site in chosen}, type(method).__name__)
     method.check_coupling(coupling)

@@ -13,6 +13,7 @@ from paretorch.core.channels import Coupling
 from paretorch.core.cut import channel_edits, keep_channels
 from paretorch.core.follow import follow
 from paretorch.core.labels import Network
+from paretorch.core.looking import in_eval, run_example
 from paretorch.errors import ConfigError
 
 _TOLERANCE = 1e-4  # of the largest output: sums of fewer terms are rounded differently
@@ -22,6 +23,8 @@ def couple(model: nn.Module, example: Tensor, chosen: set[str], asked_by: str) -
     """The coupled channels whose producing weights are all among the chosen."""
     parameter = next(model.parameters())
     example = example[:1].to(parameter.device)
+    with in_eval(model):
+        run_example(model, example)
     net = follow(model, example)
     _fix_tied(net, model)
     for layer in net.layers.values():
