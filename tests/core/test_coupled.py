@@ -283,7 +283,7 @@ def test_what_cannot_be_met_is_refused_before_training() -> None:
         pt.compress(Residual(), _half(overrides={"a": {"group": "weight"}}), steps=4, example=X)
     with pytest.raises(ConfigError, match=r"the example of shape \(1, 7, 4, 4\) does not run"):
         pt.compress(Residual(), _half(), steps=4, example=torch.randn(2, 7, 4, 4))
-    with pytest.raises(ConfigError, match="does not run: .*type"):
+    with pytest.raises(ConfigError, match=r"does not run: .*type"):
         pt.compress(Residual(), _half(), steps=4, example=X.double())
     with pytest.raises(ConfigError, match="example: give a batch of inputs"):
         pt.compress(Residual(), _half(), steps=4, example=X[:0])
@@ -333,6 +333,23 @@ def test_what_is_left_trains_while_a_loss_of_before_is_alive(dtype: torch.dtype)
     small(x).square().mean().backward()
     assert all(p.grad is not None and p.grad.shape == p.shape for p in small.parameters())
     assert loss.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_layer_without_outputs_is_left_alone() -> None:
+    class Empty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.none, self.b = nn.Linear(4, 8), nn.Linear(8, 0), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.a(x).relu()
+            return torch.cat([self.b(x), self.none(x)], 1)
+
+    plan = pt.compress(Empty(), _half(), steps=1, example=torch.ones(1, 4))
+    small = plan.finalize()
+    assert small.a.out_features == small.none.in_features == 4
+    assert small(torch.ones(1, 4)).shape == (1, 3)
 
 
 def test_it_compiles_without_a_break() -> None:

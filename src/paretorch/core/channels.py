@@ -103,7 +103,7 @@ class Coupling:
         self._units = {unit: each / torch.dot(all_of, each) for unit, each in units.items()}
         # Each layer keeps a channel: of a layer whose channels are all decided, one decision must stay open.
         rows = sorted({tuple(self._index(net, layer.rows).unique().tolist()) for layer in layers})
-        self.sets = [torch.tensor(one) for one in rows if -1 not in one]
+        self.sets = [torch.tensor(one) for one in rows if one and -1 not in one]
         self._padding = Padding(self.sets, self._rows[:, :-1])
         self._row_each, self._column_each = (
             self._padding.average(each[:, :-1]) for each in (self._rows, self._columns)
@@ -196,7 +196,8 @@ class Coupling:
         return keep
 
     def _index(self, net: Network, labels: Tensor) -> Tensor:
-        return torch.tensor([self._numbers.get(label, -1) for label in net.classes(labels).tolist()])
+        numbers = [self._numbers.get(label, -1) for label in net.classes(labels).tolist()]
+        return torch.tensor(numbers, dtype=torch.long)  # a layer may be empty
 
     def _counts(self, net: Network, labels: Iterable[Tensor]) -> Tensor:
         """How many rows or columns of each layer stand behind each decision; the last column: behind none."""
