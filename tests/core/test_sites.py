@@ -115,3 +115,9 @@ def test_weights_that_share_a_decision_start_it_alike() -> None:
     with pytest.raises(ConfigError, match="share a decision"):
         compress(model, ContinuousSparsification(**{**options, "group": "channel"}), steps=1, example=torch.ones(1, 4))
     compress(model, ContinuousSparsification(init=0.5, group="network", overrides={"1": {"group": "layer"}}), steps=1)
+
+
+def test_weights_of_whole_numbers_are_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = nn.Parameter(torch.ones(4, 4, dtype=torch.int8), requires_grad=False)
+    assert [site.name for site in choose(find_sites(model), "*", ())] == ["0.weight"]

@@ -69,11 +69,13 @@ class Template(Site):
 
 
 def find_sites(model: nn.Module, dims: int = 2) -> list[Site]:
-    """All floating-point parameters of at least `dims` dimensions, each Parameter object once."""
+    """All parameters of at least `dims` dimensions, each Parameter object once; those of whole numbers have no soft values."""
     found: dict[int, list[tuple[nn.Module, str, str]]] = {}
     for module_name, module in model.named_modules():
         for attribute, parameter in module._parameters.items():
-            if parameter is not None and parameter.dim() >= dims and parameter.numel() > 0:
+            if parameter is None or not (parameter.is_floating_point() or parameter.is_complex()):
+                continue
+            if parameter.dim() >= dims and parameter.numel() > 0:
                 found.setdefault(id(parameter), []).append((module, attribute, module_name))
     return [_site(owners) for owners in found.values()]
 
