@@ -95,3 +95,26 @@ def test_a_preview_may_end_in_finalize() -> None:
         expected = model.eval()(batch())
         small = plan.finalize()
     assert torch.equal(small(batch()), expected)
+
+
+def test_a_state_loaded_by_assignment_goes_on_being_trained() -> None:
+    runs = []
+    for assign in (False, True):
+        model, plan, _ = trained(ContinuousSparsification(target=0.5), steps=3)
+        model.load_state_dict(copy.deepcopy(model.state_dict()), assign=assign)
+        train(plan, torch.optim.SGD(plan.param_groups(), lr=0.05), batch(), 3)
+        runs.append(plan.dense_state_dict())
+    assert all(torch.equal(runs[0][key], runs[1][key]) for key in runs[0])
+
+
+def test_a_state_that_is_none_of_the_plan_is_refused() -> None:
+    model, plan, _ = trained(ContinuousSparsification(target=0.5))
+    with pytest.raises(ConfigError, match=r"this is no state of this plan, it has '0\.bias'"):
+        plan.load_state_dict(model.state_dict())
+    plan.load_state_dict({})  # of a plan that has not begun
+
+
+def test_a_function_that_makes_no_optimizer_is_told() -> None:
+    plan = compress(small_net(), ContinuousSparsification(target=0.5, optimizer=lambda parameters: None), steps=2)
+    with pytest.raises(ConfigError, match="optimizer: the function returned None, which is no optimizer"):
+        plan.step()

@@ -165,6 +165,7 @@ class Term:
     chains: list[Chain]
     coupling: Coupling | None = None
     optimizer: torch.optim.Optimizer | None = None
+    trained: list[nn.Parameter] = field(default_factory=list)  # the decisions that it was made for
     weights: int = 0
     _sample: Sample | None = None
     _layout: tuple[object, ...] = ()

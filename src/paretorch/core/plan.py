@@ -22,7 +22,7 @@ from paretorch.core.relaxation import Chain
 from paretorch.core.sites import Site
 from paretorch.core.spots import Spot
 from paretorch.core.state import PlanState
-from paretorch.core.tensors import local, on_one_gpu, whole, write
+from paretorch.core.tensors import is_sharded, local, on_one_gpu, whole, write
 from paretorch.core.update import (
     add_price,
     advance,
@@ -124,11 +124,17 @@ class Plan:
                 optimizer.step()
 
     def _optimizer(self, term: Term) -> torch.optim.Optimizer | None:
-        # Made at the first step: sharding after `compress` replaces the parameter objects.
-        if term.optimizer is None:
-            parameters = term.decisions()
+        # Made at the first step: sharding after `compress` replaces the parameter objects. A state that is loaded by
+        # assignment may replace them later: what the optimizer knows goes over to the new ones.
+        parameters, old = term.decisions(), term.optimizer
+        if old is None or any(map(_replaced, term.trained, parameters)):
             build = term.method.optimizer
+            term.trained = parameters
             term.optimizer = build(parameters) if build else term.method.decisions_optimizer(parameters, term.steps)
+            if build and not isinstance(term.optimizer, torch.optim.Optimizer):
+                raise ConfigError(f"optimizer: the function returned {term.optimizer!r}, which is no optimizer")
+            if old is not None and term.optimizer is not None:
+                term.optimizer.load_state_dict(old.state_dict())
         return term.optimizer
 
     def penalty(self) -> Tensor:
@@ -304,6 +310,10 @@ class Plan:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the decisions' optimizers; load the model's own state first."""
+        if unknown := state.keys() - {term.method.room for term in self._terms}:
+            raise ConfigError(
+                f"this is no state of this plan, it has {min(unknown)!r}: give what plan.state_dict() returned"
+            )
         for term in self._terms:
             optimizer = self._optimizer(term)
             if optimizer is not None and term.method.room in state:
@@ -319,3 +329,8 @@ class Plan:
         spots = self._attached.spots
         outputs = f", {len(spots)} activations" if spots else ""
         return f"Plan({names}: {len(self._sites)} weights{outputs}, {phase})"
+
+
+def _replaced(old: nn.Parameter, new: nn.Parameter) -> bool:
+    # FSDP2 shows whole ones in place of its sharded ones for a while.
+    return old is not new and is_sharded(old) == is_sharded(new)
