@@ -121,3 +121,17 @@ def test_weights_of_whole_numbers_are_left_alone() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = nn.Parameter(torch.ones(4, 4, dtype=torch.int8), requires_grad=False)
     assert [site.name for site in choose(find_sites(model), "*", ())] == ["0.weight"]
+
+
+def test_sparse_gradients_are_refused() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 4))
+    with pytest.raises(ConfigError, match=r"0\.weight has sparse gradients"):
+        compress(model, ContinuousSparsification(target=0.5), steps=1)
+    compress(model, ContinuousSparsification(target=0.5, exclude="0"), steps=1)
+
+
+def test_a_compiled_model_is_refused_untouched() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(ConfigError, match="the model is in a OptimizedModule already: compress the model itself first"):
+        compress(torch.compile(model), ContinuousSparsification(target=0.5), steps=1)
+    compress(model, ContinuousSparsification(target=0.5), steps=1)

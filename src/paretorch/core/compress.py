@@ -128,6 +128,11 @@ def _choose(method: Method, sites: Sequence[Site]) -> list[Site]:
             f"{type(method).__name__} finds no {kind} to act on: include={method.include!r}, exclude={method.exclude!r}; "
             f"the model has {', '.join(site.name for site in sites[:4]) or none}{' …' if len(sites) > 4 else ''}"
         )
+    for site in chosen:
+        if any(getattr(module, "sparse", False) is True for module, *_ in site.owners):
+            raise ConfigError(
+                f"{site.name} has sparse gradients, which reach no decision: build its layer with sparse=False, or exclude it"
+            )
     if method.include is None and not method.on_activations:
         _tell_left_out(method, sites)
     for pattern in method.overrides:
@@ -270,6 +275,10 @@ def _check(model: nn.Module, methods: tuple[Method, ...], steps: int, budget: in
     require_count("seed", seed, 0, "give a whole number, 0 or more")
     if budget is not None:
         require_count("budget", budget, 1, "give the bytes of the file, such as 48_000")
+    if hasattr(model, "_orig_mod") or isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ConfigError(
+            f"the model is in a {type(model).__name__} already: compress the model itself first, then wrap it"
+        )
     if taken := [name for name in (*model._buffers, *model._parameters, *model._modules) if name.startswith(PREFIX)]:
         raise ConfigError(f"the model has {taken[0]!r}: names that begin with {PREFIX!r} are the plan's, so rename it")
     for name, module in model.named_modules():
