@@ -11,7 +11,7 @@ from torch import nn
 import paretorch
 from paretorch import SMOL, ContinuousSparsification, compress
 from paretorch.core.method import Method
-from paretorch.errors import MissedTargetWarning
+from paretorch.errors import ConfigError, MissedTargetWarning
 from tests.core.tiny import batch, train
 
 
@@ -114,3 +114,13 @@ def test_targets_that_do_not_fit_are_told_before_training(methods: tuple[Method,
     assert all(
         re.search(r"budget=3600: the targets take about [\d,]+ bytes, so harden will lower", one) for one in found
     )
+
+
+@pytest.mark.parametrize("group", ["channel", (2, 2)])
+def test_a_budget_that_leaves_no_group_is_told_as_such(group: str | tuple[int, int]) -> None:
+    methods = ContinuousSparsification(group=group), SMOL(target_bits=2.0)
+    with pytest.raises(ConfigError, match=r"^budget=1400 is too small, allow more bytes: it comes to target=0\.9"):
+        compress(wide_net(), *methods, steps=4, budget=1400, example=batch())
+    methods = ContinuousSparsification(group=group, target=0.99999), SMOL()
+    with pytest.raises(ConfigError, match=r"^target=0\.99999"):
+        compress(wide_net(), *methods, steps=4, budget=4000, example=batch())

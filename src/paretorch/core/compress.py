@@ -1,7 +1,8 @@
 """`compress`: one verb that turns a model and some methods into a plan."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -60,7 +61,11 @@ def compress(
         aimed = assign_targets(on_weights, model, chosen, budget, meter)
     for method in aimed:
         method.check_beside({one.room for one in aimed})
-    couplings = {method.room: _couple(method, model, chosen[method.room], example) for method in aimed}
+    asked = {method.room: budget for method, given in zip(aimed, on_weights, strict=True) if method is not given}
+    couplings: dict[str, Coupling | None] = {}
+    for method in aimed:
+        with _told_by(asked.get(method.room)):
+            couplings[method.room] = _couple(method, model, chosen[method.room], example)
     for room, coupling in couplings.items():
         if coupling is not None:
             chosen[room] = [site for site in every if site.name in coupling.gates]
@@ -78,7 +83,8 @@ def compress(
         own = [r for relaxations in made for r in relaxations if r.room == method.room]
         sizes = [float(torch.as_tensor(r.grouping.sizes).min()) for r in own]
         if own and couplings[method.room] is None and method.group != "network":
-            method.check_groups(min(sizes), float(sum(math.prod(r.grouping.shape) for r in own)))
+            with _told_by(asked.get(method.room)):
+                method.check_groups(min(sizes), float(sum(math.prod(r.grouping.shape) for r in own)))
     spots = _relax_outputs(on_outputs, model, example, seed, cut=any(couplings.values()))
     # Nothing was touched so far: whatever is wrong with the options has been said by now.
     ordered = tuple(next(m for m in (*aimed, *on_outputs) if m.room == method.room) for method in methods)
@@ -112,6 +118,17 @@ def compress(
         given = frozenset(method.room for method in on_weights if method.share is not None)
         plan.keep_to(ByteBudget(budget, meter, given))
     return plan
+
+
+@contextmanager
+def _told_by(budget: int | None) -> Iterator[None]:
+    """Say of a target that cannot be met, and that nobody gave, which budget it comes from."""
+    try:
+        yield
+    except ConfigError as error:
+        if budget is None or not str(error).startswith("target="):
+            raise
+        raise ConfigError(f"budget={budget} is too small, allow more bytes: it comes to {error}") from None
 
 
 def _after(meter: Meter, before: Sequence[Edit], state: Mapping[str, Tensor], edits: Sequence[Edit]) -> int:
