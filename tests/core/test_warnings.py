@@ -12,7 +12,7 @@ import paretorch as pt
 from paretorch.core.compress import compress as from_core
 from paretorch.core.method import Method
 from paretorch.errors import MissedTargetWarning, PareWarning, UndecidedWarning
-from paretorch.sparsity.rivals import HardConcrete, harden_best
+from paretorch.sparsity.rivals import DNW, GradualMagnitude, HardConcrete, harden_best
 
 
 def _net() -> nn.Module:
@@ -71,3 +71,19 @@ def test_warnings_point_at_the_user(name: str) -> None:
     for one in own:
         assert one.filename == __file__
         assert "# the line" in linecache.getline(one.filename, one.lineno)
+
+
+@pytest.mark.parametrize("method", [pt.ContinuousSparsification, GradualMagnitude, DNW])
+def test_a_target_that_whole_layers_miss_is_told_by_every_method(method: type[Method]) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+    plan = pt.compress(model, method(target=0.5, group="layer"), steps=1)
+    with pytest.warns(MissedTargetWarning, match=r"target=0\.5: 0\.\d+ is dropped, since groups go or stay whole"):
+        plan.harden()
+
+
+def test_a_target_that_a_budget_made_up_is_not_missed() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+    plan = pt.compress(model, pt.ContinuousSparsification(group="layer"), steps=1, budget=420)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MissedTargetWarning)
+        plan.harden()

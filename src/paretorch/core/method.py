@@ -124,6 +124,9 @@ class Method(ABC):
     def round(self, term: "Term", factor: float) -> None:
         """Write discrete decisions into the decisions, exactly on `factor` times the target; the plan then sets `hard`."""
 
+    def tell_missed(self, term: "Term") -> None:  # noqa: B027 - a method without target misses none
+        """Warn where rounding came out far from the target, since groups go or stay whole."""
+
     @property
     def share(self) -> float | None:
         """Units a weight that the target names; None: there is no target."""

@@ -192,7 +192,10 @@ class Plan:
             before = [whole(decision).clone() for decision in self._decisions()]
             self.round_again(before, 1.0)
             if self._budget is not None:
-                self._budget.fit(self, before)
+                self._budget.fit(self, before)  # which moves the targets
+            else:
+                for term in self._terms:
+                    term.method.tell_missed(term)
             clip_weights(self._chains, [original(site).data for site in self._sites])
             if optimizer is not None:
                 self._forget_dropped(optimizer)

@@ -33,14 +33,12 @@ from paretorch.core.schedule import cubic, geometric, progress
 from paretorch.core.sites import Site
 from paretorch.core.solvers import sgd
 from paretorch.core.tensors import whole, write
-from paretorch.core.warn import warn
-from paretorch.errors import ConfigError, MissedTargetWarning
+from paretorch.errors import ConfigError
 from paretorch.sparsity.gates import GATES
 from paretorch.sparsity.pruning import Pruning
 
 _STILL = 0.9  # of the steps: then whole channels, where these go, are chosen at the latest
 _STEEP = 1e6  # times the temperature: gates have no slope then
-_MISSED = 0.05  # of the weights: a target that is further away than that from what rounding gives was not met
 _TINY = 1e-4  # the least |s + τ| after rounding: far above the rounding error of s + τ
 
 
@@ -176,12 +174,6 @@ class ContinuousSparsification(Pruning):
         for (decision, _, _), kept in zip(term.groups(), self._choose(term, factor), strict=True):
             size = (whole(decision) + shift).abs().clamp_min(_TINY)
             write(decision, torch.where(kept, size, -size) - shift)
-        reached = float(_sparsity(term))
-        if self.target is not None and factor == 1.0 and abs(reached - self.target) > _MISSED:
-            warn(
-                f"target={self.target!r}: {reached:.4f} is dropped, since groups go or stay whole: use smaller groups, or another target",
-                MissedTargetWarning,
-            )
 
     def _choose(self, term: Term, factor: float) -> list[Tensor]:
         """Which groups rounding keeps, in the order of `term.groups()`."""

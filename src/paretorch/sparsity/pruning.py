@@ -4,8 +4,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from paretorch.core.method import Method
+from paretorch.core.method import Method, Term
 from paretorch.core.options import require_a_group, require_number
+from paretorch.core.warn import warn
+from paretorch.errors import MissedTargetWarning
+
+_MISSED = 0.05  # of the weights: a target that is further away than that from what rounding gives was not met
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,14 @@ class Pruning(Method):
 
     def check_groups(self, smallest: float, total: float) -> None:
         require_a_group(self.target, smallest, total)
+
+    def tell_missed(self, term: Term) -> None:
+        reached = float(self.measure(term)["sparsity"])
+        if self.target is not None and abs(reached - self.target) > _MISSED:
+            warn(
+                f"target={self.target!r}: {reached:.4f} is dropped, since groups go or stay whole: use smaller groups, or another target",
+                MissedTargetWarning,
+            )
 
     @property
     def share(self) -> float | None:
