@@ -296,13 +296,13 @@ def _check(model: nn.Module, methods: tuple[Method, ...], steps: int, budget: in
         raise ConfigError(
             f"the model is in a {type(model).__name__} already: compress the model itself first, then wrap it"
         )
-    if taken := [name for name in (*model._buffers, *model._parameters, *model._modules) if name.startswith(PREFIX)]:
-        raise ConfigError(f"the model has {taken[0]!r}: names that begin with {PREFIX!r} are the plan's, so rename it")
     for name, module in model.named_modules():
         if parametrize.is_parametrized(module):
             raise ConfigError(
                 f"{name or 'the model'} is parametrized already: pass all methods to one compress, or finalize the old plan first"
             )
+    if taken := [name for name in (*model._buffers, *model._parameters, *model._modules) if name.startswith(PREFIX)]:
+        raise ConfigError(f"the model has {taken[0]!r}: names that begin with {PREFIX!r} are the plan's, so rename it")
     if any(p.is_meta for p in model.parameters()):
         raise ConfigError("the model has no values yet (meta device): load or initialize its weights before compress")
     if any(is_sharded(p.data) for p in model.parameters()):
