@@ -165,3 +165,15 @@ def test_narrow_codes_come_back_as_they_were() -> None:
     assert before - len(model.SerializeToString()) == pytest.approx((6 * 8 - bits) / 8 * 8000, rel=0.1)
     for got, wanted in zip(_dequantized(model), tensors, strict=True):
         np.testing.assert_array_equal(got, wanted)
+
+
+def test_transposed_convolutions_of_several_groups_have_one_step_and_their_bias(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.ConvTranspose2d(4, 8, 2, groups=2), nn.ReLU()).eval()
+    x = torch.randn(8, 4, 5, 5)
+    for weight in (model[0].weight.detach(), torch.randint(-3, 4, (4, 4, 2, 2)) * 0.125):
+        model[0].weight.data.copy_(weight)
+        path = export_onnx(model, x[:2], tmp_path / "net.onnx", calibrate=[x])
+        with torch.no_grad():
+            wanted = model(x)
+        assert float((torch.from_numpy(run(path, x)) - wanted).abs().max()) < 0.02 * float(wanted.max())

@@ -40,10 +40,15 @@ def overrides(model: Model) -> dict[str, list[dict[str, Any]]]:
     for node in model.graph.node:
         name = node.input[1] if len(node.input) > 1 else ""
         axis = 1 if node.op_type == "MatMul" else output_axis(node)
-        if axis is None or name not in constants or name in found:
+        if name not in constants or name in found:
             continue
         values = numpy_helper.to_array(constants[name])
-        if values.dtype == np.float32:
+        if values.dtype != np.float32:
+            continue
+        if axis is None and node.op_type == "ConvTranspose" and len(node.input) > 2:
+            # Of several groups: its weight has the channels of one of them, and its bias those of all.
+            found[name] = [{"scale": weight_steps(values.reshape(1, -1), 0)[0], "zero_point": 0}]
+        elif axis is not None:
             steps = weight_steps(values, axis)
             found[name] = [{"axis": axis, "scale": step, "zero_point": 0} for step in steps]
     return found
