@@ -52,6 +52,29 @@ def test_the_projections_of_attention_are_linear_layers(inputs: int) -> None:
     assert {layer.name: layer.macs for layer in found.layers}["read.out_proj.weight"] == 5 * 8 * 8
 
 
+class Named(nn.Module):
+    """Layers whose inputs have names, not all of them in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.MultiheadAttention(8, 2, batch_first=True, kdim=6, vdim=6)
+        self.spread = nn.ConvTranspose1d(5, 3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        other = x[:, :4, :6]
+        read = self.read(need_weights=False, value=other, key=other, query=x)[0]
+        out: Tensor = self.spread(input=read)
+        return out
+
+
+def test_inputs_that_are_given_by_name_count_as_others() -> None:
+    found = report(Named(), example=torch.randn(2, 5, 8), latency=False)
+    macs = {layer.name: layer.macs for layer in found.layers}
+    assert macs["read.q_proj_weight"] == 5 * 8 * 8 + 2 * 4 * 6 * 8
+    assert macs["read.out_proj.weight"] == 5 * 8 * 8
+    assert macs["spread.weight"] == 5 * 8 * 3 * 2
+
+
 def test_a_weight_made_of_others_counts_with_the_largest() -> None:
     found = report(weight_norm(nn.Linear(4, 6)), example=torch.randn(2, 4), latency=False)
     assert [layer.macs for layer in found.layers] == [None, 24]

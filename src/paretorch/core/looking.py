@@ -1,5 +1,6 @@
 """Looking at a model from outside: run in eval mode, with hooks, without leaving a trace."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -27,14 +28,21 @@ def in_eval(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def watched(model: nn.Module, hooks: Mapping[nn.Module, Hook]) -> Iterator[None]:
-    """As `in_eval`, with a hook on each of these modules' outputs."""
-    handles = [module.register_forward_hook(hook) for module, hook in hooks.items()]
+    """As `in_eval`, with a hook on each of these modules' outputs; inputs given by name are among the others, in their place."""
+    handles = [module.register_forward_hook(_in_order(hook), with_kwargs=True) for module, hook in hooks.items()]
     try:
         with in_eval(model):
             yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _in_order(hook: Hook) -> Callable[[nn.Module, Any, Any, Any], None]:
+    def called(module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+        hook(module, inspect.signature(module.forward).bind(*inputs, **named).args if named else inputs, output)
+
+    return called
 
 
 def run_example(model: nn.Module, example: Tensor) -> None:
