@@ -37,6 +37,15 @@ def test_with_few_bits_zero_precision_has_room(bits: float) -> None:
     assert lead_for(1.5, zero_precision=True) == lead_for(1.5)
 
 
+@pytest.mark.parametrize(("size", "k"), [(1e-17, -56), (1e-30, -60), (1e17, 56), (1e25, 60), (0.0, 0)])
+def test_weights_whose_squares_are_no_numbers_have_one_too(size: float, k: int) -> None:
+    model = nn.Linear(8, 8)
+    nn.init.constant_(model.weight, size)
+    compress(model, SMOL(target_bits=2.0), steps=2)
+    powers = [int(value) for name, value in model.state_dict().items() if name.endswith("power")]
+    assert powers == [k]
+
+
 @settings(max_examples=40, deadline=None)
 @given(start=st.integers(-20, 20), factor=st.floats(-12.0, 12.0), size=st.sampled_from([3, 500, 2048, 30_000]))
 def test_it_follows_the_weights(start: int, factor: float, size: int) -> None:

@@ -46,8 +46,11 @@ def lead_for(bits: float, zero_precision: bool = False) -> float:
 def exponent_for(site: Site, scale: str | int, lead: float) -> int:
     """k: as given; "auto": what suits the weights; "fit": 0, or as much as it takes for the weights to fit."""
     weight = site.weight.detach().to(torch.float32)
-    top, rms = float(weight.abs().max()), float(weight.square().mean().sqrt())
+    top = float(weight.abs().max())
     if scale == "auto":
+        rms = float(weight.square().mean().sqrt())
+        if not 0.0 < rms < math.inf:  # squares beyond fp32
+            rms = float(weight.double().square().mean().sqrt())
         return max(-_MOST, min(round(math.log2(rms) + lead), _MOST)) if rms > 0 else 0
     if scale == "fit":
         return max(math.ceil(math.log2(top)) - 1, 0) if top > 0 else 0
