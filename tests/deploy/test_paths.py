@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from paretorch.deploy import load, report, save
+from paretorch.deploy import export_onnx, load, report, save
 from paretorch.deploy.container import read_file
 from paretorch.errors import ArtefactError
 
@@ -29,6 +29,19 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
             use()
     with pytest.raises(ArtefactError, match="a pipe or a device"):
         load(os.devnull, into=net())
+
+
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        for use in (lambda p: save(net(), p), lambda p: export_onnx(net(), torch.ones(2, 3), p), report(net()).to_html):
+            with pytest.raises(ArtefactError, match="not a file but a pipe or a device"):
+                use(path)
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize("name", ["a" * 400, "a\0b", "a\ud800b"])

@@ -40,6 +40,10 @@ def beside(path: Path, suffix: str = "") -> Iterator[str]:
     """
     try:
         target = os.path.realpath(path)
+        if os.path.exists(target) and not (os.path.isfile(target) or os.path.isdir(target)):
+            raise ArtefactError(
+                f"{path} is not a file but a pipe or a device, which a file would replace: give a name of its own"
+            )
         # Short, as names end.
         handle, temporary = tempfile.mkstemp(prefix=".pare.", suffix=suffix, dir=os.path.dirname(target))
         os.close(handle)
