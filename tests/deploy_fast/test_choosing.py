@@ -45,6 +45,28 @@ def network(zeros: float = 0.95) -> nn.Sequential:
     return model
 
 
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.out = nn.Conv2d(4, 6, 1, stride=2), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(input=self.mix(input=x).mean((2, 3)))
+        return out
+
+
+def test_layers_whose_inputs_are_given_by_name_are_replaced() -> None:
+    torch.manual_seed(0)
+    model, x = Named(), torch.randn(2, 4, 5, 5)
+    with torch.no_grad():
+        model.mix.weight[:4] = model.out.weight[1:] = 0
+    fast, account = pt.optimize(model, x, timer=faster())
+    assert account.changed
+    assert (type(fast.mix), type(fast.out)) == (SparsePointwise, SparseLinear)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model.eval()(x))
+
+
 def test_sparse_layers_are_replaced_and_the_rest_is_kept() -> None:
     model, x = network(), torch.randn(5, 40)
     state = copy.deepcopy(model.state_dict())

@@ -14,10 +14,11 @@ def capture(model: nn.Module, arguments: tuple[Any, ...], layers: Iterable[nn.Mo
     """Run the model once: for each layer the inputs of all of its calls, none if it is not reached."""
     inputs: dict[nn.Module, list[Tensor]] = {layer: [] for layer in layers}
 
-    def keep(layer: nn.Module, given: tuple[Any, ...]) -> None:
-        inputs[layer].append(given[0].detach().clone())
+    def keep(layer: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        one: Tensor = given[0] if given else named["input"]
+        inputs[layer].append(one.detach().clone())
 
-    handles = [layer.register_forward_pre_hook(keep) for layer in inputs]
+    handles = [layer.register_forward_pre_hook(keep, with_kwargs=True) for layer in inputs]
     try:
         model(*arguments)
     finally:

@@ -63,7 +63,8 @@ class PackedLinear(Adopting):
         """The weight, unpacked, float32."""
         return unpack(self.packed)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
+        x = input
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         if x.dtype != torch.bfloat16 or not self._takes(x):

@@ -63,8 +63,8 @@ class SparseLinear(_Sparse):
         """The same layer, its zeros left out."""
         return cls(linear.weight, linear.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        flat = x.reshape(-1, self.inputs)
+    def forward(self, input: Tensor) -> Tensor:
+        flat = input.reshape(-1, self.inputs)
         if len(flat) == 1:  # as matrix times vector, several times faster than as a matrix of one column
             out = torch.mv(self.weight, flat[0])[None]
         elif len(flat):
@@ -72,7 +72,7 @@ class SparseLinear(_Sparse):
         else:
             out = flat.new_zeros(0, self.outputs)
         out = out if self.bias is None else out + self.bias
-        return out.view(*x.shape[:-1], self.outputs)
+        return out.view(*input.shape[:-1], self.outputs)
 
 
 class SparsePointwise(_Sparse):
@@ -89,12 +89,12 @@ class SparsePointwise(_Sparse):
             raise ConfigError(f"SparsePointwise takes the place of 1 × 1 convolutions without padding, not of {conv}")
         return cls(conv.weight[:, :, 0, 0], conv.bias, (conv.stride[0], conv.stride[1]))
 
-    def forward(self, x: Tensor) -> Tensor:
-        taken = x[..., :: self.stride[0], :: self.stride[1]]
+    def forward(self, input: Tensor) -> Tensor:
+        taken = input[..., :: self.stride[0], :: self.stride[1]]
         batched = taken if taken.dim() == 4 else taken[None]
         rows, _, height, width = batched.shape
         if rows == 0:
-            return x.new_zeros(0, self.outputs, height, width)
+            return input.new_zeros(0, self.outputs, height, width)
         positions = batched.transpose(0, 1).reshape(self.inputs, -1)
         product = (self.weight @ positions).view(self.outputs, rows, height, width).transpose(0, 1)
         out = product.contiguous() if self.bias is None else product.contiguous() + self.bias[:, None, None]
