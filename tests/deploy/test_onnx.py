@@ -82,6 +82,13 @@ def test_outputs_of_any_kind_are_compared(then: Callable[[Tensor], Tensor], tmp_
     np.testing.assert_allclose(output, model(x).detach().numpy(), atol=1e-5)
 
 
+def test_what_onnxruntime_does_not_run_is_told_and_not_kept(tmp_path: Path) -> None:
+    model, x = nn.Conv2d(3, 4, 3).double(), torch.randn(2, 3, 5, 5, dtype=torch.float64)
+    with pytest.raises(ConfigError, match=r"onnxruntime cannot run the exported network: .*export model.float\(\)"):
+        export_onnx(model, x, tmp_path / "net.onnx")
+    assert not any(tmp_path.iterdir())
+
+
 def test_outputs_that_are_no_numbers_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="outputs of the module on the example are NaN"):
         export_onnx(Then(lambda y: y * torch.nan), torch.randn(2, 4), tmp_path / "net.onnx")

@@ -159,8 +159,12 @@ def _told(graph: Model, merged: int) -> str:
 def _verify(path: str, rows: Tensor, expected: Tensor, tolerance: float) -> None:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    output = session.run(None, {session.get_inputs()[0].name: rows.numpy()})[0].astype(np.float64)
+    try:
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        output = session.run(None, {session.get_inputs()[0].name: rows.numpy()})[0].astype(np.float64)
+    except Exception as error:  # onnxruntime raises types of its own
+        hint = "; export model.float(), with a float example" if expected.dtype == torch.float64 else ""
+        raise ConfigError(f"onnxruntime cannot run the exported network: {str(error).splitlines()[0]}{hint}") from error
     wanted = expected.detach().numpy().astype(np.float64)
     scale = max(float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)), 1e-6)
     apart = math.inf
