@@ -177,3 +177,21 @@ def test_transposed_convolutions_of_several_groups_have_one_step_and_their_bias(
         with torch.no_grad():
             wanted = model(x)
         assert float((torch.from_numpy(run(path, x)) - wanted).abs().max()) < 0.02 * float(wanted.max())
+
+
+class Matrices(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 8, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def test_several_matrices_in_one_weight_have_one_step(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Matrices(), torch.randn(5, 3, 4, 8)
+    path = export_onnx(model, x, tmp_path / "net.onnx", calibrate=[x])
+    with torch.no_grad():
+        wanted = model(x)
+    assert float((torch.from_numpy(run(path, x)) - wanted).abs().max()) < 0.02 * float(wanted.abs().max())

@@ -39,14 +39,15 @@ def overrides(model: Model) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for node in model.graph.node:
         name = node.input[1] if len(node.input) > 1 else ""
-        axis = 1 if node.op_type == "MatMul" else output_axis(node)
         if name not in constants or name in found:
             continue
         values = numpy_helper.to_array(constants[name])
+        axis = 1 if node.op_type == "MatMul" else output_axis(node)
+        # Several groups: the weight has the channels of one of them, the bias those of all. Several matrices: none has steps by channel.
+        spread = node.op_type == "ConvTranspose" and axis is None and len(node.input) > 2
         if values.dtype != np.float32:
             continue
-        if axis is None and node.op_type == "ConvTranspose" and len(node.input) > 2:
-            # Of several groups: its weight has the channels of one of them, and its bias those of all.
+        if spread or (node.op_type == "MatMul" and values.ndim > 2):
             found[name] = [{"scale": weight_steps(values.reshape(1, -1), 0)[0], "zero_point": 0}]
         elif axis is not None:
             steps = weight_steps(values, axis)
