@@ -182,6 +182,8 @@ def test_macs_leave_the_module_as_it_was() -> None:
     assert [module.training for module in model] == [True, False, True, True, True]
     assert not any(module._forward_hooks for module in model.modules())
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    with pytest.raises(ConfigError, match="does not run: index out of range"):
+        report(nn.Embedding(5, 3), example=torch.tensor([[4, 5]]))
     with pytest.raises(ConfigError, match="does not run"):
         count_macs(model, torch.randn(2, 3, 4, 4))
 

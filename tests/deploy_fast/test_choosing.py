@@ -286,6 +286,8 @@ def test_wrong_options(options, why) -> None:
 
 
 def test_an_example_that_does_not_run_is_named() -> None:
+    with pytest.raises(pt.PareError, match=r"\(1, 2\) does not run: index out of range"):
+        pt.optimize(nn.Embedding(5, 3), torch.tensor([[4, 5]]))
     with pytest.raises(pt.PareError, match=r"\(5, 41\) does not run"):
         pt.optimize(network(), torch.randn(5, 41), timer=faster())
 

@@ -50,5 +50,5 @@ def run_example(model: nn.Module, example: Tensor) -> None:
     parameter = next(model.parameters(), None)
     try:
         model(example if parameter is None else example.to(parameter.device))
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(f"the example of shape {tuple(example.shape)} does not run: {error}") from error

@@ -91,7 +91,7 @@ def _default_timer(model: nn.Module, arguments: tuple[Any, ...], rounds: int, se
 def _run(model: nn.Module, arguments: tuple[Any, ...]) -> Any:
     try:
         output = model(*arguments)
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors_of(arguments))
         raise ConfigError(f"the example of shape {shapes} does not run: {_first_line(error)}") from error
     if not tensors_of(output):
