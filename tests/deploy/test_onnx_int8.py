@@ -195,3 +195,16 @@ def test_several_matrices_in_one_weight_have_one_step(tmp_path: Path) -> None:
     with torch.no_grad():
         wanted = model(x)
     assert float((torch.from_numpy(run(path, x)) - wanted).abs().max()) < 0.02 * float(wanted.abs().max())
+
+
+def test_a_percentile_is_told_by_batches_of_any_size(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), torch.randn(21, 3, 6, 6)
+    x[20] *= 3  # seen only if the last batch, of one, is
+    with torch.no_grad():
+        wanted = model(x)
+    apart = {}
+    for name, batches in {"all": x.split(4), "but the last": x[:20].split(4)}.items():
+        path = export_onnx(model, x[:2], tmp_path / "net.onnx", calibrate=batches, percentile=99.99)
+        apart[name] = float((torch.from_numpy(run(path, x)) - wanted).abs().max())
+    assert apart["all"] < 0.1 * float(wanted.max()) < apart["but the last"]

@@ -111,10 +111,13 @@ def quantize_int8(source: str, target: str, batches: Iterable[Any], percentile: 
             # Norms go into the convolutions before them, so that both are one integer operation.
             quant_pre_process(source, folded, skip_symbolic_shape=True)
             options["TensorQuantOverrides"] = overrides(onnx.load(folded))
+            reader = _Reader(inputs_of(batches))
+            if percentile is not None and reader.sort() > 1:
+                options["CalibStridedMinMax"] = 1
             quantize_static(
                 folded,
                 target,
-                _Reader(inputs_of(batches)),
+                reader,
                 quant_format=QuantFormat.QDQ,
                 per_channel=True,
                 activation_type=QuantType.QUInt8,
@@ -132,10 +135,29 @@ def quantize_int8(source: str, target: str, batches: Iterable[Any], percentile: 
 
 
 class _Reader:
-    """Hands batches to onnxruntime, one at a time."""
+    """Hands batches to onnxruntime, one at a time.
+
+    A percentile is told by histograms of batches of one shape at a time: once they are sorted, `set_range` says by which.
+    """
 
     def __init__(self, batches: Iterator[Tensor]) -> None:
         self._batches = batches
+        self._kinds: list[list[Tensor]] = []
+
+    def sort(self) -> int:
+        """Take all batches, by their shapes; returns how many these are."""
+        kinds: dict[torch.Size, list[Tensor]] = {}
+        for batch in self._batches:
+            kinds.setdefault(batch.shape, []).append(batch)
+        self._kinds = list(kinds.values())
+        self._batches = iter(self._kinds[0])
+        return len(self)
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        self._batches = iter([batch for kind in self._kinds[start_index:end_index] for batch in kind])
 
     def get_next(self) -> dict[str, np.ndarray[Any, Any]] | None:
         batch = next(self._batches, None)
