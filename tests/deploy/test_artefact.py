@@ -200,6 +200,16 @@ def test_buffers_that_are_not_persistent_stay_out(tmp_path: Path) -> None:
     assert set(save(model, tmp_path / "bag.pare").tensors) == {"w"}
 
 
+def test_norms_that_float16_cannot_hold_are_refused(tmp_path: Path) -> None:
+    model = nn.BatchNorm1d(3)
+    model.running_var.fill_(1e6)
+    with pytest.raises(ConfigError, match=r"a BatchNorm1d has a running_var of 1e\+06, which it cannot hold"):
+        save(model, tmp_path / "net.pare", norms=torch.float16)
+    save(model, tmp_path / "net.pare", norms=torch.bfloat16)
+    again = load(tmp_path / "net.pare", into=nn.BatchNorm1d(3))
+    assert torch.equal(again.running_var, model.running_var.bfloat16().float())
+
+
 def test_bfloat16_norms_are_rounded_and_the_rest_is_not(tmp_path: Path) -> None:
     model = network()
     assert save(model, tmp_path / "net.pare", norms=torch.bfloat16).total < sizes(model).total

@@ -39,7 +39,12 @@ def prepared_state(model: nn.Module, norms: torch.dtype, fold: bool) -> dict[str
         folds = fold and alone and isinstance(module, _BatchNorm) and own.keys() >= _FOLDED
         for name, tensor in (_folded(own, module) if folds else own).items():
             stays = norms == torch.float32 or (folds and name == "running_var")
-            instead[storage_key(own[name])] = tensor if stays else tensor.to(norms).to(tensor.dtype)
+            kept = tensor if stays else tensor.to(norms).to(tensor.dtype)
+            if bool((tensor.isfinite() & ~kept.isfinite()).any()):
+                raise ConfigError(
+                    f"norms={norms}: a {type(module).__name__} has a {name} of {tensor.abs().max():.3g}, which it cannot hold; use torch.bfloat16"
+                )
+            instead[storage_key(own[name])] = kept
     return {
         name: tensor if (key := storage_key(tensor)) is None else instead.get(key, tensor)
         for name, tensor in state.items()
