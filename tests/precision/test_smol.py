@@ -297,3 +297,13 @@ def test_without_a_target_s_has_the_printed_rate() -> None:
     assert SMOL(penalty=1e-6).decisions_optimizer(s, steps=20).param_groups[0]["lr"] == 1e-3
     assert SMOL(target_bits=2.0).decisions_optimizer(s, steps=20).param_groups[0]["lr"] > 0.1
     assert SMOL(target_bits=2.0).decisions_optimizer(s, steps=10**6).param_groups[0]["lr"] == 1e-3
+
+
+def test_the_target_is_met_however_far_a_search_went() -> None:
+    plan = compress(small_net(), SMOL(target_bits=2.0), steps=1)
+    scatter(plan)
+    for term in plan._terms:
+        for decision in term.decisions():
+            decision.data.mul_(20.0)  # up to 80 bits and more, as one step at a high rate leaves them
+    plan.harden()
+    assert float(plan.metrics()["bits"]) == pytest.approx(2.0, abs=1e-6)

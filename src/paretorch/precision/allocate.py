@@ -1,5 +1,6 @@
 """From real precisions to whole bits: one common offset, so that the average is as near to the target as groups allow."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,8 @@ def allocate(term: Term, members: Sequence["Precision"], budget: float | None) -
 
     chosen = levels(0.0)
     if budget is not None:
-        low, high = raise_levels(lambda offset: cost(levels(offset)), budget, -MAX_BITS, MAX_BITS)
+        most = max(MAX_BITS, *(math.ceil(float(one.max())) for one in real))  # a short search with a high rate goes far
+        low, high = raise_levels(lambda offset: cost(levels(offset)), budget, -most, MAX_BITS)
         chosen = levels(low)
         above = levels(high)
         extra = [
