@@ -333,3 +333,10 @@ def test_what_a_prompt_shows_is_one_line() -> None:
     )
     assert repr(found.sizes).startswith(f"Sizes({found.sizes.total:,} bytes: codes ")
     assert repr(found.sizes).endswith("1,056 dense, 9 tensors)")
+
+
+@pytest.mark.parametrize(("value", "bits"), [(0.1, 1), (1.0, 1), (0.5, 2), (0.0, 0)])
+def test_weights_that_are_all_equal_take_a_bit_or_that_of_their_grid(value: float, bits: int) -> None:
+    model = nn.Linear(20, 20)
+    nn.init.constant_(model.weight, value)
+    assert report(model).bits == bits

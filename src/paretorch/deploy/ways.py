@@ -48,8 +48,8 @@ class Constant:
     def __init__(self, words: Array, dtype: torch.dtype) -> None:
         self.cost = 0.0
         self._word = int(words[0]) if words.size else 0
-        self.precisions: dict[int, int] = {}
-        self.scale = 0
+        self.precisions = few_values(1, words.size) if words.size else {}
+        self.scale: int | None = None
         if words.size and (grid := grids.read_binary(values.to_floats(words[:1], dtype))):
             self.precisions, self.scale = count_precisions(*grid, np.array([words.size]))
 
