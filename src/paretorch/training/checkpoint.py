@@ -46,7 +46,9 @@ class Checkpoint:
         try:
             content = torch.load(path, map_location=device, weights_only=True)
         except Exception as error:  # what a torn or foreign file makes of the unpickler is not ours to list
-            raise ArtefactError(f"{path} is not a readable checkpoint; begin the run again, without --resume.") from error
+            raise ArtefactError(
+                f"{path} is not a readable checkpoint; begin the run again, without --resume."
+            ) from error
         if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
             raise ArtefactError(f"{path} is a checkpoint of another format; begin the run again, without --resume.")
         if set(content) != set(cls.__dataclass_fields__):
