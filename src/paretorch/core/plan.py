@@ -59,7 +59,7 @@ class Plan:
         model.__dict__[_ATTRIBUTE] = self
         for term in terms:
             term.method.schedule(term, state.step)
-        state.watch(self._set_phase)
+        state.watch(self._follow)
 
     @staticmethod
     def of(model: nn.Module) -> "Plan":
@@ -124,18 +124,25 @@ class Plan:
                 optimizer.step()
 
     def _optimizer(self, term: Term) -> torch.optim.Optimizer | None:
-        # Made at the first step: sharding after `compress` replaces the parameter objects. A state that is loaded by
-        # assignment may replace them later: what the optimizer knows goes over to the new ones.
-        parameters, old = term.decisions(), term.optimizer
-        if old is None or any(map(_replaced, term.trained, parameters)):
-            build = term.method.optimizer
+        # Made at the first step: sharding after `compress` replaces the parameter objects.
+        if term.optimizer is None:
+            parameters, build = term.decisions(), term.method.optimizer
             term.trained = parameters
             term.optimizer = build(parameters) if build else term.method.decisions_optimizer(parameters, term.steps)
             if build and not isinstance(term.optimizer, torch.optim.Optimizer):
                 raise ConfigError(f"optimizer: the function returned {term.optimizer!r}, which is no optimizer")
-            if old is not None and term.optimizer is not None:
-                term.optimizer.load_state_dict(old.state_dict())
         return term.optimizer
+
+    def _follow(self, hard: bool) -> None:
+        """A state was loaded. By assignment it replaces decisions: what their optimizers know goes over to the new ones."""
+        self._set_phase(hard)
+        for term in self._terms:
+            old = term.optimizer
+            if old is not None and any(map(_replaced, term.trained, term.decisions())):
+                term.optimizer = None
+                new = self._optimizer(term)
+                assert new is not None
+                new.load_state_dict(old.state_dict())
 
     def penalty(self) -> Tensor:
         """The price now, λ_keep Σ keep + λ_bits Σ keep·bits; for logging, the plan adds its gradient itself."""

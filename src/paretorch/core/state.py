@@ -42,7 +42,7 @@ class PlanState:
         ]
         for name, value in zip(self._names, values, strict=True):
             root.register_buffer(name, value.to(device))
-        self._on_phase: Callable[[bool], None] = lambda hard: None
+        self._on_load: Callable[[bool], None] = lambda hard: None
         self._handles = [
             root.register_load_state_dict_pre_hook(self._compare),
             root.register_load_state_dict_post_hook(self._reread),
@@ -50,9 +50,9 @@ class PlanState:
         self._hard = False
         self._decisions: list[str] = []
 
-    def watch(self, on_phase: Callable[[bool], None]) -> None:
-        """Call back when a loaded state changes the phase."""
-        self._on_phase = on_phase
+    def watch(self, on_load: Callable[[bool], None]) -> None:
+        """Call back, with its phase, when a state was loaded."""
+        self._on_load = on_load
 
     @property
     def step(self) -> Tensor:
@@ -113,7 +113,7 @@ class PlanState:
 
     def _reread(self, *_: Any) -> None:
         phase: Tensor = getattr(self.root, f"{PREFIX}phase")
-        self._on_phase(bool(phase))
+        self._on_load(bool(phase))
 
 
 def _move(root: nn.Module, decisions: list[str], fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:

@@ -64,7 +64,7 @@ class PackedLinear(Adopting):
         return unpack(self.packed)
 
     def forward(self, input: Tensor) -> Tensor:
-        x = input
+        x = input  # named as in nn.Linear
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         if x.dtype != torch.bfloat16 or not self._takes(x):

@@ -134,10 +134,8 @@ def is_dead(trial: FrozenTrial) -> bool:
     if host != socket.gethostname():
         began = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
         return bool(time.time() - max(when, began) > _LOST_AFTER)
-    if process == os.getpid():
-        return bool(
-            when < _BEGAN
-        )  # of an earlier process that had our number, as in a container that was started again
+    if process == os.getpid():  # or of an earlier process that had our number, as in a container that was started again
+        return bool(when < _BEGAN)
     return not _exists(process)
 
 
