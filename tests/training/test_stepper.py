@@ -178,3 +178,19 @@ def test_a_compressed_run_on_a_gpu_goes_through_all_phases_and_resumes(tmp_path:
     assert result["sparsity"] == pytest.approx(0.8, abs=0.01)
     (tmp_path / "result.json").unlink()
     assert train(recipe, tmp_path, runtime, resume=True)["test_accuracy"] == result["test_accuracy"]
+
+
+@_GPU
+@pytest.mark.parametrize("compile", [False, True])
+def test_dropout_is_drawn_anew_in_every_replay(compile: bool) -> None:
+    model, task, rate = small_model().cuda(), _Smooth("cuda"), torch.zeros((), device="cuda")
+    made = optimizers.build(Recipe(), optimizers.dense_groups(model, 0.0), rate)
+    stepper = Stepper(model, task, made, None, device=torch.device("cuda"), rate=rate, compile=compile)
+    points, labels = task.epoch(0)
+    losses: list[float] = []
+    for _ in range(4):  # one batch again and again, with a rate of nothing: only dropout can tell the losses apart
+        stepper.begin((points[:1].expand_as(points).clone(), labels[:1].expand_as(labels).clone()), [0.0] * 4)
+        for step in range(4):
+            stepper.step(step)
+        losses += stepper.record(4)[:, 0].tolist()
+    assert len(set(losses[5:])) > 8
