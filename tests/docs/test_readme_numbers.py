@@ -80,9 +80,24 @@ def test_what_sharing_keeps() -> None:
     settings = read("sharing-wrn28-4/summary.json")["settings"]
     small, whole = (settings[name]["parameters"]["mean"] / 1e6 for name in ("swrn-2", "wrn"))
     assert told.endswith(f"{small:.2f} M parameters for {whole:.2f} M")
+    assert row("the same two with dropout")[1:] == [
+        f"{accuracy('sharing-wrn28-4', name)} %" for name in ("swrn-2-dropout", "wrn-dropout")
+    ]
     told, *cells = row("the same from one template")
     assert cells == [f"{accuracy('sharing-wrn28-4', 'swrn-1')} %", ""]
     assert told.endswith(f"{settings['swrn-1']['parameters']['mean'] / 1e6:.2f} M")
+
+
+def test_a_step_on_a_gpu() -> None:
+    large, small = (
+        next(one for one in read(f"optimizers-step/h200-{name}.json")["cases"][case] if one["optimizer"] == "AvaGrad")
+        for name, case in (("491m", "even"), ("resnet20", "resnet20"))
+    )
+    told = f"{large['ratio']:.2f} × the time of torch's fused Adam for 491 M parameters, {small['ratio']:.2f} × for ResNet-20"
+    assert told in _README
+    page = (_ROOT / "docs/optimizers.md").read_text()
+    assert f"| {large['ratio']:.2f} ×, {100 * large['of_copy']:.0f} % |" in page
+    assert f"| step, ResNet-20 on an H200 | at most 1.0 × | {small['ratio']:.2f} × |" in page
 
 
 def test_a_step_on_a_cpu() -> None:

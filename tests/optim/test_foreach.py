@@ -48,7 +48,7 @@ def test_large_networks_are_stepped_in_batches_to_the_same_bits(kind, monkeypatc
     sizes = [4, 3, 9, 1, 2, 0, 5]
     found = []
     for together in (1 << 22, 7):
-        monkeypatch.setattr(_foreach, "TOGETHER", together)
+        monkeypatch.setattr(_foreach, "TOGETHER_ON_CPU", together)
         generator = torch.Generator().manual_seed(1)
         params = [torch.randn(size, generator=generator).requires_grad_() for size in sizes]
         optimizer = build(kind, params, foreach=True)

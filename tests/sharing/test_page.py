@@ -60,6 +60,20 @@ def test_the_rows_of_wide_resnets() -> None:
         assert len(files) == settings[name]["test_accuracy"]["n"]
         found = [_error(json.loads(file.read_text())["result"]["test_accuracy"]) for file in files]
         assert f"{word}{', '.join(found)};" in page
+    late = {name: _late_error(name) for name in ("wrn", "swrn-2", "wrn-dropout", "swrn-2-dropout")}
+    assert f"it is {late['wrn']} and {late['swrn-2']} without" in page
+    assert f"{late['wrn-dropout']} and {late['swrn-2-dropout']} with." in page
+    both = " · ".join(_with_spread(settings[name]["test_accuracy"]) for name in ("wrn-dropout", "swrn-2-dropout"))
+    assert f"| {both} ([below]" in page
+
+
+def _late_error(setting: str) -> str:
+    """Mean over the last ten epochs and all seeds."""
+    files = (PAGE.parents[1] / "results/sharing-wrn28-4").glob(f"{setting}-seed*.json")
+    rows = [json.loads(file.read_text())["metrics"] for file in files]
+    found = [row["test_accuracy"] for run in rows for row in run if row["epoch"] > 190 and row["phase"] != "harden"]
+    assert len(found) == 10 * len(rows)
+    return _error(sum(found) / len(found))
 
 
 def _with_spread(accuracy: dict[str, float]) -> str:

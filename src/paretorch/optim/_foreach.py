@@ -12,9 +12,11 @@ from paretorch.optim._leaf import Leaf
 from paretorch.optim._norm import root_mean_square
 from paretorch.optim._rule import Hyper, Scalar
 
-TOGETHER = 1 << 22
-"""Elements of the leaves that are stepped at once, unless one alone has more: enough to keep a device busy, and temporaries
-need not be as large as the network."""
+TOGETHER = 1 << 25
+"""Elements of the leaves that are stepped at once on an accelerator, unless one alone has more: an operation on so many
+takes longer than the host takes to ask for the next, and temporaries need not be as large as the network."""
+TOGETHER_ON_CPU = 1 << 22
+"""The same on a CPU, which asks itself: smaller temporaries come from memory that is already mapped."""
 Tensors = list[Tensor]
 
 
@@ -23,7 +25,8 @@ class ForeachBucket(Bucket):
 
     def __init__(self, leaves: list[Leaf], seed: int, single: bool) -> None:
         super().__init__(leaves, seed)
-        self._batches = _batches([leaf.p.numel() for leaf in leaves], 0 if single else TOGETHER)
+        together = TOGETHER_ON_CPU if self.device.type == "cpu" else TOGETHER
+        self._batches = _batches([leaf.p.numel() for leaf in leaves], 0 if single else together)
         zero = torch.zeros(2, dtype=torch.float64, device=self.device)
         self._parts = [zero] * len(leaves)
 
