@@ -78,6 +78,20 @@ def test_steps_are_those_of_a_plain_loop() -> None:
     assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
 
 
+def test_a_task_may_give_views_of_its_own_data() -> None:
+    """Such as a language model with one chunk an epoch: its offset moves, and the chunks overlap."""
+    model, task = small_model(), _Smooth("cpu")
+    points, labels = torch.randn(18, 3), torch.arange(18) % 2
+    kept = points.clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    stepper = Stepper(model, task, optimizer, None, device=torch.device("cpu"))
+    for start in (0, 2, 1):
+        stepper.begin((points[start:][:16].view(4, 4, 3), labels[start:][:16].view(4, 4)), [0.05] * 4)
+        stepper.step(0)
+        assert torch.equal(points, kept)
+        assert torch.equal(stepper._batches[0].flatten(0, 1), points[start:][:16])
+
+
 def test_compiled_steps_agree_with_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     eager = _train("cpu", captured=False, compile=False)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager", fullgraph=True))

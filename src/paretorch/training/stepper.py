@@ -68,7 +68,8 @@ class Stepper:
             for new, old in zip(batches, self._batches, strict=True):
                 old.copy_(new)
         else:
-            self._batches, self._graph, self._warm = batches, None, 0
+            # Copies: later epochs are written over them, and the task's may be views of its own data.
+            self._batches, self._graph, self._warm = tuple(rows.clone() for rows in batches), None, 0
         self._host_rates = rates
         self._rates.copy_(torch.tensor(rates))
         self._position.fill_(start)
