@@ -263,3 +263,10 @@ def test_what_cannot_work_is_refused() -> None:
         build(_images())
     with pytest.raises(ConfigError, match="at least two images"):
         distance(torch.zeros(1, 3), torch.zeros(5, 3))
+
+
+@pytest.mark.parametrize("name", ["l0", "stochastic"])
+def test_masks_that_are_judged_by_their_loss_are_refused(name: str) -> None:
+    """After all its epochs such a run could not be rounded."""
+    with pytest.raises(ConfigError, match=f"{name} draws masks.*choose another pruning"):
+        prepare(_recipe(pruning=name, sparsity=0.5), Runtime(device="cpu"), _images())

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paretorch.core.plan import Plan
 
 _SUMMARY = len('"summary":{"accuracy":0.1234},')  # what `finish` adds to the file beside the network
-_DRAWN = ("l0", "stochastic")
+DRAWN = ("l0", "stochastic")
 _JUDGING = 16  # training batches by which drawn masks are compared
 
 
@@ -45,7 +45,7 @@ def harden(plan: "Plan", optimizer: torch.optim.Optimizer, task: Task, recipe: R
     validation images decide. amc: the shares of the layers are searched by the accuracy on the validation images.
     """
     plan.model.eval()
-    if recipe.pruning in _DRAWN:
+    if recipe.pruning in DRAWN:
         from paretorch.sparsity.rivals import harden_best
 
         harden_best(plan, _judge(task, recipe.epochs), optimizer=optimizer)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from paretorch.core.looking import in_eval, run_example
 from paretorch.errors import ConfigError
-from paretorch.training.compression import attach
+from paretorch.training.compression import DRAWN, attach
 from paretorch.training.finish import finish, read_result
 from paretorch.training.fit import Trainer
 from paretorch.training.folder import RunFolder, check_folder
@@ -17,7 +17,7 @@ from paretorch.training.images import ImageClassification
 from paretorch.training.recipe import Recipe, Runtime
 from paretorch.training.task import Task
 from paretorch.training.tasks.choose import choose
-from paretorch.training.tasks.limits import Carrying, clip_gradients, suited
+from paretorch.training.tasks.limits import Carrying, Drawing, clip_gradients, suited
 from paretorch.training.tracking import require_tensorboard
 
 if TYPE_CHECKING:
@@ -58,6 +58,11 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
     task, wanted = choose(recipe, runtime, device, images)
     if recipe.pruning == "amc":
         _check_search(recipe, task)
+    if recipe.pruning in DRAWN and isinstance(task, Drawing):
+        raise ConfigError(
+            f"{recipe.pruning} draws masks and keeps that of the lowest loss, which a generator's does not tell: "
+            f"choose another pruning."
+        )
     if recipe.samples > 1 and not getattr(task, "splits", False):
         raise ConfigError(
             f"precision_options.samples splits batches, which those of {recipe.data} cannot be: leave it out."
