@@ -77,6 +77,15 @@ def test_each_phase_has_sets_of_its_own() -> None:
         assert task.evaluate(_Guess())["stage"] == number // 3
 
 
+def test_what_is_fine_tuned_alone_is_so_in_the_last_phase() -> None:
+    phases = [_grids(limit) for limit in (2, 4)]
+    for number in (0, 3):
+        task = ShortestPaths(phases, epochs=0, batch=10)
+        _, labels = task.epoch(number)
+        assert int(labels.sum()) == int(phases[1][0].labels.sum())
+        assert task.evaluate(_Guess())["stage"] == 1
+
+
 def test_what_cannot_work_is_refused() -> None:
     train, test = _grids()
     with pytest.raises(ConfigError, match="larger than the training set of 10 grids"):

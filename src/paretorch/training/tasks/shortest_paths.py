@@ -33,7 +33,7 @@ def make_grids(limit: int, count: int, test_count: int, size: int, validation: i
 class ShortestPaths:
     """Binary cross-entropy per cell. F₁ is the metric, since most cells are on no path; all cells count as one set.
 
-    phases: training and held-out grids of each; epochs: how long a phase lasts. The evaluation is on the held-out grids
+    phases: training and held-out grids of each; epochs: how long a phase lasts, 0: all is fine-tuning, in the last. The evaluation is on the held-out grids
     of the phase whose epoch was asked for last (before any was: of the last phase), and says which one that is.
     The last partial batch of an epoch is dropped; the order is a pure function of (seed, epoch). The F₁ of training is
     the mean over batches.
@@ -95,7 +95,8 @@ class ShortestPaths:
         return [self._prepared(grids) for grids in self._drawn(number)[0][:count]]
 
     def _phase_of(self, number: int) -> int:
-        return min(number // self._epochs, len(self._train) - 1)
+        last = len(self._train) - 1
+        return min(number // self._epochs, last) if self._epochs else last
 
     def _drawn(self, number: int) -> Batch:
         inputs, labels = self._train[self._phase_of(number)]
