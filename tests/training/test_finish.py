@@ -63,3 +63,16 @@ def test_a_metric_that_is_no_accuracy_has_its_own_name() -> None:
     rows = [{"phase": "search", "test_bpc": 2.0}, {"phase": "harden", "test_bpc": 2.5}, {"phase": "finetune"}]
     assert rounding(rows) == {"soft_bpc": 2.0, "hard_bpc": 2.5}
     assert rounding(rows[:1]) == rounding([]) == {}
+
+
+def test_the_result_of_another_recipe_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    """Without its checkpoint, which may be removed for its size, a finished run is still a run."""
+    result = train(_DIGITS, tmp_path, _QUIET)
+    (tmp_path / "checkpoint.pt").unlink()
+    artefact = (tmp_path / "model.pare").read_bytes()
+    assert train(_DIGITS, tmp_path, _QUIET, resume=True) == result
+    with pytest.raises(ConfigError, match=r"lr \(there 0.05, now 0.01\)"):
+        train(_changed(lr=0.01), tmp_path, _QUIET, resume=True)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        train(_changed(lr=0.01), tmp_path, _QUIET)
+    assert (tmp_path / "model.pare").read_bytes() == artefact

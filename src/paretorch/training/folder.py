@@ -67,9 +67,9 @@ class RunFolder:
 def check_folder(path: Path, recipe: Recipe, *, resume: bool) -> None:
     """Refuse a folder whose run must not be touched: any without `resume`, with it one of another recipe.
 
-    A run is in a folder once it has a checkpoint; what was stopped before that is begun anew.
+    A run is in a folder once it has a checkpoint or a result; what was stopped before that is begun anew.
     """
-    if not (path / "checkpoint.pt").exists():
+    if not any((path / name).exists() for name in ("checkpoint.pt", "result.json")):
         return
     if not resume:
         raise ConfigError(f"{path} already holds a run; continue it with --resume or choose another --out.")
