@@ -3,6 +3,7 @@
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from paretorch.errors import ArtefactError, PareError
 from paretorch.training.checkpoint import Checkpoint
 from paretorch.training.files import write_atomically
+from paretorch.training.finish import read_result
 
 from .blobs import Make
 
@@ -84,8 +86,46 @@ def test_a_damaged_checkpoint_is_refused(make: Make, damage: str) -> None:
         torch.save({"format": 99}, path)
     else:
         path.write_bytes({"cut": content[: len(content) // 2], "empty": b"", "text": b"no checkpoint"}[damage])
+    with pytest.raises(ArtefactError, match=r"checkpoint.pt.* remove it to begin the run again"):
+        make(resume=True).run(resume=True)
+    path.unlink()
+    assert make(resume=True).run(resume=True)["epoch"] == 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({name: "no such thing"} for name in ("recipe", "model", "optimizer", "epoch", "step", "offset", "record")),
+        {"random": 3},
+        {"random": {}},
+        {"random": {"cpu": torch.zeros(3)}},
+        {"model": {1: 2}},
+        {"optimizer": {"param_groups": [3], "state": {}}},
+    ],
+)
+def test_a_checkpoint_of_other_things_is_refused(make: Make, changes: dict[str, Any]) -> None:
+    trainer = make()
+    trainer.run()
+    path = trainer.folder.checkpoint
+    torch.save({**torch.load(path, weights_only=True), **changes}, path)
     with pytest.raises(ArtefactError, match=r"checkpoint.pt"):
         make(resume=True).run(resume=True)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"recipe": 3}', '{"recipe": null}', "{"])
+def test_a_damaged_configuration_is_refused(make: Make, text: str) -> None:
+    trainer = make()
+    trainer.run()
+    trainer.folder.config.write_text(text)
+    with pytest.raises(ArtefactError, match=r"config.json is not the configuration of a run"):
+        make(resume=True)
+
+
+@pytest.mark.parametrize("text", ["3", "[1]", "{", "null"])
+def test_a_damaged_result_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(ArtefactError, match=r"result.json is damaged"):
+        read_result(tmp_path)
 
 
 def test_metrics_after_the_checkpoint_are_told_once(make: Make) -> None:

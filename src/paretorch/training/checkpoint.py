@@ -14,6 +14,12 @@ from paretorch.errors import ArtefactError, ConfigError
 from paretorch.training.files import write_atomically
 
 _FORMAT = 1
+_ANEW = "remove it to begin the run again"
+_KINDS = {
+    **dict.fromkeys(("recipe", "model", "optimizer", "random"), dict),
+    **dict.fromkeys(("epoch", "step", "offset"), int),
+    "record": torch.Tensor,
+}
 
 
 @dataclass(frozen=True)
@@ -46,13 +52,14 @@ class Checkpoint:
         try:
             content = torch.load(path, map_location=device, weights_only=True)
         except Exception as error:  # what a torn or foreign file makes of the unpickler is not ours to list
-            raise ArtefactError(
-                f"{path} is not a readable checkpoint; begin the run again, without --resume."
-            ) from error
+            raise ArtefactError(f"{path} is not a readable checkpoint; {_ANEW}.") from error
         if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
-            raise ArtefactError(f"{path} is a checkpoint of another format; begin the run again, without --resume.")
+            raise ArtefactError(f"{path} is a checkpoint of another format; {_ANEW}.")
         if set(content) != set(cls.__dataclass_fields__):
-            raise ArtefactError(f"{path} lacks parts of a checkpoint; begin the run again, without --resume.")
+            raise ArtefactError(f"{path} lacks parts of a checkpoint; {_ANEW}.")
+        for name, kind in _KINDS.items():
+            if not isinstance(content[name], kind):
+                raise ArtefactError(f"{path} has no {name} as checkpoints have it; {_ANEW}.")
         content["random"] = {name: state.cpu() for name, state in content["random"].items()}
         return cls(**content)
 

@@ -120,7 +120,7 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        result: dict[str, Any] = json.loads(path.read_text())
-    except ValueError as error:
+        result = dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
         raise ArtefactError(f"{path} is damaged; remove it and run again with --resume.") from error
     return result

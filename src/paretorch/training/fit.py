@@ -226,10 +226,10 @@ class Trainer:
             optimizers.load_state(self.optimizer, stored.optimizer)
             if self.plan is not None and stored.plan is not None:
                 self.plan.load_state_dict(stored.plan)
-        except (RuntimeError, ValueError, KeyError) as error:
+            restore_random(stored.random, self.device)
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             told = f"{self.folder.checkpoint} does not fit this network; it comes from another version of it."
             raise ArtefactError(f"{told} Choose another --out.") from error
         self._epoch, self._step, self._offset = stored.epoch, stored.step, stored.offset
         self._record = stored.record if stored.step else None
-        restore_random(stored.random, self.device)
         self.folder.rewind(stored.offset)

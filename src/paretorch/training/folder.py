@@ -74,8 +74,8 @@ def check_folder(path: Path, recipe: Recipe, *, resume: bool) -> None:
     if not resume:
         raise ConfigError(f"{path} already holds a run; continue it with --resume or choose another --out.")
     try:
-        stored: dict[str, Any] = json.loads((path / "config.json").read_text())["recipe"]
-    except (OSError, ValueError, KeyError) as error:
+        stored = dict(json.loads((path / "config.json").read_text())["recipe"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtefactError(f"{path}/config.json is not the configuration of a run; choose another --out.") from error
     require_same(recipe.as_dict(), stored, path)
 
