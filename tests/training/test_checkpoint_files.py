@@ -137,3 +137,22 @@ def test_metrics_after_the_checkpoint_are_told_once(make: Make) -> None:
     assert len(trainer.folder.history()) == 3
     make(resume=True).run(resume=True)
     assert trainer.folder.metrics.read_bytes() == lines
+
+
+@pytest.mark.parametrize("left", [0, 50])
+def test_rows_that_were_lost_are_told(make: Make, left: int) -> None:
+    """To cut the file at a length that it does not have would fill it up with zeros."""
+    trainer = make()
+    trainer.run()
+    trainer.folder.metrics.write_bytes(rows := trainer.folder.metrics.read_bytes()[:left])
+    with pytest.raises(ArtefactError, match=r"metrics.jsonl lacks rows .* remove .*checkpoint.pt"):
+        make(resume=True).run(resume=True)
+    assert trainer.folder.metrics.read_bytes() == rows
+
+
+def test_rows_that_are_none_are_told(make: Make) -> None:
+    trainer = make()
+    trainer.run()
+    trainer.folder.metrics.write_bytes(b"\xff" * (trainer.folder.metrics.stat().st_size - 1) + b"\n")
+    with pytest.raises(ArtefactError, match=r"metrics.jsonl is damaged"):
+        make(resume=True).run(resume=True)

@@ -44,6 +44,11 @@ class RunFolder:
         try:
             with open(self.metrics, "ab") as file:
                 if offset is not None:
+                    if file.tell() < offset:
+                        raise ArtefactError(
+                            f"{self.metrics} lacks rows that were there when the run was stopped; put them back, or "
+                            f"remove {self.checkpoint} to begin the run again."
+                        )
                     file.truncate(offset)
         except OSError as error:
             raise write_error(self.metrics, error) from error
@@ -85,7 +90,10 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     path = folder / "metrics.jsonl"
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    except ValueError as error:
+        raise ArtefactError(f"{path} is damaged: it should hold one JSON object a line.") from error
 
 
 def _program() -> str:
