@@ -142,8 +142,19 @@ class Recipe:
         trained = self.start is not None and self.finetune > 0 and self.pruning in _ONE_SHOT
         _at_least("epochs", self.epochs, 0 if trained else 1)
         _at_least("batch", self.batch, 1)
-        for name in ("finetune", "validation", "lr", "weight_decay", "warmup", "cutout", "seed"):
+        for name in ("finetune", "validation", "lr", "weight_decay", "factor", "warmup", "cutout", "seed"):
             _at_least(name, getattr(self, name), 0)
+        for name in ("eps", "finetune_lr"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 0)
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"betas must be two numbers from 0 to just below 1, not {list(self.betas)}.")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum must be a number from 0 to just below 1, not {self.momentum}.")
+        if not 0 <= self.label_smoothing <= 1:
+            raise ConfigError(f"label_smoothing must be a number from 0 to 1, not {self.label_smoothing}.")
+        if self.seed >= 2**64:
+            raise ConfigError(f"seed must be below 2^64, not {self.seed}.")
         if self.schedule == "steps" and not self.milestones:
             raise ConfigError("The schedule 'steps' needs milestones in epochs, for example milestones = [80, 120].")
         if self.finetune_schedule == "steps" and not self.finetune_milestones:
