@@ -54,6 +54,28 @@ def test_what_does_not_fit_is_named(values: dict[str, Any], message: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("data", "network", "options", "message"),
+    [
+        ("digits", "digits-cnn", {"classes": 3}, "for digits classes must be at least 10, not 3"),
+        ("ptb-char", "lstm-6", {"vocabulary": 2}, r"for ptb-char vocabulary must be at least \d+, not 2"),
+        ("ptb-char", "lstm-6", {"dropout_weight": 2.0}, "a number from 0 to 1, not 2.0"),
+        ("ptb-char", "lstm-6", {"layers": 0}, "1 or more layers, not 0"),
+    ],
+)
+def test_networks_that_cannot_learn_the_data_are_refused(
+    root: Path, data: str, network: str, options: dict[str, Any], message: str
+) -> None:
+    recipe = Recipe(**{**RECIPES.get(data, {}), "data": data, "network": network, "network_options": options})
+    with pytest.raises(ConfigError, match=message):
+        prepare(recipe, Runtime(root=str(root), device="cpu"))
+
+
+def test_a_network_may_have_more_classes_than_the_data() -> None:
+    recipe = Recipe(network="digits-cnn", data="digits", network_options={"width": 2, "classes": 12})
+    assert prepare(recipe, Runtime(device="cpu")).model.head.out_features == 12  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
     ("data", "network", "message"),
     [
         ("ptb", "lstm-6", r"put Mikolov's files ptb.\{train,valid,test\}.txt into .*nowhere/ptb"),

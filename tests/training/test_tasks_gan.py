@@ -270,3 +270,8 @@ def test_masks_that_are_judged_by_their_loss_are_refused(name: str) -> None:
     """After all its epochs such a run could not be rounded."""
     with pytest.raises(ConfigError, match=f"{name} draws masks.*choose another pruning"):
         prepare(_recipe(pruning=name, sparsity=0.5), Runtime(device="cpu"), _images())
+
+
+def test_a_generator_has_the_channels_of_the_images() -> None:
+    with pytest.raises(ConfigError, match="channels must be 3, not 1"):
+        prepare(_recipe(network_options={"latent": 4, "width": 2, "channels": 1}), Runtime(device="cpu"), _images())

@@ -56,6 +56,7 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
 
     device = choose_device(runtime.device)
     task, wanted = choose(recipe, runtime, device, images)
+    _check_options(recipe, wanted)
     if recipe.pruning == "amc":
         _check_search(recipe, task)
     if recipe.pruning in DRAWN and isinstance(task, Drawing):
@@ -80,6 +81,16 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
     # Faster on GPUs, and on CPUs too: ResNet-20 takes three quarters of the time there.
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Setup(model, task, attach(model, recipe, steps=recipe.epochs * task.steps, example=task.example()), device)
+
+
+def _check_options(recipe: Recipe, wanted: dict[str, Any]) -> None:
+    for name, value in wanted.items():
+        given = recipe.network_options.get(name, value)
+        if type(given) is int and (given < value or (name == "channels" and given != value)):
+            told = f"{name} must be {value}" if name == "channels" else f"{name} must be at least {value}"
+            raise ConfigError(
+                f"network_options: for {recipe.data} {told}, not {given}; leave it out to have just that."
+            )
 
 
 def _check_fit(model: nn.Module, image: Tensor, recipe: Recipe) -> None:

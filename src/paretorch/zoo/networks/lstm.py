@@ -42,6 +42,11 @@ class LanguageModel(Network):
         super().__init__()
         if tied and embedding != units:
             raise ConfigError(f"A tied decoder needs embedding == units; they are {embedding} and {units}.")
+        if layers < 1:
+            raise ConfigError(f"A language model has 1 or more layers, not {layers}.")
+        for rate in (dropout_input, dropout_hidden, dropout_output, dropout_weight):
+            if not 0 <= rate <= 1:
+                raise ConfigError(f"A rate of dropout is a number from 0 to 1, not {rate}.")
         self.units = units
         self.dropout_weight = dropout_weight
         self.embedding = nn.Embedding(vocabulary, embedding)
