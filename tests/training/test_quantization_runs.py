@@ -14,7 +14,7 @@ from paretorch.cli.app import app
 from paretorch.errors import ConfigError
 from paretorch.precision.rivals import LSQ, Uniform
 from paretorch.precision.shuffle import precision_map
-from paretorch.training import Recipe, Runtime, train
+from paretorch.training import Recipe, Runtime, prepare, train
 from paretorch.training.methods import quantization_methods
 from paretorch.training.recipe import QUANTIZATION
 
@@ -77,7 +77,12 @@ def test_what_cannot_be_meant_is_refused_by_name(make: Make) -> None:
         ConfigError, match="choose one of smol, smol-printed, uniform, dorefa, pact, lsq, lqnets, dsq, slb, bsq, given"
     ):
         Recipe(quantization="lqs", bits=2.0)
-    for bits, message in ((2.5, "whole number of bits everywhere, not 2.5"), (17.0, "bits=17"), (-1.0, "bits=-1")):
+    for bits, message in (
+        (2.5, "whole number of bits everywhere, not 2.5"),
+        (17.0, "bits=17"),
+        (-1.0, "bits=-1"),
+        (float("inf"), "everywhere, not inf"),
+    ):
         with pytest.raises(ConfigError, match=message):
             make(_recipe("uniform", bits=bits))
     for bits in (-1.0, 17.0):
@@ -89,6 +94,29 @@ def test_what_cannot_be_meant_is_refused_by_name(make: Make) -> None:
         make(Recipe(epochs=1, batch=4, quantization="given"))
     with pytest.raises(ConfigError, match="leave bits out"):
         make(_recipe("given"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ends": 8, "exclude": 5}, "5 selects no layer"),
+        ({"ends": 8, "overrides": 5}, "overrides=5: give options by pattern"),
+        ({"samples": "4"}, "unexpected keyword argument 'samples'"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused_by_name(options: dict[str, Any], message: str) -> None:
+    recipe = Recipe(network="digits-cnn", data="digits", quantization="lsq", bits=2.0, precision_options=options)
+    with pytest.raises(ConfigError, match=message):
+        prepare(recipe, Runtime(device="cpu"))
+
+
+@pytest.mark.parametrize("exclude", ["head", ["head"]])
+def test_the_ends_are_those_of_what_is_not_excluded(exclude: Any) -> None:
+    options = {"ends": 8, "exclude": exclude}
+    recipe = Recipe(network="digits-cnn", data="digits", quantization="lsq", bits=2.0, precision_options=options)
+    plan = prepare(recipe, Runtime(device="cpu")).plan
+    assert plan is not None
+    assert list(plan.methods()[0].overrides) == ["features.0.weight", "features.16.weight"]
 
 
 def test_a_whole_run_of_each_arm_of_the_shuffled_precisions(tmp_path: Path) -> None:

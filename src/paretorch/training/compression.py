@@ -107,12 +107,14 @@ def _precision_options(name: str, recipe: Recipe, model: nn.Module, left: tuple[
     if (ends := options.pop("ends", None)) is not None:
         from paretorch.precision.rivals import first_and_last
 
-        options["overrides"] = {**first_and_last(model, ends, options["exclude"]), **options.get("overrides", {})}
+        given = options.get("overrides") or {}
+        if isinstance(given, Mapping):  # the method tells of what is none
+            options["overrides"] = {**first_and_last(model, ends, options["exclude"] or ()), **given}
     return options
 
 
 def _whole(bits: float | None, name: str) -> int | None:
-    if bits is not None and bits != int(bits):
+    if bits is not None and not float(bits).is_integer():
         raise ConfigError(f"{name} gives the same whole number of bits everywhere, not {bits:g}: use 2, say, or smol.")
     return None if bits is None else int(bits)
 

@@ -189,6 +189,8 @@ class Recipe:
     @property
     def samples(self) -> int:
         """K: how many samples of the noise a step takes, each on a part of the batch."""
+        if self.quantization not in (None, *LEARNED):
+            return 1  # their options are their own
         count: int = self.precision_options.get("samples", 1)
         return count
 

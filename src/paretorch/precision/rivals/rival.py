@@ -1,6 +1,6 @@
 """What the quantization rivals share: a number of bits a weight, and values that only a grid of 2^bits holds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from paretorch.core.groups import Group, Grouping
 from paretorch.core.method import Method, Term
 from paretorch.core.relaxation import Relaxation
-from paretorch.core.sites import choose, find_sites
+from paretorch.core.sites import Selector, choose, find_sites
 from paretorch.core.tensors import whole
 from paretorch.errors import ConfigError
 
@@ -106,9 +106,9 @@ def average_bits(term: Term) -> Tensor:
     return torch.stack(found).sum() / term.weights
 
 
-def first_and_last(model: nn.Module, bits: int, exclude: Sequence[str] = ()) -> Mapping[str, Mapping[str, Any]]:
+def first_and_last(model: nn.Module, bits: int, exclude: Selector = ()) -> Mapping[str, Mapping[str, Any]]:
     """`overrides` that give other bits to the first and the last selected weight, as most papers do."""
-    sites = choose([site for site in find_sites(model) if site.weight.dim() > 1], None, tuple(exclude))
+    sites = choose([site for site in find_sites(model) if site.weight.dim() > 1], None, exclude)
     if not sites:
         raise ConfigError("the model has no layer whose first and last could have bits of their own")
     return {site.name: {"bits": bits} for site in (sites[0], sites[-1])}
