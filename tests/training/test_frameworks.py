@@ -138,6 +138,18 @@ def test_transformers_resume(tmp_path: Path) -> None:
     check_alike(model.state_dict(), by_hand())
 
 
+def test_transformers_clip_every_training_of_the_same_arguments(tmp_path: Path) -> None:
+    options = arguments(tmp_path)
+    for _ in range(2):
+        model = Net()
+        _, optimizer = compressed(model)
+        parts = {"train_dataset": Same(), "optimizers": (optimizer, None), "callbacks": [TransformersCallback()]}
+        transformers.Trainer(model, options, **parts).train()
+        check_alike(model.state_dict(), by_hand())
+        assert options.max_grad_norm == _CLIP
+        assert not optimizer._optimizer_step_pre_hooks
+
+
 def test_transformers_with_an_optimizer_of_everything(tmp_path: Path) -> None:
     model = Net()
     compressed(model)

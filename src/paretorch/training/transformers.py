@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.training.callback import Follower
@@ -32,11 +33,13 @@ _TIES = "_tied_weights_keys"  # of a model: which of its keys are other names of
 class PlanCallback(TrainerCallback):
     """Steps and rounds the plan of the model that is trained.
 
-    Clipping by `max_grad_norm` is taken over: only what the optimizer trains is clipped, decisions are not in the norm.
+    Clipping by `max_grad_norm` is taken over while it trains: only what the optimizer trains is clipped, decisions are not
+    in the norm.
     """
 
     def __init__(self) -> None:
         self._follower: Follower | None = None
+        self._clipping: tuple[float, RemovableHandle] | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -47,7 +50,7 @@ class PlanCallback(TrainerCallback):
         self._follower = Follower(kwargs["model"], [optimizer])
         _tell_ties(kwargs["model"])
         if args.max_grad_norm:
-            clip_gradients(optimizer, args.max_grad_norm)
+            self._clipping = args.max_grad_norm, clip_gradients(optimizer, args.max_grad_norm)
             args.max_grad_norm = 0.0
         if state.global_step and (path := _checkpoint(args, state) / _FILE).exists():
             self._follower.plan.load_state_dict(torch.load(path, weights_only=True))
@@ -56,6 +59,10 @@ class PlanCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         kwargs["model"].__dict__.pop(_TIES, None)
+        if self._clipping is not None:  # the arguments may be those of another training, too
+            args.max_grad_norm, handle = self._clipping
+            handle.remove()
+            self._clipping = None
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -5,6 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from paretorch.training.recipe import Runtime
 from paretorch.training.task import Task
@@ -38,15 +39,15 @@ def suited(runtime: Runtime, task: Task) -> Runtime:
     return replace(runtime, graph=runtime.graph and fixed, compile=runtime.compile if compiles else False)
 
 
-def clip_gradients(optimizer: torch.optim.Optimizer, norm: float) -> None:
+def clip_gradients(optimizer: torch.optim.Optimizer, norm: float) -> RemovableHandle:
     """From now on, scale the gradient of all weights together down to `norm` before each step.
 
     The optimizer holds the weights alone: the plan's decisions are not clipped. Nothing is read on the host, so that
-    the step can be captured.
+    the step can be captured. `remove()` of what is returned ends it.
     """
 
     def clip(stepping: torch.optim.Optimizer, args: Any, options: Any) -> None:
         weights = [weight for group in stepping.param_groups for weight in group["params"]]
         torch.nn.utils.clip_grad_norm_(weights, norm)
 
-    optimizer.register_step_pre_hook(clip)
+    return optimizer.register_step_pre_hook(clip)
