@@ -138,6 +138,18 @@ def test_transformers_resume(tmp_path: Path) -> None:
     check_alike(model.state_dict(), by_hand())
 
 
+def test_transformers_do_not_resume_without_the_plan(tmp_path: Path) -> None:
+    for folder, start in ((tmp_path / "one", None), (tmp_path / "other", str(tmp_path / "one" / "checkpoint-3"))):
+        model = Net()
+        _, optimizer = compressed(model)
+        trainer = hf_trainer(model, optimizer, folder)
+        if start is None:
+            trainer.train()
+        else:
+            with pytest.raises(ConfigError, match=r"other/checkpoint-3/plan.pt, .* is not there"):
+                trainer.train(resume_from_checkpoint=start)
+
+
 def test_transformers_clip_every_training_of_the_same_arguments(tmp_path: Path) -> None:
     options = arguments(tmp_path)
     for _ in range(2):
@@ -218,7 +230,13 @@ class Module(lightning.LightningModule):  # type: ignore[misc]
 
 
 def fit(
-    module: Module, folder: Path, steps: int = STEPS, start: str | None = None, rank: int = 0, **options: Any
+    module: Module,
+    folder: Path,
+    steps: int = STEPS,
+    start: str | None = None,
+    rank: int = 0,
+    callback: LightningCallback | None = None,
+    **options: Any,
 ) -> Any:
     saving = lightning.callbacks.ModelCheckpoint(
         dirpath=folder, filename="{step}", every_n_train_steps=1, save_top_k=-1
@@ -232,7 +250,7 @@ def fit(
         enable_model_summary=False,
         gradient_clip_val=_CLIP,
         log_every_n_steps=1,
-        callbacks=[LightningCallback(), saving],
+        callbacks=[callback or LightningCallback(), saving],
         **options,
     )
     trainer.fit(module, DataLoader(Same(rank), 2), ckpt_path=start)
@@ -254,6 +272,15 @@ def test_lightning_resumes(tmp_path: Path, stop: int) -> None:
     module = Module()
     fit(module, tmp_path, start=str(tmp_path / f"step={stop}.ckpt"))
     check_alike(module.net.state_dict(), by_hand())
+
+
+def test_lightning_begins_anew_after_a_resumed_training(tmp_path: Path) -> None:
+    callback = LightningCallback()
+    fit(Module(), tmp_path, 3)
+    for start in (str(tmp_path / "step=3.ckpt"), None):
+        module = Module()
+        fit(module, tmp_path, start=start, callback=callback)
+        check_alike(module.net.state_dict(), by_hand())
 
 
 def test_lightning_with_an_optimizer_of_everything(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class PlanCallback(Callback):
         self._follower, self._seen = Follower(pl_module, trainer.optimizers), trainer.global_step
         if self._loaded:
             self._follower.plan.load_state_dict(self._loaded)
+            self._loaded = {}  # a later fit begins with a plan of its own
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if self._follower is None or trainer.global_step == self._seen:

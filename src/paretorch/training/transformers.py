@@ -6,8 +6,8 @@
     trainer.train()                # decisions are rounded after 1000 steps; the others fine-tune
     small = plan.finalize()
 
-Checkpoints hold the plan too (`plan.pt`), and `trainer.train(resume_from_checkpoint=True)` goes on with it. Sparsity, bits
-and the like are in `trainer.state.log_history`.
+Checkpoints hold the plan too (`plan.pt`), and `trainer.train(resume_from_checkpoint=True)` goes on with it, in the same
+`output_dir`. Sparsity, bits and the like are in `trainer.state.log_history`.
 """
 
 from pathlib import Path
@@ -48,12 +48,12 @@ class PlanCallback(TrainerCallback):
             raise ConfigError("fp16=True scales losses, and with them the gradients of decisions: use bf16=True")
         optimizer = _plain(kwargs["optimizer"])
         self._follower = Follower(kwargs["model"], [optimizer])
+        if state.global_step:
+            self._follower.plan.load_state_dict(_plan_state(_checkpoint(args, state) / _FILE))
         _tell_ties(kwargs["model"])
         if args.max_grad_norm:
             self._clipping = args.max_grad_norm, clip_gradients(optimizer, args.max_grad_norm)
             args.max_grad_norm = 0.0
-        if state.global_step and (path := _checkpoint(args, state) / _FILE).exists():
-            self._follower.plan.load_state_dict(torch.load(path, weights_only=True))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -88,6 +88,15 @@ def _tell_ties(model: nn.Module) -> None:
     names = {name: first.setdefault(id(one), name) for name, one in model.state_dict(keep_vars=True).items()}
     more = {name: source for name, source in names.items() if name != source}
     model.__dict__[_TIES] = {**(getattr(model, _TIES) or {}), **more}
+
+
+def _plan_state(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise ConfigError(
+            f"{path}, the plan's part of the checkpoint, is not there: resume with the output_dir that the checkpoint is in"
+        )
+    state: dict[str, Any] = torch.load(path, weights_only=True)
+    return state
 
 
 def _plain(optimizer: Any) -> torch.optim.Optimizer:
