@@ -36,6 +36,16 @@ def test_pairs_read_back(tmp_path: Path) -> None:
         assert max(source + target) < corpus.vocabulary <= 280
 
 
+def test_a_sentence_may_hold_the_rarer_separators(tmp_path: Path) -> None:
+    """Crawled text has some; a cut there would give every later sentence another translation."""
+    _write(tmp_path)
+    odd = "zwei\u2028Hunde\x0blaufen\x85"
+    (tmp_path / "test_2016_flickr.de").write_text("\r\n".join([_GERMAN[0], odd, *_GERMAN[2:]]), encoding="utf-8")
+    corpus = translation.load(tmp_path, vocabulary=280)
+    found = [corpus.text(source) for source, _ in corpus.test]
+    assert found == [_GERMAN[0], odd.strip(), *_GERMAN[2:]]
+
+
 def test_the_encoding_is_kept_and_never_stale(tmp_path: Path) -> None:
     first = translation.load(_write(tmp_path), vocabulary=280)
     kept = list(tmp_path.glob("bpe-280-*.json"))

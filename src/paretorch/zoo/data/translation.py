@@ -104,7 +104,10 @@ def _pad(rows: list[list[int]]) -> Tensor:
 
 def _read(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        with path.open(
+            encoding="utf-8"
+        ) as lines:  # str.splitlines would cut at the rarer separators within a sentence, too
+            return [line.removesuffix("\n") for line in lines]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read; it should hold one sentence a line, in UTF-8.") from error
 
