@@ -111,6 +111,8 @@ class _Hostile:
         pickle.dumps({b"data": [1, 2], b"labels": [1, 2]}, protocol=2),
         pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [b"a", b"b"]}, protocol=2),
         pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [[1], 2]}, protocol=2),
+        pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [[1, 2], [3, 4]]}, protocol=2),
+        pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": 5}, protocol=2),
     ],
 )
 def test_hostile_or_damaged_pickle(tmp_path: Path, monkeypatch, content: bytes) -> None:

@@ -108,7 +108,8 @@ def _read_python(path: Path, layout: _Layout) -> tuple[Tensor, Tensor]:
         pixels, labels = content[b"data"], np.array(content[layout.label_key])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path.name} is not a CIFAR file: {error}") from error
-    if not isinstance(pixels, np.ndarray) or pixels.shape != (len(labels), _PIXELS) or labels.dtype.kind != "i":
+    fits = isinstance(pixels, np.ndarray) and labels.ndim == 1 and pixels.shape == (len(labels), _PIXELS)
+    if not fits or labels.dtype.kind != "i":
         raise ValueError(f"{path.name} does not hold one label for each row of {_PIXELS} pixels")
     return _checked(path, layout, pixels, labels.astype(np.int64))
 
