@@ -89,9 +89,15 @@ def test_missing_empty_and_damaged(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no images"):
         ImageFolder(tmp_path, train=False)
     _write(tmp_path)
-    (tmp_path / "a-dog" / "0.png").write_bytes(b"\x89PNG no more")
-    with pytest.raises(DataError, match=r"0\.png is not a readable image"):
-        ImageFolder(tmp_path, train=False)[0]
+    for content in (
+        b"\x89PNG no more",
+        b"\x89PNG\r\n\x1a\n\x00\x00\x00\x04IHDR\x00\x00\x00\x01\xe2\xe4\xa9\xe7",  # a header that is too short
+        b"P6 3x 40 255 ",  # of another format, with a size that is no number
+        b"P6 100000 100000 255 ",  # more pixels than any photograph
+    ):
+        (tmp_path / "a-dog" / "0.png").write_bytes(content)
+        with pytest.raises(DataError, match=r"0\.png is not a readable image"):
+            ImageFolder(tmp_path, train=False)[0]
 
 
 def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch) -> None:

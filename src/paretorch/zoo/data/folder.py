@@ -63,7 +63,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         try:
             with _pillow().open(path) as file:
                 image = file.convert("RGB")
-        except OSError as error:
+        except Exception as error:  # what a damaged file makes of pillow's readers is not ours to list
             raise DataError(f"{path} is not a readable image; replace or delete it.") from error
         if self.train:
             rng = np.random.default_rng((self.seed, int(self._epoch), index))
