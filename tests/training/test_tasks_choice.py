@@ -13,6 +13,7 @@ from paretorch.cli.app import app
 from paretorch.errors import ConfigError, DataError
 from paretorch.training import Recipe, Runtime, optimizers, prepare
 from paretorch.training.recipe import recipe_from
+from paretorch.training.run import choose_device
 from paretorch.training.tasks import LanguageModel, ShortestPaths, Translation
 from paretorch.training.tasks.limits import clip_gradients, suited
 
@@ -86,6 +87,14 @@ def test_a_network_may_have_more_classes_than_the_data() -> None:
 def test_missing_data_names_the_folder_and_the_files(tmp_path: Path, data: str, network: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         prepare(Recipe(data=data, network=network), Runtime(root=str(tmp_path / "nowhere"), device="cpu"))
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(ConfigError, match="no cuda:2 here: the GPUs are numbered from 0 to 1"):
+        choose_device("cuda:2")
 
 
 @pytest.mark.parametrize(

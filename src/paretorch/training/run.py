@@ -47,6 +47,8 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError(f"Training runs on cpu and cuda, not on {name!r}.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("There is no usable GPU here; use --device cpu.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"There is no {name} here: the GPUs are numbered from 0 to {torch.cuda.device_count() - 1}.")
     return device
 
 
