@@ -42,6 +42,8 @@ def test_data_chooses_the_task_and_shapes_the_network(root: Path, data: str, kin
         ({"data": "ptb"}, "ptb is learned by the network lstm-300, not by 'resnet20'"),
         ({"data": "pbt"}, r"no image set 'pbt'.*multi30k, ptb, ptb-char, shortest-paths"),
         ({"data": "digits", "network": "resnet20"}, r"resnet20 .*images of digits: .*\(1, 1, 8, 8\).* 3 channels"),
+        ({"data": "digits", "network": "resnet20"}, r'try network_options={"channels": 1}$'),
+        ({"data": "digits", "network": "resnet18"}, r"3 channels, but got 1 channels instead$"),
         ({"data": "digits", "data_options": {"bptt": 3}}, "digits has no data option 'bptt'; it has: none"),
         ({"data": "ptb", "network": "lstm-6", "data_options": {"limit": 3}}, "it has: bptt"),
         ({"data": "ptb", "network": "lstm-6", "data_options": {"bptt": 0}}, "a whole number from 1, not 0"),

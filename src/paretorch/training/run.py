@@ -1,5 +1,6 @@
 """A whole run from a recipe: network and data from the zoo, the plan, training, the artefact and the report."""
 
+import inspect
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,7 +101,8 @@ def _check_fit(model: nn.Module, image: Tensor, recipe: Recipe) -> None:
         with in_eval(model):
             run_example(model, image.float())
     except ConfigError as error:
-        hint = f'; try network_options={{"channels": {image.shape[1]}}}' if "channels" in str(error) else ""
+        may = "channels" in inspect.signature(type(model)).parameters and "channels" in str(error)
+        hint = f'; try network_options={{"channels": {image.shape[1]}}}' if may else ""
         raise ConfigError(f"{recipe.network} cannot take the images of {recipe.data}: {error}{hint}") from error
 
 
