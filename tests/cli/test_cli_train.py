@@ -44,6 +44,14 @@ def test_resuming_a_finished_run_needs_only_the_folder(finished: Path) -> None:
     assert (finished / "metrics.jsonl").read_bytes() == before
 
 
+def test_a_folder_without_a_run_is_not_continued_with_the_defaults(tmp_path: Path) -> None:
+    """A mistyped folder would be a new run of 200 epochs."""
+    out = tmp_path / "small-with-a-typo"
+    told = _pare("train", "--out", str(out), "--resume", "--device", "cpu", code=2)
+    assert "small-with-a-typo holds no run to continue" in told
+    assert not out.exists()
+
+
 def test_resuming_with_other_flags_names_them(finished: Path) -> None:
     told = _pare("train", "--out", str(finished), "--resume", "--lr", "0.3", "--device", "cpu", code=2)
     assert "lr (there 0.1, now 0.3)" in told

@@ -9,6 +9,7 @@ from paretorch.cli import options
 from paretorch.cli.options import HOW, WHAT, WHERE
 from paretorch.cli.recipes import given, make_recipe
 from paretorch.cli.values import Number, Text, Whole, assignments, numbers
+from paretorch.errors import ConfigError
 from paretorch.training.recipe import OPTIMIZERS, PRUNING, QUANTIZATION, Recipe, Runtime, parse_bytes
 
 _SMALL = "How small"
@@ -110,9 +111,13 @@ def train(
         activation_bits=activation_bits,
         budget=None if budget is None else parse_bytes(budget),
     )
-    if config is None and resume and out is not None and (out / "config.json").exists():
-        config = out / "config.json"
-    recipe = make_recipe(config, flags | assignments(set_))
+    fields = flags | assignments(set_)
+    if config is None and resume and out is not None:
+        if (out / "config.json").exists():
+            config = out / "config.json"
+        elif not fields:
+            raise ConfigError(f"{out} holds no run to continue; leave --resume out to begin one with the defaults.")
+    recipe = make_recipe(config, fields)
     runtime = Runtime(
         root=root,
         download=download,
