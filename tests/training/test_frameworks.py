@@ -1,5 +1,6 @@
 """Trainers of others: their loops with our callback do what ten lines do, and go on where they were stopped."""
 
+import os
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,6 +137,21 @@ def test_transformers_resume(tmp_path: Path) -> None:
         trainer.train(resume_from_checkpoint=None if stop == 3 else str(tmp_path / "checkpoint-3"))
     assert (tmp_path / "checkpoint-3" / "plan.pt").exists()
     check_alike(model.state_dict(), by_hand())
+
+
+def test_transformers_leave_no_torn_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed while the plan's part of a checkpoint is written: it is not there, rather than half."""
+    model = Net()
+    _, optimizer = compressed(model)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        hf_trainer(model, optimizer, tmp_path).train()
+    assert (tmp_path / "checkpoint-3" / "trainer_state.json").exists()
+    assert not (tmp_path / "checkpoint-3" / "plan.pt").exists()
 
 
 def test_transformers_do_not_resume_without_the_plan(tmp_path: Path) -> None:

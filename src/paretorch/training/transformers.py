@@ -10,6 +10,7 @@ Checkpoints hold the plan too (`plan.pt`), and `trainer.train(resume_from_checkp
 `output_dir`. Sparsity, bits and the like are in `trainer.state.log_history`.
 """
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.training.callback import Follower
+from paretorch.training.files import write_atomically
 from paretorch.training.tasks.limits import clip_gradients
 
 try:
@@ -77,7 +79,9 @@ class PlanCallback(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._follower is not None and state.is_world_process_zero:
-            torch.save(self._follower.plan.state_dict(), _checkpoint(args, state) / _FILE)
+            buffer = io.BytesIO()
+            torch.save(self._follower.plan.state_dict(), buffer)
+            write_atomically(_checkpoint(args, state) / _FILE, buffer.getbuffer())
 
 
 def _tell_ties(model: nn.Module) -> None:
@@ -93,7 +97,8 @@ def _tell_ties(model: nn.Module) -> None:
 def _plan_state(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise ConfigError(
-            f"{path}, the plan's part of the checkpoint, is not there: resume with the output_dir that the checkpoint is in"
+            f"{path}, the plan's part of the checkpoint, is not there: resume with the output_dir that the checkpoint is "
+            f"in, or from an earlier one"
         )
     state: dict[str, Any] = torch.load(path, weights_only=True)
     return state
