@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paretorch.errors import ConfigError, DivergenceError
+from paretorch.errors import ArtefactError, ConfigError, DivergenceError
 from paretorch.training import Recipe, RunFolder, Runtime, Trainer
 
 from .blobs import Blobs, Make, rows_of, small_model, state_of
@@ -70,6 +70,19 @@ def test_resuming_with_another_recipe_names_the_difference(make: Make) -> None:
     make(Recipe(epochs=1, batch=4)).run()
     with pytest.raises(ConfigError, match=r"lr \(there 0.1, now 0.2\)"):
         make(Recipe(epochs=1, batch=4, lr=0.2), resume=True)
+
+
+@pytest.mark.parametrize(("stop", "steps"), [(5, 3), (5, 5), (3, 2)])
+def test_resuming_with_other_data_is_refused(make: Make, stop: int, steps: int) -> None:
+    """Stopped in the second epoch or in the first, and then epochs are shorter or longer."""
+    first = make(steps=1)
+    first.task.fail_at = stop  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    again = make(resume=True)
+    again.task.steps = steps
+    with pytest.raises(ArtefactError, match=f"other data: an epoch has {steps} steps now"):
+        again.run(resume=True)
 
 
 def test_a_folder_with_a_run_is_not_overwritten(make: Make) -> None:

@@ -233,3 +233,14 @@ class Trainer:
         self._epoch, self._step, self._offset = stored.epoch, stored.step, stored.offset
         self._record = stored.record if stored.step else None
         self.folder.rewind(stored.offset)
+        self._require_same_steps()
+
+    def _require_same_steps(self) -> None:
+        """Refuse to go on with data that make longer or shorter epochs than those before."""
+        steps, rows = self.task.steps, self.folder.history()
+        taken = rows[-1].get("step", self._epoch * steps) if rows else 0
+        if taken != self._epoch * steps or self._step >= steps:
+            raise ArtefactError(
+                f"{self.folder.path} was run with other data: an epoch has {steps} steps now, and had another number. "
+                f"Use the same data or another --out."
+            )
