@@ -143,6 +143,14 @@ def test_features_may_come_from_a_classifier(tmp_path: Path) -> None:
     assert setup.task.evaluate(setup.model) == setup.task.evaluate(setup.model)
 
 
+@pytest.mark.parametrize(("name", "options"), [("digits-cnn", {"width": 2}), ("lstm-4", {"embedding": 3, "layers": 1})])
+def test_features_of_another_kind_are_refused(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
+    paretorch.save(zoo.build(name, **options), tmp_path / "other.pare")
+    recipe = _recipe(data_options={**_OPTIONS, "features": str(tmp_path / "other.pare")})
+    with pytest.raises(ConfigError, match=r"other\.pare is no classifier of the images of noise"):
+        prepare(recipe, Runtime(device="cpu"), _images())
+
+
 def _pixels(picture: bytes) -> Tensor:
     """A PNG without filters, read by hand: bytes [height, width, channels]."""
     width, height, depth, colour = struct.unpack(">IIBB", picture[16:26])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paretorch.core.looking import run_example
 from paretorch.errors import ConfigError
 from paretorch.zoo.data import Images
 
@@ -38,6 +39,10 @@ class Features:
             if not linear:
                 raise ConfigError(f"{path} has no linear layer to take features from; give a classifier's artefact.")
             linear[-1].register_forward_pre_hook(self._remember)
+            try:
+                run_example(self._network, torch.zeros(2, *images.test[0].shape[1:]))
+            except ConfigError as error:
+                raise ConfigError(f"{path} is no classifier of the images of {images.name}: {error}.") from error
 
     def __call__(self, images: Tensor) -> Tensor:
         with torch.no_grad():
