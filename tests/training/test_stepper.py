@@ -92,6 +92,20 @@ def test_a_task_may_give_views_of_its_own_data() -> None:
         assert torch.equal(stepper._batches[0].flatten(0, 1), points[start:][:16])
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
+def test_tallies_may_have_any_dtype(dtype: torch.dtype) -> None:
+    class Tallied(_Smooth):
+        def loss(self, model: nn.Module, batch: tuple[torch.Tensor, ...]) -> Any:
+            return super().loss(model, batch)[0], (torch.tensor(3, dtype=dtype),)
+
+    model, task = small_model(), Tallied("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    stepper = Stepper(model, task, optimizer, None, device=torch.device("cpu"))
+    stepper.begin(task.epoch(0), [0.05] * 4)
+    stepper.step(0)
+    assert stepper.record(1)[0, 1] == 3
+
+
 def test_compiled_steps_agree_with_eager_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     eager = _train("cpu", captured=False, compile=False)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager", fullgraph=True))

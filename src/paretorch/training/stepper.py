@@ -99,7 +99,7 @@ class Stepper:
 
     def _losses(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         loss, tallies = self._task.loss(self._model, batch)
-        return loss, torch.stack([loss.detach().float(), *tallies]).unsqueeze(0)
+        return loss, torch.stack([one.detach().float() for one in (loss, *tallies)]).unsqueeze(0)
 
     def _update(self) -> None:
         if self._rate is not None:
