@@ -105,6 +105,26 @@ def test_a_number_selects_nothing() -> None:
         choose(find_sites(Net()), 3, ())
 
 
+@pytest.mark.parametrize("option", ["include", "exclude"])
+def test_patterns_that_match_nothing_are_refused(option: str) -> None:
+    model = Net()
+    with pytest.raises(ConfigError, match=rf"{option}='haed' matches nothing, correct it.* there are position, embed"):
+        compress(model, SMOL(**{option: ["body.0", "haed"]}), steps=1)
+    with pytest.raises(ConfigError, match=rf"{option}='body' matches nothing, 'body\.\*' takes all below it"):
+        compress(model, SMOL(**{option: ("conv", ["body"])}), steps=1)
+
+
+def test_patterns_may_be_about_what_no_method_acts_on() -> None:
+    exclude = ["*.bias", "body.1", "scaled.gain", "position", "head", nn.Bilinear]
+    plan = compress(Net(), ContinuousSparsification(exclude=exclude), steps=1)
+    assert [site.name for site in plan._sites] == ["body.0.weight", "body.2.weight", "conv.weight"]
+
+
+def test_patterns_that_can_be_read_but_once_are_refused() -> None:
+    with pytest.raises(ConfigError, match="or a list of these"):
+        compress(Net(), SMOL(exclude=(name for name in ("embed", "conv"))), steps=1)
+
+
 def test_weights_that_share_a_decision_start_it_alike() -> None:
     options = {"group": "network", "overrides": {"1": {"init": 0.5}}}
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))

@@ -190,6 +190,8 @@ def test_only_some_groups() -> None:
     torch.manual_seed(0)
     stages = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)), *(nn.Linear(4, 4, bias=False) for _ in range(3)))
     compress(stages, SoftSharing(templates=1, by=lambda name, _: int(name) // 3), steps=4)
+    with pytest.raises(ConfigError, match="only='6' matches nothing"):
+        fold(stages, threshold=0.9, only=["[345]", "6"])
     small = fold(stages, threshold=0.9, only="[345]")
     assert [folding.runs for folding in small.paretorch_folding] == [(1, 2, 3), (1, 1, 1)]
 

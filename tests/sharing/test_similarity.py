@@ -182,5 +182,7 @@ def test_unshared_networks_are_compared_by_their_weights() -> None:
         layer_similarity(nn.Linear(2, 2))
     with pytest.raises(ConfigError, match="takes a network, not list"):
         layer_similarity([network])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="exclude='haed' matches nothing"):
+        layer_similarity(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), exclude="haed")
     with pytest.raises(ConfigError, match="by=3: give a function"):
         layer_similarity(network, by=3)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from paretorch.core.noise import seed_for
 from paretorch.core.options import require_count
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation
-from paretorch.core.sites import Site, Template, choose, find_sites
+from paretorch.core.sites import Site, Template, check_patterns, choose, find_sites
 from paretorch.core.spots import Spot, attach_output, find_spots
 from paretorch.core.state import PlanState
 from paretorch.core.tensors import is_sharded
@@ -46,11 +46,12 @@ def compress(
     Load pretrained weights before; wrap in DDP, FSDP2, compile or an average after.
     """
     _check(model, methods, steps, budget, seed)
-    every = find_sites(model, dims=1)
+    named = find_sites(model, dims=0)
+    every = [site for site in named if site.weight.dim() > 0]
     sites = [site for site in every if site.weight.dim() > 1]
     on_outputs = tuple(method for method in methods if method.on_activations)
     on_weights = tuple(method for method in methods if not method.on_activations)
-    chosen = {method.room: _choose(method, sites) for method in on_weights}
+    chosen = {method.room: _choose(method, sites, named) for method in on_weights}
     aimed = on_weights
     if budget is not None and not on_weights:
         raise ConfigError("budget= counts the bytes of the weights: give a method that acts on weights too")
@@ -136,7 +137,8 @@ def _after(meter: Meter, before: Sequence[Edit], state: Mapping[str, Tensor], ed
     return meter(state, [*before, *edits])
 
 
-def _choose(method: Method, sites: Sequence[Site]) -> list[Site]:
+def _choose(method: Method, sites: Sequence[Site], named: Sequence[Site]) -> list[Site]:
+    """The sites that the method acts on; its patterns may be about others of those that are named, such as biases."""
     chosen = choose(sites, method.include, method.exclude)
     if not chosen:
         kind = "activation module" if method.on_activations else "layer"
@@ -145,6 +147,7 @@ def _choose(method: Method, sites: Sequence[Site]) -> list[Site]:
             f"{type(method).__name__} finds no {kind} to act on: include={method.include!r}, exclude={method.exclude!r}; "
             f"the model has {', '.join(site.name for site in sites[:4]) or none}{' …' if len(sites) > 4 else ''}"
         )
+    check_patterns([*sites, *named], include=method.include, exclude=method.exclude)
     for site in chosen:
         if any(getattr(module, "sparse", False) is True for module, *_ in site.owners):
             raise ConfigError(
@@ -233,7 +236,8 @@ def _relax_outputs(
     """The spots of the methods on activations, each with the chain that will sit there."""
     made: list[tuple[Spot, Chain]] = []
     for method in methods:
-        for spot in _choose(method, find_spots(model, example, type(method).__name__)):
+        spots = find_spots(model, example, type(method).__name__)
+        for spot in _choose(method, spots, find_sites(model, dims=0)):
             assert isinstance(spot, Spot)
             own = method.for_site(spot)
             if len(set(spot.shapes)) > 1:

@@ -1,6 +1,6 @@
 """Where decisions can sit: every weight of a model, once, with all its owners, and how users choose among them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -8,7 +8,7 @@ from torch import nn
 
 from paretorch.errors import ConfigError
 
-Selector = str | type[nn.Module] | Callable[[str, nn.Module], bool] | Iterable["Selector"]
+Selector = str | type[nn.Module] | Callable[[str, nn.Module], bool] | Collection["Selector"]
 
 WEIGHTED: tuple[type[nn.Module], ...] = (
     nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
@@ -54,7 +54,7 @@ class Site:
             return any(isinstance(module, selector) for module, *_ in self.owners)
         if callable(selector):
             return any(selector(module_name, module) for module, _, module_name in self.owners)
-        if not isinstance(selector, Iterable):
+        if not isinstance(selector, Collection):
             raise ConfigError(
                 f"{selector!r} selects no layer: use a name pattern, a module type, a predicate, or a list of these"
             )
@@ -91,3 +91,26 @@ def choose(sites: Sequence[Site], include: Selector | None, exclude: Selector) -
     """The sites that `include` admits (None: the weights of the usual layers) and `exclude` does not take away."""
     admitted = [site for site in sites if (site.is_usual if include is None else site.matches(include))]
     return [site for site in admitted if not site.matches(exclude)]
+
+
+def check_patterns(sites: Sequence[Site], **selectors: Selector | None) -> None:
+    """Refuse name patterns that match none of the sites, by the option that they are given for."""
+    for option, selector in selectors.items():
+        for pattern in _patterns(selector):
+            if any(site.matches(pattern) for site in sites):
+                continue
+            below = f"{pattern}.*"
+            inside = any(site.matches(below) for site in sites)
+            hint = f"{below!r} takes all below it" if inside else "correct it, or leave it out"
+            raise ConfigError(
+                f"{option}={pattern!r} matches nothing, {hint}: there are "
+                f"{', '.join(site.name for site in sites[:4])}{' …' if len(sites) > 4 else ''}"
+            )
+
+
+def _patterns(selector: Selector | None) -> Iterator[str]:
+    if isinstance(selector, str):
+        yield selector
+    elif isinstance(selector, Collection):
+        for one in selector:
+            yield from _patterns(one)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from paretorch.core.mixing import share
 from paretorch.core.plan import Plan
 from paretorch.core.recalibrate import recalibrate_norms
-from paretorch.core.sites import Selector
+from paretorch.core.sites import Selector, check_patterns
 from paretorch.core.tensors import is_sharded
 from paretorch.errors import ConfigError, DivergenceError
 from paretorch.sharing.clusters import check_limits, cluster, collapse, mergers
@@ -141,6 +141,7 @@ def _chosen(banks: Sequence[Bank], only: Selector | None) -> list[bool]:
     chosen = [only is None or any(site.matches(only) for site in bank.sites) for bank in banks]
     if not any(chosen):
         raise ConfigError(f"only={only!r} selects none of the layers that share, such as {banks[0].layers[0]}")
+    check_patterns([site for bank in banks for site in bank.sites], only=only)
     return chosen
 
 

@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 
 from paretorch.core.mixing import Mix
 from paretorch.core.relaxation import Chain
-from paretorch.core.sites import Selector, Site, choose, find_sites
+from paretorch.core.sites import Selector, Site, check_patterns, choose, find_sites
 from paretorch.core.tensors import whole
 from paretorch.errors import ConfigError
 from paretorch.sharing.banks import By, check_by, share_groups
@@ -101,6 +101,7 @@ def layer_similarity(
     check_by(by)
     if banks := read_banks(model):
         return [Similarity(bank.layers, absolute_cosine(bank.rows).cpu()) for bank in banks]
+    check_patterns(find_sites(model, dims=0), include=include, exclude=exclude)
     groups = share_groups(choose(find_sites(model), include, exclude), by)
     if not groups:
         raise ConfigError("layer_similarity finds no two layers of one kind and one weight shape")
