@@ -25,6 +25,31 @@ class Residual(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+class InPlace(Residual):
+    """The same, with activations and sums that change what they are given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.stem(x)), inplace=True)
+        out = self.norm_b(self.b(F.relu6(self.norm_a(self.a(x)), inplace=True)))
+        out += x
+        x = F.relu(out, inplace=True)
+        x = self.c(x).add_(self.project(x))
+        return self.head(x.mean((2, 3)))
+
+
+class Seen(nn.Module):
+    """What is changed in place is seen under another name, too: no channel of `one` would be zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv2d(3, 6, 1), nn.Conv2d(6, 5, 1), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x)
+        x.transpose(1, 2).add_(1.0)
+        return self.head(F.relu_(self.two(x)).mean((2, 3)))
+
+
 class Dense(nn.Module):
     """Concatenation, and one norm over both parts."""
 
@@ -153,6 +178,8 @@ class Normed(nn.Module):
 # Name -> network, and the layers whose outputs can go.
 NETS: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
     "residual": (Residual, {"stem", "a", "b", "c", "project"}),
+    "in place": (InPlace, {"stem", "a", "b", "c", "project"}),
+    "seen": (Seen, {"two"}),
     "dense": (Dense, {"one", "two", "three"}),
     "depthwise": (Depthwise, {"stem", "expand", "depth", "again", "project"}),
     "shuffled": (Shuffled, {"stem", "one", "two", "up"}),

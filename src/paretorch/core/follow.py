@@ -107,10 +107,12 @@ class _Follower:
             source, index = self._value(node.args[0]), node.args[1]
             known = isinstance(source, list | tuple) and isinstance(index, int)
             return source[index] if known else self._unknown(node)
-        packet = getattr(node.target, "overloadpacket", None)
-        name = getattr(packet, "__name__", "")
+        name = _name(node)
         if name.endswith("_") and not name.startswith("_"):
-            return self._unknown(node)  # in place: rare after export, and what else sees the change is not known
+            if not _has_own_memory(node.args[0]):
+                return self._unknown(node)  # in place, and what else sees the change is not known
+            name = name[:-1]
+            node.target = getattr(getattr(torch.ops.aten, name), node.target._overloadname)  # type: ignore[union-attr]
         given = self._arguments(node)
         rule = self._rule(name, node)
         result = rule(node, given) if rule is not None else None
@@ -287,6 +289,20 @@ class _Follower:
             *(value for key, value in values.items() if key not in keyword),
             **{key: values[key] for key in keyword & set(node.kwargs)},
         )
+
+
+def _name(node: torch.fx.Node) -> str:
+    return getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+
+
+def _has_own_memory(source: Any) -> bool:
+    """Whether a tensor is read once, by what changes it in place, and is no other tensor's memory."""
+    if not isinstance(source, torch.fx.Node) or len(source.users) > 1:
+        return False
+    name = _name(
+        source
+    )  # of nothing for inputs, parameters and parts of something; dropout in eval mode gives what it got
+    return bool(name) and name not in _MOVES and "dropout" not in name
 
 
 def _unlabelled(shape: Iterable[int]) -> _Value:
