@@ -1,12 +1,17 @@
 """Which weights a method finds, by name, type, predicate or list; tied weights once."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from paretorch import SMOL, ContinuousSparsification, compress
+from paretorch import SMOL, ContinuousSparsification, SoftSharing, compress
+from paretorch.core.method import Method
 from paretorch.core.sites import Selector, choose, find_sites
 from paretorch.errors import ConfigError
+from paretorch.precision.rivals import LSQ
+from paretorch.sparsity.rivals import MagnitudePruning
 
 
 class Scaled(nn.Module):
@@ -141,6 +146,19 @@ def test_weights_of_whole_numbers_are_left_alone() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = nn.Parameter(torch.ones(4, 4, dtype=torch.int8), requires_grad=False)
     assert [site.name for site in choose(find_sites(model), "*", ())] == ["0.weight"]
+
+
+@pytest.mark.parametrize("method", [SMOL(), LSQ(), MagnitudePruning(target=0.5), SoftSharing(templates=1)])
+def test_complex_weights_take_masks_alone(method: Method) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, dtype=torch.complex64), nn.Linear(4, 4))
+    with pytest.raises(
+        ConfigError, match=rf"1\.weight is complex, and {type(method).__name__} takes real weights alone"
+    ):
+        compress(model, method, steps=1)
+    compress(model, replace(method, exclude="1"), steps=1)
+    masked = nn.Sequential(nn.Linear(4, 4, dtype=torch.complex64))
+    compress(masked, ContinuousSparsification(target=0.5), steps=1).finalize()
+    assert int((masked[0].weight == 0).sum()) == 8
 
 
 def test_sparse_gradients_are_refused() -> None:

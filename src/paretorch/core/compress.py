@@ -153,6 +153,10 @@ def _choose(method: Method, sites: Sequence[Site], named: Sequence[Site]) -> lis
             raise ConfigError(
                 f"{site.name} has sparse gradients, which reach no decision: build its layer with sparse=False, or exclude it"
             )
+        if site.weight.is_complex() and not method.takes_complex:
+            raise ConfigError(
+                f"{site.name} is complex, and {type(method).__name__} takes real weights alone: exclude it"
+            )
     if method.include is None and not method.on_activations:
         _tell_left_out(method, sites)
     for pattern in method.overrides:

@@ -50,6 +50,7 @@ class Method(ABC):
     scalars: ClassVar[tuple[str, ...]] = ()
     per_layer: ClassVar[frozenset[str]] = frozenset({"group"})  # options that `overrides` may change
     on_activations: ClassVar[bool] = False  # its sites are spots: outputs of activation modules
+    takes_complex: ClassVar[bool] = False  # a mask does not mind; grids, magnitudes and templates are of real numbers
     couples: ClassVar[bool] = False  # with group="channel" and an example: coupled channels share a decision, and go
 
     def check(self) -> None:

@@ -69,6 +69,7 @@ class ContinuousSparsification(Pruning):
     scalars: ClassVar[tuple[str, ...]] = ("temperature", "shift", "gradient_temperature")
     per_layer: ClassVar[frozenset[str]] = frozenset({"group", "init", "gate"})
     couples: ClassVar[bool] = True
+    takes_complex: ClassVar[bool] = True
 
     def check(self) -> None:
         super().check()

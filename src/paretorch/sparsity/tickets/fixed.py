@@ -4,6 +4,7 @@ W = θ ⊙ m
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -21,6 +22,8 @@ from paretorch.sparsity.tickets.state import Decisions, Masks, write_decisions
 @dataclass(frozen=True, kw_only=True)
 class FixedMask(Rival):
     """Keep the weights with s ≥ 0; nothing is trained, and at first everything is kept."""
+
+    takes_complex: ClassVar[bool] = True
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Following:
         return Following(grouping, site.weight.device)
