@@ -30,6 +30,27 @@ def test_a_network_is_exported_and_runs_at_any_batch(tmp_path: Path) -> None:
     np.testing.assert_allclose(output, model.eval()(x).detach().numpy(), atol=1e-5)
 
 
+class Named(nn.Module):
+    """A weight and a buffer under names that a graph has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input = nn.Parameter(torch.randint(0, 2, (16, 64)) * 2.0 - 1.0)
+        self.register_buffer("output", torch.randn(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.input + self.output
+
+
+@pytest.mark.parametrize("weights", ["packed", "fp32"])
+def test_weights_may_be_named_like_what_the_graph_takes_and_gives(weights: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Named(), torch.randn(3, 16)
+    path = export_onnx(model, x, tmp_path / "net.onnx", weights=weights)
+    (output,) = onnxruntime.InferenceSession(path).run(["output"], {"input": x.numpy()})
+    np.testing.assert_allclose(output, model(x).detach().numpy(), atol=1e-5)
+
+
 def test_an_export_that_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = onnx_module._export
 

@@ -17,7 +17,7 @@ from paretorch.core.options import require_number
 from paretorch.deploy.artefact import StrPath
 from paretorch.deploy.calibrate import check_percentile, quantize_int8
 from paretorch.deploy.container import beside
-from paretorch.deploy.onnx.graph import Model, merge_equal, optimize, prune, shared, trace
+from paretorch.deploy.onnx.graph import INPUT, OUTPUT, Model, merge_equal, optimize, prune, shared, trace
 from paretorch.deploy.onnx.int8 import SIGNS, narrow, share_codes
 from paretorch.deploy.onnx.pack import FORMS, STEPS, Packing, find_packing, pack
 from paretorch.deploy.onnx.types import CODES, LOW, finished
@@ -107,6 +107,8 @@ def export_onnx(
 
 
 def _export(model: nn.Module, rows: Tensor, path: str, weights: str) -> None:
+    if {INPUT, OUTPUT} & {*model._parameters, *model._buffers}:
+        model = nn.Sequential(model)  # whose tensors have other names than those of the graph
     values = {
         name: parameter.detach().numpy()
         for name, parameter in model.named_parameters(remove_duplicate=False)

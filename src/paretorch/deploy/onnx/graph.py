@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from paretorch.errors import ConfigError
 
+INPUT, OUTPUT = "input", "output"  # of the graph
 OPSET = 20  # where nothing needs a later one
 _NO_COPY = ("Shape", "Size", "CastLike", "Slice", "Split")  # reads that, folded, do not double a weight
 _LOUD = ("torch", "onnxscript", "onnx_ir")  # whose loggers, dozens with levels of their own, are silenced
@@ -35,8 +36,8 @@ def trace(model: nn.Module, rows: Tensor, opset: int) -> Model:
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
                 opset_version=opset,
                 external_data=False,
-                input_names=["input"],
-                output_names=["output"],
+                input_names=[INPUT],
+                output_names=[OUTPUT],
                 verbose=False,
                 optimize=False,
             )
