@@ -40,6 +40,12 @@ def already_compressed() -> nn.Module:
     return model
 
 
+def with_a_norm() -> nn.Module:
+    model = build("linear")
+    nn.utils.parametrizations.weight_norm(model[2])
+    return model
+
+
 def far_weights() -> nn.Module:
     model = build("linear")
     model[2].weight.data[0, 0] = 3.0
@@ -122,6 +128,10 @@ WRONG_MODELS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "NaN": (lambda: with_value(math.nan), ["0.bias has values that are not finite", "before compress"]),
     "infinite": (lambda: with_value(math.inf), ["0.bias has values that are not finite", "before compress"]),
     "meta device": (lambda: nn.Linear(3, 3, device="meta"), ["meta device", "before compress"]),
+    "a weight norm": (
+        with_a_norm,
+        ["2 has a parametrization of its own", "remove_parametrizations"],
+    ),
     "compressed already": (already_compressed, ["0 is parametrized already", "all methods to one compress"]),
 }
 

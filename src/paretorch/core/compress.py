@@ -306,6 +306,11 @@ def _check(model: nn.Module, methods: tuple[Method, ...], steps: int, budget: in
         )
     for name, module in model.named_modules():
         if parametrize.is_parametrized(module):
+            if not any(isinstance(inner, Chain) for inner in module.modules()):
+                raise ConfigError(
+                    f"{name or 'the model'} has a parametrization of its own, such as a weight norm: make its weights plain "
+                    "by torch.nn.utils.parametrize.remove_parametrizations before compress"
+                )
             raise ConfigError(
                 f"{name or 'the model'} is parametrized already: pass all methods to one compress, or finalize the old plan first"
             )
