@@ -110,6 +110,23 @@ def test_what_onnxruntime_does_not_run_is_told_and_not_kept(tmp_path: Path) -> N
     assert not any(tmp_path.iterdir())
 
 
+class Counting(nn.Module):
+    """A batch size that the exporter takes for a constant, as in the class token of many vision transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.token.expand(len(x), -1), x], 1)
+
+
+def test_a_batch_size_that_is_written_in_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"makes a constant of the batch size; write x\.shape\[0\]"):
+        export_onnx(Counting(), torch.randn(3, 4), tmp_path / "net.onnx")
+    assert not list(tmp_path.iterdir())
+
+
 def test_outputs_that_are_no_numbers_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="outputs of the module on the example are NaN"):
         export_onnx(Then(lambda y: y * torch.nan), torch.randn(2, 4), tmp_path / "net.onnx")

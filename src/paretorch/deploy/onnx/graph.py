@@ -42,9 +42,15 @@ def trace(model: nn.Module, rows: Tensor, opset: int) -> Model:
                 optimize=False,
             )
             assert program is not None
-            return program.model_proto
+            graph = program.model_proto
     except Exception as error:  # the exporter raises its own types, on many layers
         raise ConfigError(f"{type(model).__name__} cannot be exported to ONNX: {_reason(error)}") from error
+    if not graph.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
+        raise ConfigError(
+            f"{type(model).__name__} cannot be exported to ONNX: its forward pass makes a constant of the batch size; "
+            "write x.shape[0] where it has len(x) or int(x.shape[0])"
+        )
+    return graph
 
 
 def _reason(error: BaseException) -> str:
