@@ -1,5 +1,6 @@
 """A budget in bytes is kept by the file that `save` really writes."""
 
+import copy
 import re
 import warnings
 from pathlib import Path
@@ -124,3 +125,30 @@ def test_a_budget_that_leaves_no_group_is_told_as_such(group: str | tuple[int, i
     methods = ContinuousSparsification(group=group, target=0.99999), SMOL()
     with pytest.raises(ConfigError, match=r"^target=0\.99999"):
         compress(wide_net(), *methods, steps=4, budget=4000, example=batch())
+
+
+def test_a_run_to_a_budget_goes_on_whatever_the_model_started_from() -> None:
+    """Biases of other values take other bytes, and so the budget gives other targets."""
+
+    def attached(model: nn.Module, budget: int = 3000) -> tuple[paretorch.Plan, torch.optim.Optimizer]:
+        plan = compress(model, ContinuousSparsification(), SMOL(), steps=20, budget=budget)
+        return plan, torch.optim.SGD(plan.param_groups(), lr=0.05, momentum=0.9)
+
+    plan, optimizer = attached(wide_net())
+    train(plan, optimizer, batch(16), 7)
+    state = copy.deepcopy([plan.model.state_dict(), plan.state_dict(), optimizer.state_dict()])
+    train(plan, optimizer, batch(16), 13)
+    other = wide_net()
+    for parameter in other.parameters():
+        nn.init.uniform_(parameter, -0.001, 0.001)
+    again, optimizer = attached(other)
+    assert again.methods() != plan.methods()
+    for owner, one in zip((other, again, optimizer), state, strict=True):
+        owner.load_state_dict(one)
+    assert again.methods() == plan.methods()
+    train(again, optimizer, batch(16), 13)
+    for one in (plan, again):
+        one.harden()
+    assert all(torch.equal(value, other.state_dict()[key]) for key, value in plan.model.state_dict().items())
+    with pytest.raises(ConfigError, match=r"this state belongs to another plan: .*target_bits was"):
+        attached(wide_net(), budget=6000)[0].model.load_state_dict(state[0])

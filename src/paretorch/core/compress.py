@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 
 import torch
@@ -90,7 +91,13 @@ def compress(
     # Nothing was touched so far: whatever is wrong with the options has been said by now.
     ordered = tuple(next(m for m in (*aimed, *on_outputs) if m.room == method.room) for method in methods)
     device = spots[0][0].device if spots else next(model.parameters()).device
-    state = PlanState(model, ordered, steps, seed, device)
+    estimated = {
+        f"{method.room}.{one.name}"
+        for method, given in zip(aimed, on_weights, strict=True)
+        for one in fields(method)
+        if getattr(method, one.name) != getattr(given, one.name)
+    }
+    state = PlanState(model, ordered, steps, seed, device, frozenset(estimated))
     terms = {m.room: Term(m, model, steps, [], [], [], couplings.get(m.room)) for m in ordered}
     chains = [Chain(relaxations) for relaxations in made]
     for site, relaxations, chain in zip(touched, made, chains, strict=True):

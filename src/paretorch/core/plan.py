@@ -7,6 +7,7 @@ plan.harden(optimizer); small = plan.finalize()
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -137,6 +138,8 @@ class Plan:
         """A state was loaded. By assignment it replaces decisions: what their optimizers know goes over to the new ones."""
         self._set_phase(hard)
         for term in self._terms:
+            if estimates := self._state.estimates(term.method.room):
+                term.method = replace(term.method, **estimates)
             old = term.optimizer
             if old is not None and any(map(_replaced, term.trained, term.decisions())):
                 term.optimizer = None

@@ -9,6 +9,7 @@ Buffers on the root and no submodule: a model that iterates over its children (`
 """
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import partial
@@ -21,14 +22,25 @@ from paretorch.core.method import Method
 from paretorch.core.relaxation import PREFIX
 from paretorch.errors import ConfigError
 
+_NEAR = 0.05
+
 
 class PlanState:
     """Reads and writes the buffers; keeps the hooks that watch the loading of a state."""
 
     def __init__(
-        self, root: nn.Module, methods: tuple[Method, ...], steps: int, seed: int, device: torch.device
+        self,
+        root: nn.Module,
+        methods: tuple[Method, ...],
+        steps: int,
+        seed: int,
+        device: torch.device,
+        estimated: frozenset[str] = frozenset(),
     ) -> None:
         self.root, self.steps = root, steps
+        self._estimated = (
+            estimated  # options, such as "precision.target_bits", that a budget gave from the values at the start
+        )
         self.order = list(root.state_dict())
         config = {"steps": steps, "seed": seed, **{method.room: _describe(method) for method in methods}}
         self._config = json.dumps(config, sort_keys=True)
@@ -96,8 +108,25 @@ class PlanState:
         if found := self.differences(saved):
             told = "; ".join(f"{key} {difference}" for key, difference in found.items())
             raise ConfigError(f"this state belongs to another plan: {told}")
+        if self._estimated:
+            self._take_estimates(saved)
         own: Tensor = getattr(self.root, f"{PREFIX}config")
         state[f"{prefix}{PREFIX}config"] = own.clone()  # an older state may lack options that are at their defaults
+
+    def _take_estimates(self, saved: Tensor) -> None:
+        """Go on with what the budget gave when the run began."""
+        config, old = json.loads(self._config), json.loads(bytes(saved.tolist()))
+        for key in self._estimated:
+            room, _, option = key.partition(".")
+            config[room][option] = old[room][option]
+        self._config = json.dumps(config, sort_keys=True)
+        buffer = torch.tensor(list(self._config.encode()), dtype=torch.uint8, device=self.step.device)
+        setattr(self.root, f"{PREFIX}config", buffer)
+
+    def estimates(self, room: str) -> dict[str, Any]:
+        """The options of a method that a budget gave."""
+        own = json.loads(self._config)[room]
+        return {option: float(own[option]) for option in own if f"{room}.{option}" in self._estimated}
 
     def differences(self, saved: Tensor) -> dict[str, str]:
         """In which options a saved configuration differs from this one; one that it does not know is at its default."""
@@ -109,6 +138,7 @@ class PlanState:
         methods = {key.partition(".")[0] for key in old if "." in key}
         old = {**{key: value for key, value in self._defaults.items() if key.partition(".")[0] in methods}, **old}
         keys = [key for key in sorted(old.keys() | present.keys()) if old.get(key) != present.get(key)]
+        keys = [key for key in keys if key not in self._estimated or not _are_near(old.get(key), present[key])]
         return {key: f"was {old.get(key, 'absent')}, is {present.get(key, 'absent')}" for key in keys}
 
     def _reread(self, *_: Any) -> None:
@@ -145,6 +175,11 @@ def _defaults(method: Method) -> dict[str, str]:
         elif one.default_factory is not MISSING:
             found[one.name] = _text(one.default_factory())
     return found
+
+
+def _are_near(old: str | None, new: str) -> bool:
+    """Whether two targets may come from one budget: it also pays for biases and norms, whose bytes depend on their values."""
+    return old not in (None, "None") and math.isclose(float(old), float(new), rel_tol=_NEAR)
 
 
 def _flatten(config: dict[str, Any]) -> dict[str, str]:
