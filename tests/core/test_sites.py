@@ -1,9 +1,11 @@
 """Which weights a method finds, by name, type, predicate or list; tied weights once."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 from paretorch import SMOL, ContinuousSparsification, SoftSharing, compress
@@ -79,6 +81,16 @@ def test_tied_once_in_training_and_tied_after() -> None:
     small = plan.finalize()
     assert small.head.weight is small.embed.weight
     assert int((small.head.weight == 0).sum()) == 18
+
+
+def test_a_state_that_names_tied_weights_once_is_loaded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    one, other = Net(), Net()
+    for model in (one, other):
+        compress(model, ContinuousSparsification(include="embed"), SMOL(include="embed"), steps=4)
+    save_model(one, str(tmp_path / "net.safetensors"))
+    load_model(other, tmp_path / "net.safetensors")
+    assert all(torch.equal(value, other.state_dict()[key]) for key, value in one.state_dict().items())
 
 
 def test_the_last_matching_override_wins() -> None:

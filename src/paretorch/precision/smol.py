@@ -247,7 +247,8 @@ class Precision(Leveled):
         return power_of_two(self.power)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        state_dict.setdefault(f"{prefix}power", self.power)  # states from before it was kept
+        if f"{prefix}zero" in state_dict:  # a state that names tied weights once has nothing of this one
+            state_dict.setdefault(f"{prefix}power", self.power)  # states from before it was kept
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(self, weight: Tensor) -> Tensor:
