@@ -159,6 +159,12 @@ def test_a_share_of_the_macs_and_channels_that_go_together() -> None:
     assert all(width % 2 == 0 for width in widths)
 
 
+def test_one_pattern_excludes_as_a_list_of_it_does() -> None:
+    small, other = (prune_channels(network(), images(), 0.3, exclude=one) for one in ("*.conv1", ["*.conv1"]))
+    assert small.get_parameter("stages.0.0.conv1.weight").shape[0] == 4
+    assert all(torch.equal(value, other.state_dict()[key]) for key, value in small.state_dict().items())
+
+
 def test_without_torch_pruning_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_pruning", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'paretorch\[slim\]'"):

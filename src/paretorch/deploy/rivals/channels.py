@@ -30,14 +30,14 @@ def prune_channels(
     example: Tensor,
     share: float,
     *,
-    exclude: Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
     by: str = "magnitude",
     count: str = "weights",
     multiple: int = 1,
 ) -> nn.Module:
     """A copy without the weakest channels, about `share` of the weights less, to be fine-tuned and saved.
 
-    exclude: patterns of weights whose own outputs stay. by: "magnitude", or "torch-pruning" where that is installed.
+    exclude: a pattern, or several, of weights whose own outputs stay. by: "magnitude", or "torch-pruning" where that is installed.
     count: "weights", or "macs" for a share of these; multiple: layers keep a multiple of so many channels (both by magnitude).
     """
     if not 0.0 < share < 1.0:
@@ -52,11 +52,12 @@ def prune_channels(
             'by="torch-pruning" counts weights, and takes channels one by one: leave out count and multiple'
         )
     network = copy.deepcopy(model).cpu().eval()
+    patterns = (exclude,) if isinstance(exclude, str) else exclude
     # Layers without a choice of their own (a classifier) are no place to look for channels, but are cut behind others.
     chosen = {
         name
         for name, weight in network.named_parameters()
-        if weight.dim() > 1 and not any(fnmatch.fnmatchcase(name.removesuffix(".weight"), one) for one in exclude)
+        if weight.dim() > 1 and not any(fnmatch.fnmatchcase(name.removesuffix(".weight"), one) for one in patterns)
     }
     coupling = couple(network, example.cpu(), chosen, "channel pruning")
     if by == "magnitude":
