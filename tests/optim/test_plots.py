@@ -48,7 +48,25 @@ def test_curves(tmp_path) -> None:
 
 
 def test_one_point_and_no_height() -> None:
-    assert "ends at 0" in curves("c", {"a": Curve([1], [0.0], [0.0], [0.0])}, x_label="x")
+    picture = curves("c", {"a": Curve([1], [0.0], [0.0], [0.0])}, x_label="x")
+    assert "ends at 0" in picture
+    root = ElementTree.fromstring(picture)
+    assert [each.get("class") for each in root.findall("rect")] == ["c0"], "a line of one point is not seen: a dot"
+    heights = [float(each.get("y1", "")) for each in root.findall("line") if each.get("class") == "grid"]
+    assert max(heights) <= 228, "nothing is drawn below the axis"
+    words = [each.text for each in root.findall("text") if each.get("text-anchor") == "middle"]
+    assert words == ["1", "x"], "one value is one mark"
+
+
+def test_a_long_legend_stands_above_the_lines() -> None:
+    values = [1.0, 0.5]
+    series = {f"a method-{i}": Curve([1, 2], values, values, values) for i in range(30)}
+    root = ElementTree.fromstring(curves("c", series, x_label="epoch", y_label="test accuracy"))
+    words = {each.text: float(each.get("y", "")) for each in root.findall("text")}
+    assert words["a method-29"] + 12 <= words["test accuracy"], "the label of the axis is below the last name"
+    grid = [float(each.get("y1", "")) for each in root.findall("line") if each.get("class") == "grid"]
+    assert min(grid) > words["test accuracy"]
+    assert float(root.get("viewBox", "").split()[3]) >= words["epoch"], "the picture is as much taller"
 
 
 def test_with_a_floor_tenths_are_equally_far_apart() -> None:
