@@ -58,6 +58,8 @@ def test_any_points_can_be_drawn(points: list[Point]) -> None:
             assert 0 <= x <= width
             assert 0 <= y <= height
     assert "nan" not in draw("t", points)
+    below = [one for one in root.iter(f"{SVG}text") if one.attrib["y"] == "326"]
+    assert below, "the axis says which sizes these are"
 
 
 def test_the_picture_says_what_it_shows() -> None:

@@ -119,7 +119,12 @@ def _axes(
 
 
 def _sizes(start: float, end: float) -> list[float]:
-    """Round sizes within the range: 1, 2, 5 times a power of ten, or the powers alone where these are many."""
+    """Round sizes within the range: 1, 2, 5 times a power of ten, the powers alone where these are many, more where they are few."""
     powers = range(math.floor(start), math.ceil(end) + 1)
-    steps = (1, 2, 5) if end - start < 2.2 else (1,)
-    return [step * 10.0**power for power in powers for step in steps if start <= math.log10(step * 10.0**power) <= end]
+
+    def within(steps: Sequence[float]) -> list[float]:
+        sizes = [step * 10.0**power for power in powers for step in steps]
+        return [size for size in sizes if start <= math.log10(size) <= end]
+
+    found = within((1, 2, 5) if end - start < 2.2 else (1,))
+    return found if len(found) > 1 else within((1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8))
