@@ -70,7 +70,7 @@ def search(
     facts: Mapping[str, Any] | None = None,
     tell: Tell | None = None,
 ) -> Found:
-    """Try `trials` settings (all workers together) and return everything that is known.
+    """Try `trials` settings (all workers together, those under way too) and return everything that is known.
 
     train: called with α, ε and a function to call now and then as a sign of life; returns the error, lower is better. A
         DivergenceError, or a value that is not finite, ends the trial as pruned: it is not tried again.
@@ -112,17 +112,24 @@ def _work(
     wanted, repeats = min(trials, len(alphas) * len(epsilons)), 0
     while (found := _known(study, alphas, epsilons)).tried.sum() < wanted:
         _take_over(study)
-        if not _free(study, found):
+        if len(_busy(study)) >= wanted - found.tried.sum():
             time.sleep(_PAUSE)
             continue
         if method == "grid" or repeats >= _REPEATS:
             _enqueue_untried(study, found, by_chance=repeats > 0)
         trial = study.ask()
         cell = trial.suggest_int("alpha", 0, len(alphas) - 1), trial.suggest_int("eps", 0, len(epsilons) - 1)
+        sign_of_life(trial)
         if _repeated(study, trial, cell):
             repeats += 1
             continue
         repeats = 0
+        if len(_busy(study)) > wanted - _known(study, alphas, epsilons).tried.sum():
+            # Others began the last settings meanwhile. The proposal is in the storage before they are counted, so of two
+            # workers at least one sees the other; where both give up, chance lets one of them come back first.
+            study.tell(trial, state=TrialState.FAIL)
+            time.sleep(_PAUSE * np.random.default_rng().random())
+            continue
         _try(study, trial, train, alphas[cell[0]], epsilons[cell[1]])
         if tell is not None:
             tell(_known(study, alphas, epsilons), alphas[cell[0]], epsilons[cell[1]])
@@ -130,7 +137,6 @@ def _work(
 
 
 def _try(study: Study, trial: Trial, train: Train, alpha: float, eps: float) -> None:
-    sign_of_life(trial)
     try:
         error = _as_error(train(alpha, eps, lambda: sign_of_life(trial)))
     except DivergenceError:
@@ -191,10 +197,15 @@ def _take_over(study: Study) -> None:
             queued.add(cell)
 
 
+def _busy(study: Study) -> set[Cell]:
+    """The settings that workers are busy with."""
+    rows = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    return {cell for each in rows if not is_dead(each) and (cell := _cell(each)) is not None}
+
+
 def _free(study: Study, found: Found) -> list[Cell]:
     """The settings that nobody tried or is busy with."""
-    rows = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    busy = {_cell(each) for each in rows if not is_dead(each)}
+    busy = _busy(study)
     return [(i, j) for i, j in np.argwhere(~found.tried).tolist() if (i, j) not in busy]
 
 
