@@ -6,13 +6,20 @@ import signal
 import subprocess
 import sys
 import time
+import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from paretorch.cli.app import app
+from paretorch.cli.tune_result import write
+from paretorch.cli.tune_trial import Trial
+from paretorch.optim.tuning import Found
 from paretorch.training.fit import Trainer
+from paretorch.training.recipe import Recipe, Runtime
 
 _SMALL = ["--network", "digits-cnn", "--data", "digits", "--device", "cpu", "--set", 'network_options={"width": 2}']
 _QUICK = [*_SMALL, "--epochs", "1", "--batch", "256"]
@@ -155,3 +162,19 @@ def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch) -> None:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert "paretorch[tune]" in _tune(*_QUICK, "--out", str(tmp_path), code=1)
+
+
+def test_workers_that_write_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    trial = Trial(Recipe(network="digits-cnn", data="digits"), Runtime(), tmp_path)
+    found = Found([0.1, 1.0], [0.1], np.array([[5.0], [4.0]]), np.ones((2, 1), bool), [(0, 0), (1, 0)])
+
+    def work(_: int) -> None:
+        for _ in range(25):
+            write(found, trial)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert json.loads((tmp_path / "tuning.json").read_text())["best"] == [1.0, 0.1, 4.0]
+    for picture in tmp_path.glob("*.svg"):
+        ET.parse(picture)
+    assert {one.name for one in tmp_path.iterdir()} == {"tuning.json", "heatmap.svg", "suboptimality.svg"}

@@ -10,11 +10,11 @@ import typer
 
 from paretorch.cli.bar import epochs_bar
 from paretorch.cli.tune_trial import Trial
+from paretorch.deploy.container import write_file
 from paretorch.errors import PareError
 from paretorch.optim.tuning.plots import STEPS, heat_map
 from paretorch.report.curves import Curve, curves
 from paretorch.report.picture import save
-from paretorch.training.files import write_atomically
 
 if TYPE_CHECKING:
     from paretorch.optim.tuning import Found
@@ -60,7 +60,7 @@ def recommendation(found: "Found", trial: Trial) -> str:
 
 
 def write(found: "Found", trial: Trial) -> None:
-    """tuning.json, and the two pictures once there is a setting that did not diverge."""
+    """tuning.json, and the two pictures once there is a setting that did not diverge; other workers may write them at the same time."""
     rows = [
         {
             "lr": found.alphas[i],
@@ -71,7 +71,7 @@ def write(found: "Found", trial: Trial) -> None:
     ]
     content = {"recipe": trial.recipe.as_dict(), "error": "".join(trial.error), "trials": rows, "best": found.best}
     trial.folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(trial.folder / "tuning.json", (json.dumps(content, indent=1) + "\n").encode())
+    write_file(trial.folder / "tuning.json", (json.dumps(content, indent=1) + "\n").encode())
     if found.best is not None:
         _draw(found, trial, found.best[2])
 

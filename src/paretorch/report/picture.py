@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from paretorch.deploy.container import write_file
 from paretorch.report.style import CSS
 
 SERIES = ("#1f6feb", "#b45309", "#0f766e", "#7c3aed", "#6b7280", "#be185d")
@@ -19,8 +20,8 @@ _STYLE = (
 
 
 def save(chart: str, file: Path) -> None:
-    """Write a chart as a file of its own, with its colours."""
-    file.write_text(alone(chart, _STYLE, "#fff"), encoding="utf-8")
+    """Write a chart as a file of its own, with its colours, all or nothing."""
+    write_file(file, alone(chart, _STYLE, "#fff").encode("utf-8", "replace"))  # a title may hold half a character
 
 
 def in_report_colours(chart: str) -> str:
