@@ -21,12 +21,13 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("short")
 def test_the_demo_meets_its_budget_and_compares(tmp_path: Path) -> None:
-    out = tmp_path / "demo"
+    out = tmp_path / "demo [b] [/i]"
     for _ in range(2):
         result = CliRunner().invoke(app, ["demo", "--out", str(out), "--budget", "4KB", "--device", "cpu"])
         assert result.exit_code == 0, result.output
     assert 0.9 * 4000 < (out / "model.pare").stat().st_size <= 4000
     assert "bytes on disk" in result.output
+    assert f"{out}/model.pare" in result.output, "a name is no markup"
     assert f"{(out / 'model.pare').stat().st_size:,}" in result.output
     assert "compressed" in (out / "report.html").read_text()
 

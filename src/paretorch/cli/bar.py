@@ -10,9 +10,12 @@ class EpochsBar:
     """Shows how many epochs of all runs are done, and the time left."""
 
     def __init__(self, progress: Any) -> None:
-        self.console = progress.console
         self._progress = progress
         self._task = progress.add_task("epochs", total=None)
+
+    def tell(self, words: str) -> None:
+        """A line above the bar, as it is: brackets in it are no markup."""
+        self._progress.console.print(words, markup=False, highlight=False, soft_wrap=True)
 
     def watch(self, done: int, total: int) -> None:
         """So many epochs are done, of so many."""

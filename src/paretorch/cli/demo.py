@@ -26,9 +26,8 @@ def demo(
     from paretorch.training.recipe import parse_bytes
 
     rows = run_demo(out, budget=parse_bytes(budget), seed=seed, device=device)
-    console = Console()
-    console.print(_table(*rows))
-    console.print(f"{out}/model.pare and {out}/report.html are yours to look at.", highlight=False, soft_wrap=True)
+    Console().print(_table(*rows))
+    typer.echo(f"{out}/model.pare and {out}/report.html are yours to look at.")
 
 
 def _table(dense: dict[str, Any], small: dict[str, Any]) -> Any:

@@ -94,7 +94,7 @@ def study(
         _show_stored(asked, out, table, layers)
         return
     with service(mps and parallel > 1), epochs_bar() as bar:
-        tell = typer.echo if bar is None else bar.console.print
+        tell = typer.echo if bar is None else bar.tell
         watch = None if bar is None else bar.watch
         studies.run_study(
             chosen,

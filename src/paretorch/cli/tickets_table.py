@@ -27,7 +27,7 @@ def watched(storage: Storage, *, quiet: bool) -> Iterator[tuple[Callable[[str], 
         yield (lambda words: None), (lambda row: None)
         return
     with epochs_bar() as bar:
-        tell: Callable[[str], None] = typer.echo if bar is None else bar.console.print
+        tell: Callable[[str], None] = typer.echo if bar is None else bar.tell
         over = threading.Event()
 
         def look() -> None:

@@ -34,7 +34,7 @@ def watched(trial: Trial, count: int, *, quiet: bool) -> Iterator[Callable[["Fou
             if bar is None:
                 typer.echo(line)
             else:
-                bar.console.print(line, highlight=False)
+                bar.tell(line)
                 bar.watch(len(found.order) * trial.recipe.epochs, count * trial.recipe.epochs)
 
         yield tell
