@@ -36,6 +36,12 @@ def test_an_option_is_called_and_placed_alike_in_every_command() -> None:
         assert len(places) == 1, name
 
 
+@pytest.mark.parametrize("text", ["²", "0,①", "-1", "1.5", "", "0,,1"])
+def test_what_is_no_whole_number_is_told(text: str) -> None:
+    with pytest.raises(ConfigError, match="--seeds takes whole numbers"):
+        integers(text, "--seeds")
+
+
 @pytest.mark.parametrize("name", ["network", "weight_decay", "schedule", "set_", "device", "root", "compile", "graph"])
 def test_a_shared_option_says_the_same_in_every_command(name: str) -> None:
     says = {(one.help, one.default, one.multiple) for one in (_options(command)[name] for command in _COMMANDS)}

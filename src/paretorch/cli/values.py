@@ -40,6 +40,6 @@ def numbers(text: str, flag: str) -> list[float]:
 
 def integers(text: str, flag: str) -> list[int]:
     """'0,1,2' as whole numbers."""
-    if not all(part.strip().isdigit() for part in text.split(",")):
+    if not all(part.strip().isdecimal() for part in text.split(",")):
         raise ConfigError(f"{flag} takes whole numbers such as 0,1,2, not {text!r}.")
     return [int(part) for part in text.split(",")]
