@@ -137,6 +137,26 @@ def test_a_table_tells_what_diverged(tmp_path: Path) -> None:
     assert told.startswith("Diverged: avagrad-1500-seed0")
 
 
+def test_each_seed_counts_once() -> None:
+    """Two runs of one seed would share a folder, and their spread would be 0."""
+    with pytest.raises(ConfigError, match="each once, not 0, 1, 0"):
+        replace(parse_study("small", _SMALL), seeds=(0, 1, 0))
+    for words in (["--seeds", "0,0"], ["--set", "seed=7"]):
+        result = CliRunner().invoke(app, ["study", "dense-resnet20", "--table", *words])
+        assert result.exit_code == 2
+        assert "seed" in result.output
+
+
+def test_without_layers_to_show_a_study_says_so(tmp_path: Path) -> None:
+    study = load_study("dense-resnet20")
+    ((name, recipe), *_) = study.jobs()
+    (tmp_path / study.name).mkdir()
+    content = {"recipe": recipe.as_dict(), "result": {"test_accuracy": 0.9}}
+    (tmp_path / study.name / f"{name}.json").write_text(json.dumps(content))
+    result = CliRunner().invoke(app, ["study", study.name, "--layers", "--out", str(tmp_path)])
+    assert result.output == "No run of dense-resnet20 so far compresses a layer.\n"
+
+
 def test_a_spread_is_shown_of_several_seeds_alone(tmp_path: Path) -> None:
     dense = load_study("dense-resnet20")
     target = tmp_path / dense.name

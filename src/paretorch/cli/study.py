@@ -69,7 +69,10 @@ def study(
         for each in studies.study_names():
             typer.echo(f"{each}: {studies.load_study(each).claim}")
         return
-    chosen = studies.load_study(name, assignments(set_ or []))
+    changes = assignments(set_)
+    if "seed" in changes:
+        raise ConfigError(f"Every run of a study has a seed of its own: use --seeds {changes['seed']}.")
+    chosen = studies.load_study(name, changes)
     if seeds is not None:
         chosen = replace(chosen, seeds=tuple(integers(seeds, "--seeds")))
     options = ["--device", device, *(["--root", root] if root else [])]
@@ -118,8 +121,9 @@ def _show_stored(study: "Study", out: Path, table: bool, layers: bool) -> None:
     require_some(study, [*found, *diverged], out)
     if table:
         _show(study, found, diverged)
-    for line in show_layers(study, found) if layers else ():
-        typer.echo(line)
+    if layers:
+        for line in show_layers(study, found) or [f"No run of {study.name} so far compresses a layer."]:
+            typer.echo(line)
 
 
 def _draw(study: "Study", out: Path) -> None:

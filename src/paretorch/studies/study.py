@@ -43,6 +43,11 @@ class Study:
     families: Mapping[str, str] = field(default_factory=dict)
     tickets: tuple[dict[str, Any], ...] = ()
 
+    def __post_init__(self) -> None:
+        if len(set(self.seeds)) < len(self.seeds):
+            told = ", ".join(map(str, self.seeds))
+            raise ConfigError(f"A study runs each of its seeds once: give each once, not {told}.")
+
     def family(self, setting: str) -> str:
         """The name under which this setting is compared with others."""
         return self.families.get(setting, setting)
