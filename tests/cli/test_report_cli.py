@@ -68,6 +68,14 @@ def test_a_network_of_the_zoo_goes_by_its_name(tmp_path: Path, monkeypatch: pyte
     assert "pare train --out run --resume" in _report("run", code=2).output
 
 
+@pytest.mark.parametrize("content", [b"no rows\n", b"[]\n", b'{"epoch": 1}\n5\n', b"\xff\xfe\n"])
+def test_damaged_metrics_are_told_in_a_line(artefact: Path, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.pare").write_bytes(artefact.read_bytes())
+    (tmp_path / "metrics.jsonl").write_bytes(content)
+    told = _report(tmp_path, "--html", tmp_path / "page.html", code=1).output
+    assert told.splitlines()[-1].startswith(f"pare: {tmp_path / 'metrics.jsonl'} ")
+
+
 def test_the_page_of_a_run_has_its_name(artefact: Path, tmp_path: Path) -> None:
     run = tmp_path / "my-run"
     run.mkdir()

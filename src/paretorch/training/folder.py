@@ -91,9 +91,12 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        rows = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        if not all(isinstance(row, dict) for row in rows):
+            raise ValueError
     except ValueError as error:
         raise ArtefactError(f"{path} is damaged: it should hold one JSON object a line.") from error
+    return rows
 
 
 def _program() -> str:
