@@ -62,6 +62,10 @@ def test_a_network_of_the_zoo_goes_by_its_name(tmp_path: Path, monkeypatch: pyte
     assert told["name"] == "resnet20"
     assert 40e6 < told["macs"] < 42e6
     assert "There is no artefact resnet21, and no network of the zoo" in _report("resnet21", code=2).output
+    (tmp_path / "config.json").write_text(json.dumps({"recipe": {"data": "digits"}}))
+    (tmp_path / "metrics.jsonl").write_text('{"epoch": 1, "loss": 2.0}\n{"epoch": 2, "loss": 1.0}\n')
+    assert json.loads(_report("resnet20", "--json", "--html", "page.html").stdout)["macs"] is None
+    assert "Training" not in Path("page.html").read_text(), "the run in this folder is not that of the network"
     (tmp_path / "run").mkdir()
     assert "pare train" not in _report("run", code=2).output, "that folder is no run"
     (tmp_path / "run" / "config.json").write_text("{}")

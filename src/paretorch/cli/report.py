@@ -50,8 +50,9 @@ def report(
     from paretorch.training.folder import read_history
 
     model = _model(path)
-    folder = path if path.is_dir() else path.parent
-    size = tuple(integers(shape, "--shape")) if shape else SHAPES.get(data) if data else shape_of(folder)
+    folder = model.parent if isinstance(model, Path) else None  # a fresh network belongs to no run
+    given = tuple(integers(shape, "--shape")) if shape else SHAPES.get(data) if data else None
+    size = shape_of(folder) if given is None and folder is not None else given
     if latency and size is None:
         raise ConfigError("Latency needs the shape of an input: --shape 3,32,32.")
     example = None if size is None else torch.zeros(batch, *size)
@@ -65,9 +66,15 @@ def report(
     typer.echo(found.to_json() if as_json else str(found))
     if html is not None:
         title = path.resolve().name if path.is_dir() else found.name.removesuffix(".pare")
-        picture = folder / "samples.png"
-        samples = picture.read_bytes() if model == folder / "model.pare" and picture.exists() else None
-        write_html(html, title=title, comparison=[], report=found, history=read_history(folder), samples=samples)
+        history = [] if folder is None else read_history(folder)
+        write_html(html, title=title, comparison=[], report=found, history=history, samples=_samples(model))
+
+
+def _samples(model: "Path | nn.Module") -> bytes | None:
+    """The images that the network of a run made; None where there are none."""
+    if not isinstance(model, Path) or model.name != "model.pare" or not model.with_name("samples.png").exists():
+        return None
+    return model.with_name("samples.png").read_bytes()
 
 
 def _model(path: Path) -> "Path | nn.Module":
