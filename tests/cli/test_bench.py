@@ -137,6 +137,13 @@ def test_runs_of_one_name_are_told_apart(runs: Path, tmp_path: Path) -> None:
     assert {row["accuracy"] for row in points} == {points[0]["accuracy"]}
 
 
+def test_the_run_in_this_folder_has_its_name(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs / "dense")
+    points = json.loads(_bench(".", "--out", tmp_path, "--json").stdout)["points"]
+    assert {row["name"] for row in points} == {"dense"}
+    assert (tmp_path / "files" / "dense.fp32.safetensors").exists()
+
+
 def test_artefacts_alone_need_a_data_set(runs: Path, tmp_path: Path) -> None:
     path = runs / "small" / "model.pare"
     assert "add --data" in _bench(path, "--out", tmp_path, code=2).output

@@ -84,6 +84,13 @@ def test_report_of_a_run_and_of_an_artefact(finished: Path, tmp_path: Path) -> N
     assert page.read_text().startswith("<!doctype html>")
 
 
+def test_a_run_in_this_folder_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    _pare("train", *_SMALL, "--epochs", "1", "--quiet", "--out", ".")
+    assert "<h1>mine</h1>" in Path("report.html").read_text()
+
+
 def test_a_run_starts_from_the_weights_of_another(tmp_path: Path) -> None:
     words = ["train", *_SMALL, "--epochs", "1", "--quiet"]
     _pare(*words, "--lr", "0.05", "--out", str(tmp_path / "a"))

@@ -89,7 +89,7 @@ def _of_run(folder: Path) -> Source:
         )
     if not artefact.exists():
         raise ConfigError(f"{folder} has no artefact yet: finish it with pare train --out {folder} --resume")
-    return Source(folder.name, artefact, recipe.data, recipe)
+    return Source(folder.absolute().name, artefact, recipe.data, recipe)  # "." has no name of its own
 
 
 def _of_file(path: Path, data: str | None) -> Source:

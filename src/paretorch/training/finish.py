@@ -58,7 +58,7 @@ def finish(
     deploy.save(plain, folder.artefact, summary=summary_of(metrics))
     report = deploy.report(folder.artefact, example=image, latency=False)
     drawn = _draw(plain, task, folder.samples)
-    title, history = folder.path.name, folder.history()
+    title, history = folder.path.absolute().name, folder.history()
     write_html(folder.report, title=title, comparison=[], report=report, history=history, samples=drawn)
     decided: dict[str, Any] = {name: last[name] for name in ("sparsity", "bits", "activation_bits") if name in last}
     result: dict[str, Any] = {
