@@ -70,6 +70,18 @@ def test_what_is_missing_or_unknown_is_named(run: Path, tmp_path: Path) -> None:
     assert "int3" in _pare("export", str(run), str(tmp_path / "net.onnx"), "--weights", "int3", code=2)
 
 
+def test_the_artefact_is_not_replaced_and_no_shape_ignored(run: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "alone.pare"
+    alone.write_bytes((run / "model.pare").read_bytes())
+    (tmp_path / "link.pare").symlink_to(alone)
+    for name in ("alone.pare", "link.pare"):
+        told = _pare("export", str(alone), str(tmp_path / name), "--shape", "1,8,8", code=2)
+        assert "is the artefact itself" in told
+    assert "leave out --shape" in _pare("export", str(alone), "--data", "digits", "--shape", "3,8,8", code=2)
+    assert alone.read_bytes() == (run / "model.pare").read_bytes()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_the_page_names_only_flags_that_exist() -> None:
     page = (Path(__file__).parents[2] / "docs" / "onnx.md").read_text()
     lines = re.findall(r"^pare export .*$", page, re.MULTILINE)

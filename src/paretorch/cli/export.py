@@ -62,11 +62,15 @@ def export(
         raise ConfigError("--int8 needs images to look at: --data cifar10.")
     if percentile is not None and not int8:
         raise ConfigError("--percentile is about --int8: give that too.")
+    target = out or artefact.with_suffix(".onnx")
+    if target.resolve() == artefact.resolve():
+        raise ConfigError(f"{target} is the artefact itself, which the ONNX file would replace: give another name.")
     name = data or (known if int8 else None)
+    if name and shape:
+        raise ConfigError(f"The inputs are images of {name}, whose shape is known: leave out --shape.")
     found = zoo.data.load(name, root) if name else None
     example = _example(found, shape, artefact.parent)
     model = deploy.load(artefact)
-    target = out or artefact.with_suffix(".onnx")
     options: dict[str, Any] = {"weights": weights}
     if int8 and found is not None:
         options |= {"calibrate": _calibration(found, images), "percentile": percentile}
@@ -81,9 +85,9 @@ def _example(found: "Images | None", shape: str | None, folder: Path) -> "Tensor
     """Two inputs: of the images where there are any, else zeros of the shape that was given or that the run has."""
     import torch
 
-    size = tuple(integers(shape, "--shape")) if shape else shape_of(folder)
     if found is not None:
         return _normalised(found, found.test[0][:2])
+    size = tuple(integers(shape, "--shape")) if shape else shape_of(folder)
     if size is None:
         raise ConfigError("The shape of an input is not known: --shape 3,32,32.")
     return torch.zeros(2, *size)
