@@ -149,6 +149,9 @@ def test_artefacts_alone_need_a_data_set(runs: Path, tmp_path: Path) -> None:
     assert "add --data" in _bench(path, "--out", tmp_path, code=2).output
     assert "paretorch" in _bench(path, "--data", "digits", "--out", tmp_path).output
     assert "choose one of digits" in _bench(path, "--data", "ptb", "--out", tmp_path, code=2).output
+    deploy.save(zoo.build("resnet20"), tmp_path / "other.pare")
+    told = _bench(tmp_path / "other.pare", "--data", "digits", "--out", tmp_path, code=2).output
+    assert "other.pare cannot take the images of digits" in told
 
 
 def test_what_cannot_be_drawn_is_said_in_a_line(runs: Path, tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from paretorch.cli.bench_sources import Source
-from paretorch.errors import ArtefactError, MissingExtraError, PareError
+from paretorch.core.looking import in_eval, run_example
+from paretorch.errors import ArtefactError, ConfigError, MissingExtraError, PareError
 from paretorch.report.pareto import Point, as_rows
 from paretorch.training.files import write_atomically
 
@@ -107,6 +108,7 @@ class Bench:
         task = self._task  # first: without the data there is nothing to write a file for
         own = file.suffix == ".pare"
         path = source.artefact if own else self._out / "files" / f"{source.name}{file.suffix}"
+        _require_fit(source, network(), task.example()[:1].float())
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             file.write(network(), path)
@@ -168,6 +170,14 @@ def _load(source: Source) -> nn.Module:
         return deploy.load(source.artefact)
     except PareError as error:
         raise ArtefactError(f"{source.artefact}: {error}") from error
+
+
+def _require_fit(source: Source, network: nn.Module, image: torch.Tensor) -> None:
+    try:
+        with in_eval(network):
+            run_example(network, image)
+    except ConfigError as error:
+        raise ConfigError(f"{source.artefact} cannot take the images of {source.data}: {error}") from error
 
 
 def _read_measured(path: Path, data: str) -> dict[tuple[str, str], dict[str, Any]]:
