@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paretorch.cli.app import app
+from paretorch.training.folder import read_history
 
 _SMALL = ["--network", "digits-cnn", "--data", "digits", "--device", "cpu", "--set", 'network_options={"width": 4}']
 
@@ -89,6 +90,20 @@ def test_a_run_in_this_folder_has_its_name(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path / "mine")
     _pare("train", *_SMALL, "--epochs", "1", "--quiet", "--out", ".")
     assert "<h1>mine</h1>" in Path("report.html").read_text()
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    words = [*_SMALL, "--epochs", "2000", "--out", str(tmp_path / "run"), "--resume"]
+    with subprocess.Popen([sys.executable, "-m", "paretorch.cli", "train", *words], stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        first.stdout.readline()  # an epoch is done
+        try:
+            told = _pare("train", *words, code=1)
+        finally:
+            first.kill()
+    assert told == f"pare: Another process is training in {tmp_path / 'run'}: wait for it, or choose another --out.\n"
+    rows = read_history(tmp_path / "run")
+    assert [row["epoch"] for row in rows] == list(range(1, len(rows) + 1)), "no epoch is told twice"
 
 
 def test_a_run_starts_from_the_weights_of_another(tmp_path: Path) -> None:

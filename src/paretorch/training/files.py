@@ -1,7 +1,9 @@
 """Files that are either the old or the new version, whole, whatever happens in between."""
 
 import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from paretorch.errors import PareError
@@ -23,6 +25,29 @@ def write_atomically(path: Path, data: bytes | memoryview) -> None:
     except OSError as error:
         _remove(beside)
         raise write_error(path, error) from error
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Make the folder; while inside, no other process gets into it this way. A kill lets others in again."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise write_error(folder, error) from error
+    try:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            _lock(descriptor, folder)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise PareError(f"Another process is training in {folder}: wait for it, or choose another --out.") from error
 
 
 def write_error(path: Path, error: OSError) -> PareError:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from paretorch.core.looking import in_eval, run_example
 from paretorch.errors import ConfigError
 from paretorch.training.compression import DRAWN, attach
+from paretorch.training.files import alone_in
 from paretorch.training.finish import finish, read_result
 from paretorch.training.fit import Trainer
 from paretorch.training.folder import RunFolder, check_folder
@@ -134,9 +135,10 @@ def train(recipe: Recipe, out: Path, runtime: Runtime | None = None, *, resume: 
     if runtime.tensorboard:
         require_tensorboard()
     setup = prepare(recipe, runtime)
-    folder = RunFolder(out, recipe, resume=resume, device=setup.device)
-    last = trainer_of(setup, recipe, folder, runtime).run(resume=resume)
-    if isinstance(setup.task, Carrying):
-        setup.task.release(setup.model)
-    test = choose(replace(recipe, validation=0), runtime, setup.device)[0] if recipe.validation else None
-    return finish(setup.model, setup.task, setup.plan, folder, last, test, recipe.norms)
+    with alone_in(out):
+        folder = RunFolder(out, recipe, resume=resume, device=setup.device)
+        last = trainer_of(setup, recipe, folder, runtime).run(resume=resume)
+        if isinstance(setup.task, Carrying):
+            setup.task.release(setup.model)
+        test = choose(replace(recipe, validation=0), runtime, setup.device)[0] if recipe.validation else None
+        return finish(setup.model, setup.task, setup.plan, folder, last, test, recipe.norms)
