@@ -142,6 +142,15 @@ def test_colours_have_contrast_in_both_modes(page: str) -> None:
             assert all(contrast(colour[name], colour[back]) >= 3 for name in "abcd")
 
 
+def test_words_of_phases_that_begin_close_together_do_not_meet() -> None:
+    phases = [*["search"] * 24, "harden", *["finetune"] * 8]
+    epochs = [*range(1, 25), 24, *range(25, 33)]
+    rows = [{"epoch": epoch, "phase": phase, "loss": 1 / epoch} for epoch, phase in zip(epochs, phases, strict=True)]
+    root = ET.fromstring(dict(history_charts(rows))["loss"])
+    places = {one.text: one.attrib for one in root.iter("text")}
+    assert abs(float(places["harden"]["y"]) - float(places["finetune"]["y"])) >= 12
+
+
 def test_history_becomes_charts_of_what_changes() -> None:
     charts = dict(history_charts(HISTORY))
     assert list(charts) == ["loss", "accuracy", "sparsity"]  # the learning rate never changes, the note is no number
