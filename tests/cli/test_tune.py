@@ -52,6 +52,14 @@ def test_a_search_recommends_and_leaves_its_pictures(tmp_path: Path) -> None:
     assert "weight_decay (there 0.0005, now 0.1)" in _tune(*words, "--weight-decay", "0.1", code=2)
 
 
+def test_the_recommended_setting_is_the_one_that_was_tried(tmp_path: Path) -> None:
+    words = [*_QUICK, "--trials", "2", "--alphas", "0.12345678,0.12345679", "--epsilons", "0.1", "--out", str(tmp_path)]
+    told = _tune(*words)
+    best = json.loads((tmp_path / "tuning.json").read_text())["best"]
+    assert f"Recommended: --optimizer avagrad --lr {best[0]} --set eps=0.1 " in told
+    assert {one.name for one in tmp_path.iterdir() if one.is_dir()} == {"lr0.12345678-eps0.1", "lr0.12345679-eps0.1"}
+
+
 def test_stopped_and_resumed_within_a_trial(tmp_path: Path, monkeypatch) -> None:
     words = [
         *_SMALL,

@@ -9,7 +9,7 @@ import numpy as np
 import typer
 
 from paretorch.cli.bar import epochs_bar
-from paretorch.cli.tune_trial import Trial
+from paretorch.cli.tune_trial import Trial, exactly
 from paretorch.deploy.container import write_file
 from paretorch.errors import PareError
 from paretorch.optim.tuning.plots import STEPS, heat_map
@@ -42,7 +42,7 @@ def watched(trial: Trial, count: int, *, quiet: bool) -> Iterator[Callable[["Fou
 
 def _told(found: "Found", trial: Trial, alpha: float, eps: float) -> str:
     error = found.errors[list(found.alphas).index(alpha), list(found.epsilons).index(eps)]
-    setting = f"lr {alpha:g}" if trial.recipe.optimizer == "sgd" else f"lr {alpha:g}, eps {eps:g}"
+    setting = f"lr {exactly(alpha)}" + ("" if trial.recipe.optimizer == "sgd" else f", eps {exactly(eps)}")
     return f"{setting}: {'diverged' if np.isnan(error) else trial.told(error)}"
 
 
@@ -52,8 +52,8 @@ def recommendation(found: "Found", trial: Trial) -> str:
     if found.best is None:
         raise PareError(f"All {count} settings diverged: give smaller learning rates, such as --alphas 1e-6,1e-5,1e-4.")
     alpha, eps, error = found.best
-    flags = f"--optimizer {trial.recipe.optimizer} --lr {alpha:g}"
-    flags += "" if trial.recipe.optimizer == "sgd" else f" --set eps={eps:g}"
+    flags = f"--optimizer {trial.recipe.optimizer} --lr {exactly(alpha)}"
+    flags += "" if trial.recipe.optimizer == "sgd" else f" --set eps={exactly(eps)}"
     edge = len(found.alphas) > 2 and alpha in (min(found.alphas), max(found.alphas))
     hint = "; this lr is the last of --alphas, so try further ones" if edge else ""
     return f"Recommended: {flags} ({trial.told(error)}, best of {count} settings, {diverged} diverged{hint})"

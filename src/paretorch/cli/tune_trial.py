@@ -50,7 +50,7 @@ class Trial:
         """The error of a setting; `beat` is called after each epoch."""
         recipe = replace(self.recipe, lr=alpha, eps=eps or None)
         setup = prepare(recipe, self._runtime, self._images)
-        place = self.folder / f"lr{alpha:g}-eps{eps:g}"
+        place = self.folder / f"lr{exactly(alpha)}-eps{exactly(eps)}"
         folder = _WatchedFolder(place, recipe, setup.device, beat, self._limit)
         last = trainer_of(setup, recipe, folder, self._runtime).run(resume=True)
         folder.checkpoint.unlink(missing_ok=True)
@@ -68,6 +68,11 @@ class Trial:
         """The error with its name and unit."""
         label, unit = self.error
         return f"{label} {error:.4g}{unit}"
+
+
+def exactly(value: float) -> str:
+    """A number as briefly as it can be given back: rounded ones would be another setting."""
+    return brief if float(brief := f"{value:g}") == value else repr(value)
 
 
 class _WatchedFolder(RunFolder):
