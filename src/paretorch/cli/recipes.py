@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from paretorch.errors import ConfigError
 from paretorch.training.recipe import Recipe, read_config, recipe_from
 
 _HELD_OUT = {"digits": 200, "ptb": 1, "ptb-char": 1, "multi30k": 1}
@@ -21,7 +22,15 @@ def make_recipe(config: Path | None, flags: dict[str, Any], *, holds_out: bool =
         if values.get("validation") == 0:  # it has every field, whether anybody asked for it or not
             del values["validation"]
     values |= flags
-    return recipe_from(with_held_out(values) if holds_out else values, source_of(config))
+    recipe = recipe_from(with_held_out(values) if holds_out else values, source_of(config))
+    require_drops(recipe, flags)
+    return recipe
+
+
+def require_drops(recipe: Recipe, flags: dict[str, Any]) -> None:
+    """Refuse milestones that were asked for where the schedule has no drops; files may have them for other schedules."""
+    if flags.get("milestones") and recipe.schedule != "steps":
+        raise ConfigError(f"The schedule {recipe.schedule} has no drops at milestones: add --schedule steps.")
 
 
 def with_held_out(values: dict[str, Any]) -> dict[str, Any]:

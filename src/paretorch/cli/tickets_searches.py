@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from paretorch.cli.recipes import source_of, with_held_out
+from paretorch.cli.recipes import require_drops, source_of, with_held_out
 from paretorch.errors import ConfigError
 from paretorch.sparsity.tickets import METHODS, Bench, Search, Storage, make_method
 from paretorch.training.recipe import Runtime, read_config, recipe_from
@@ -32,6 +32,7 @@ def open_storage(
             values = Storage.open(folder).recipe.as_dict()
     source = source_of(config)
     recipe = recipe_from(with_held_out({**values, **recipe_given}), source)
+    require_drops(recipe, recipe_given)
     folder = folder or Path("runs") / f"tickets-{recipe.network}-{recipe.data}"
     exists = (folder / "recipe.json").exists()
     if exists and not continues:
