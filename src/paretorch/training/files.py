@@ -1,7 +1,6 @@
 """Files that are either the old or the new version, whole, whatever happens in between."""
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,18 +31,19 @@ def alone_in(folder: Path) -> Iterator[None]:
     """Make the folder; while inside, no other process gets into it this way. A kill lets others in again."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise write_error(folder, error) from error
-    try:
-        with contextlib.suppress(OSError):  # some network file systems have no locks
-            _lock(descriptor, folder)
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError, ImportError):  # Windows and some network file systems have no such locks
+            _lock(folder, held)
         yield
-    finally:
-        os.close(descriptor)
 
 
-def _lock(descriptor: int, folder: Path) -> None:
+def _lock(folder: Path, held: contextlib.ExitStack) -> None:
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    held.callback(os.close, descriptor)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
