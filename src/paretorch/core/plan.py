@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from paretorch.core.attach import original
 from paretorch.core.budget_bytes import ByteBudget, Edit
+from paretorch.core.foreign import Watch
 from paretorch.core.fused import FusedStep
 from paretorch.core.leave import Attached
 from paretorch.core.method import Method, Term
@@ -57,6 +58,7 @@ class Plan:
         self._budget: ByteBudget | None = None
         self._over = False  # once finalized
         self._fused = FusedStep()
+        self._watch = Watch()
         model.__dict__[_ATTRIBUTE] = self
         for term in terms:
             term.method.schedule(term, state.step)
@@ -90,6 +92,8 @@ class Plan:
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """After `optimizer.step()` (and before `scaler.update()`): price, update and clip; then the schedules advance."""
         self._require_life()
+        decisions = self._decisions()
+        self._watch.before(decisions)
         with torch.no_grad():
             weights = [original(site).data for site in self._sites]
             done = False
@@ -97,15 +101,16 @@ class Plan:
                 for term in self._terms:
                     term.prepare()
                     self._optimizer(term)
-                if scaler is None and on_one_gpu(self._decisions()) and self._fused.fits(self._terms):
+                if scaler is None and on_one_gpu(decisions) and self._fused.fits(self._terms):
                     done = self._fused(self._terms, self._state.step, self._chains, weights)
                 if not done:
                     self._update(scaler)
                     advance(self._terms, self._state.step)
             if not done:
                 clip_weights(self._chains, weights)
-            for decision in self._decisions():
+            for decision in decisions:
                 decision.grad = None
+        self._watch.after(decisions)
 
     def _update(self, scaler: torch.amp.GradScaler | None) -> None:
         """Price and update the decisions of all methods, from the same state."""
@@ -271,6 +276,7 @@ class Plan:
 
     def _set_phase(self, hard: bool) -> None:
         self._state.is_hard = hard
+        self._watch.forget()
         for term in self._terms:
             for relaxation in term.relaxations:
                 relaxation.hard = hard
