@@ -95,3 +95,14 @@ def test_nor_is_what_the_plan_and_its_users_do_between_steps(between: Callable[[
     plan = Plan.of(model)
     with _silence():
         train(plan, torch.optim.SGD(plan.param_groups(), lr=0.05), batch(), 3)
+
+
+def test_nor_are_replays_of_a_captured_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, plan, mine = _begun()
+    train(plan, mine, batch(), 2)
+    with monkeypatch.context() as capturing, _silence():
+        capturing.setattr(torch.cuda, "is_available", lambda: True)
+        capturing.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        train(plan, torch.optim.SGD(model.parameters(), lr=0.05), batch(), 2)
+    with _silence():
+        train(plan, mine, batch(), 2)

@@ -99,6 +99,18 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         choose_device("cuda:2")
 
 
+def test_a_run_on_another_gpu_than_the_first_makes_it_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    with pytest.raises(DataError):
+        prepare(Recipe(data="cifar10"), Runtime(root=str(tmp_path / "nowhere"), device="cuda:1"))
+    assert current == [torch.device("cuda:1")]
+
+
 @pytest.mark.parametrize(
     ("data", "graph", "compile"),
     [("ptb", True, False), ("multi30k", False, False), ("shortest-paths", True, None)],

@@ -59,6 +59,8 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
     from paretorch import deploy, zoo
 
     device = choose_device(runtime.device)
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # steps are captured and replayed on the streams of the current device
     task, wanted = choose(recipe, runtime, device, images)
     _check_options(recipe, wanted)
     if recipe.pruning == "amc":
