@@ -30,6 +30,7 @@ from paretorch.core.update import (
     advance,
     check_finite,
     clip_weights,
+    forget_dropped,
     gradients_of,
     price_now,
     require_finite,
@@ -213,7 +214,7 @@ class Plan:
                     term.method.tell_missed(term)
             clip_weights(self._chains, [original(site).data for site in self._sites])
             if optimizer is not None:
-                self._forget_dropped(optimizer)
+                forget_dropped(self._sites, self._chains, optimizer)
 
     def round_again(self, before: list[Tensor], factor: float, given: frozenset[str] = frozenset()) -> None:
         """Round the trained decisions `before`, with every target scaled by `factor`, but those of `given` rooms never up."""
@@ -238,19 +239,6 @@ class Plan:
     def keep_to(self, budget: ByteBudget) -> None:
         """Hold the saved file to a number of bytes."""
         self._budget = budget
-
-    def _forget_dropped(self, optimizer: torch.optim.Optimizer) -> None:
-        for site, chain in zip(self._sites, self._chains, strict=True):
-            weight = original(site)
-            state = optimizer.state.get(weight, {})
-            kept = chain.keep()
-            if kept is None:
-                continue
-            # Their gradient is zero from here on; at zero, decay gives them none either, and AvaGrad's norm leaves them out.
-            write(weight, whole(weight) * (kept > 0))
-            for value in state.values():
-                if isinstance(value, Tensor) and value.shape == weight.shape:
-                    write(value, whole(value) * (kept > 0))
 
     @contextmanager
     def hardened(self) -> Iterator[nn.Module]:

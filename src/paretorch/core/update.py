@@ -1,4 +1,4 @@
-"""What `Plan.step` does to decisions and weights, beside the optimizers themselves."""
+"""What a plan does to decisions and weights at its steps and when it rounds, beside the optimizers themselves."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from paretorch.core.attach import original
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Chain, Relaxation
 from paretorch.core.sites import Site
-from paretorch.core.tensors import local, shard_like, whole
+from paretorch.core.tensors import local, shard_like, whole, write
 from paretorch.core.warn import warn
 from paretorch.errors import DivergenceError, UndecidedWarning
 
@@ -134,3 +134,19 @@ def clip_weights(chains: list[Chain], weights: list[Tensor]) -> None:
             if bound is not None:
                 bound = local(shard_like(bound.expand(weight.shape).to(weight.dtype), weight))
                 local(weight).clamp_(-bound, bound)
+
+
+def forget_dropped(sites: list[Site], chains: list[Chain], optimizer: torch.optim.Optimizer) -> None:
+    """Weights that are dropped become zero, and the optimizer's state of them.
+
+    Their gradient is zero from here on; at zero, decay gives them none either, and AvaGrad's norm leaves them out.
+    """
+    for site, chain in zip(sites, chains, strict=True):
+        kept = chain.keep()
+        if kept is None:
+            continue
+        weight = original(site)
+        write(weight, whole(weight) * (kept > 0))
+        for value in optimizer.state.get(weight, {}).values():
+            if isinstance(value, Tensor) and value.shape == weight.shape:
+                write(value, whole(value) * (kept > 0))
