@@ -299,9 +299,8 @@ def _has_own_memory(source: Any) -> bool:
     """Whether a tensor is read once, by what changes it in place, and is no other tensor's memory."""
     if not isinstance(source, torch.fx.Node) or len(source.users) > 1:
         return False
-    name = _name(
-        source
-    )  # of nothing for inputs, parameters and parts of something; dropout in eval mode gives what it got
+    # Inputs, parameters and parts of something have none; dropout in eval mode gives what it got.
+    name = _name(source)
     return bool(name) and name not in _MOVES and "dropout" not in name
 
 

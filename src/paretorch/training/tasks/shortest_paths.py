@@ -33,8 +33,9 @@ def make_grids(limit: int, count: int, test_count: int, size: int, validation: i
 class ShortestPaths:
     """Binary cross-entropy per cell. F₁ is the metric, since most cells are on no path; all cells count as one set.
 
-    phases: training and held-out grids of each; epochs: how long a phase lasts, 0: all is fine-tuning, in the last. The evaluation is on the held-out grids
-    of the phase whose epoch was asked for last (before any was: of the last phase), and says which one that is.
+    phases: training and held-out grids of each; epochs: how long a phase lasts, 0: all is fine-tuning, in the last.
+    The evaluation is on the held-out grids of the phase whose epoch was asked for last (before any was: of the last phase),
+    and says which one that is.
     The last partial batch of an epoch is dropped; the order is a pure function of (seed, epoch). The F₁ of training is
     the mean over batches.
     """

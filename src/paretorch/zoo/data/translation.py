@@ -104,9 +104,8 @@ def _pad(rows: list[list[int]]) -> Tensor:
 
 def _read(path: Path) -> list[str]:
     try:
-        with path.open(
-            encoding="utf-8"
-        ) as lines:  # str.splitlines would cut at the rarer separators within a sentence, too
+        # Not str.splitlines, which cuts at rarer separators within a sentence, too.
+        with path.open(encoding="utf-8") as lines:
             return [line.removesuffix("\n") for line in lines]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read; it should hold one sentence a line, in UTF-8.") from error
