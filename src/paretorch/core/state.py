@@ -38,9 +38,8 @@ class PlanState:
         estimated: frozenset[str] = frozenset(),
     ) -> None:
         self.root, self.steps = root, steps
-        self._estimated = (
-            estimated  # options, such as "precision.target_bits", that a budget gave from the values at the start
-        )
+        # Options, such as "precision.target_bits", that a budget gave from the values at the start.
+        self._estimated = estimated
         self.order = list(root.state_dict())
         config = {"steps": steps, "seed": seed, **{method.room: _describe(method) for method in methods}}
         self._config = json.dumps(config, sort_keys=True)

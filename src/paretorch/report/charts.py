@@ -42,10 +42,8 @@ def line_chart(
         body.append(text(at(tick, low)[0], bottom + 16, plain(tick), "middle"))
     body += [line(left, bottom, right, bottom, "axis"), text((left + right) / 2, bottom + 33, x_label, "middle")]
     for i, (where, word) in enumerate(marks):
-        x, y = (
-            at(where, low)[0],
-            top + 10 + 13 * (i % 4),
-        )  # rounding and fine-tuning begin an epoch apart: words would meet
+        # Rounding and fine-tuning begin an epoch apart, where their words would meet.
+        x, y = at(where, low)[0], top + 10 + 13 * (i % 4)
         body += [
             line(x, top, x, bottom, "mark"),
             text(x + (4 if x < WIDTH / 2 else -4), y, word, "start" if x < WIDTH / 2 else "end"),
