@@ -55,16 +55,34 @@ def test_the_rows_of_wide_resnets() -> None:
     counts = " · ".join(f"{row['parameters']['mean'] / 1e6:.2f}" for row in rows)
     assert f"| {errors} ([below]" in page
     assert f"| {counts} |" in page
-    for name, word in (("wrn", "WRN-28-4 by seed: "), ("swrn-2", "SWRN-28-4-2: ")):
+    told = {
+        "wrn": "WRN-28-4 by seed: {};",
+        "swrn-2": "; SWRN-28-4-2: {};",
+        "wrn-dropout": "WRN-28-4 by more: {},",
+        "swrn-2-dropout": "and SWRN-28-4-2 {},",
+    }
+    for name, words in told.items():
         files = sorted((PAGE.parents[1] / "results/sharing-wrn28-4").glob(f"{name}-seed*.json"))
         assert len(files) == settings[name]["test_accuracy"]["n"]
         found = [_error(json.loads(file.read_text())["result"]["test_accuracy"]) for file in files]
-        assert f"{word}{', '.join(found)};" in page
+        assert words.format(", ".join(found)) in page
     late = {name: _late_error(name) for name in ("wrn", "swrn-2", "wrn-dropout", "swrn-2-dropout")}
     assert f"it is {late['wrn']} and {late['swrn-2']} without" in page
     assert f"{late['wrn-dropout']} and {late['swrn-2-dropout']} with." in page
     both = " · ".join(_with_spread(settings[name]["test_accuracy"]) for name in ("wrn-dropout", "swrn-2-dropout"))
     assert f"| {both} ([below]" in page
+
+
+def test_the_seeds_whose_layers_are_most_alike_err_most() -> None:
+    told = []
+    for setting in ("swrn-2-dropout", "swrn-2"):
+        files = sorted((PAGE.parents[1] / "results/sharing-wrn28-4").glob(f"{setting}-seed*.json"))
+        runs = [json.loads(file.read_text()) for file in files]
+        found = sorted((run["metrics"][-1]["similarity"], -run["result"]["test_accuracy"]) for run in runs)
+        assert [error for _, error in found] == sorted(error for _, error in found)
+        alike = ", ".join(f"{similarity:.2f}" for similarity, _ in found)
+        told.append(f"{alike} and {', '.join(_error(-error) for _, error in found)}")
+    assert f"({'; '.join(told)})" in PAGE.read_text()
 
 
 def _late_error(setting: str) -> str:
