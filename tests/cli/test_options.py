@@ -98,3 +98,25 @@ def test_a_wrong_value_is_told_with_its_flag_and_a_right_one() -> None:
         numbers("1,,2", "--alphas")
     with pytest.raises(ConfigError, match=r"^--seeds takes whole numbers such as 0,1,2, not '0,-1'\.$"):
         integers("0,-1", "--seeds")
+
+
+@pytest.mark.parametrize(
+    ("words", "flag", "partner"),
+    [
+        (["bench", "runs", "--channels-by", "magnitude"], "--channels-by", "--prune"),
+        (["bench", "runs", "--prune-by", "weights"], "--prune-by", "--prune"),
+        (["bench", "runs", "--finetune", "3"], "--finetune", "--prune"),
+        (["export", "model.pare", "--images", "64"], "--images", "--int8"),
+        (["report", "lenet-300-100", "--batch", "8"], "--batch", "--latency"),
+    ],
+)
+def test_an_option_about_another_is_refused_without_it(
+    words: list[str], flag: str, partner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.pare").touch()
+    found = CliRunner().invoke(app, words)
+    assert (found.exit_code, found.stderr) == (
+        2,
+        f"pare: {flag} is about {partner}: give that too, or leave {flag} out.\n",
+    )

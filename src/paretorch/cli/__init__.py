@@ -3,6 +3,8 @@
 
 def main() -> None:
     """Entry point; everything is imported here, so that `import paretorch` stays light."""
-    from paretorch.cli.app import app
-
+    try:
+        from paretorch.cli.app import app
+    except KeyboardInterrupt:  # torch takes seconds to import
+        raise SystemExit(130) from None
     app()

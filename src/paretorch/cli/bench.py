@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paretorch.cli.values import Text, numbers
+from paretorch.cli.values import Text, Whole, go_with, numbers
 from paretorch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,10 +24,13 @@ def bench(
         Text, typer.Option(help="Prune the dense runs by magnitude too: shares such as 0.5,0.8,0.9.")
     ] = None,
     prune_by: Annotated[
-        str, typer.Option(help="What --prune takes away: weights, channels, or both in turn.")
-    ] = "both",
-    finetune: Annotated[int, typer.Option(min=1, help="Epochs of training after --prune.")] = 40,
-    channels_by: Annotated[str, typer.Option(help="magnitude or torch-pruning chooses the channels.")] = "magnitude",
+        Text, typer.Option(help="What --prune takes away: weights, channels, or both in turn.", show_default="both")
+    ] = None,
+    finetune: Annotated[Whole, typer.Option(min=1, help="Epochs of training after --prune.", show_default="40")] = None,
+    channels_by: Annotated[
+        Text,
+        typer.Option(help="magnitude or torch-pruning chooses the channels of --prune.", show_default="magnitude"),
+    ] = None,
     title: Annotated[Text, typer.Option(help="Of the picture.", show_default="the network and its data")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
@@ -56,7 +59,8 @@ def bench(
     shares = numbers(prune, "--prune") if prune else []
     if not all(0 < share < 1 for share in shares):
         raise ConfigError(f"--prune takes shares above 0 and below 1, such as 0.5,0.8, not {prune}.")
-    if prune_by not in ("both", *KINDS):
+    go_with("--prune", bool(shares), {"--prune-by": prune_by, "--finetune": finetune, "--channels-by": channels_by})
+    if prune_by not in (None, "both", *KINDS):
         raise ConfigError(f"--prune-by takes weights, channels or both, not {prune_by}.")
     sources, unfinished = find_sources(runs, data, out)
     dense = [source for source in sources if source.is_dense]
@@ -71,8 +75,8 @@ def bench(
     seen = sys.stdout.isatty() and not as_json
     runtime = Runtime(root=root, device=device, progress="bar" if seen else "quiet")
     for source in dense:
-        kinds = KINDS if prune_by == "both" else (prune_by,)
-        for one in pruned(source, shares, finetune, out / "pruned", runtime, kinds, channels_by):
+        kinds = KINDS if prune_by in (None, "both") else (prune_by,)
+        for one in pruned(source, shares, finetune or 40, out / "pruned", runtime, kinds, channels_by or "magnitude"):
             found.add(one)
     _write_and_show(found, title or _title(sources), out, as_json)
 

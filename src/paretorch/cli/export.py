@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paretorch.cli.inputs import data_of, shape_of
-from paretorch.cli.values import Number, Text, integers
+from paretorch.cli.values import Number, Text, Whole, go_with, integers
 from paretorch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ def export(
     int8: Annotated[
         bool, typer.Option("--int8", help="Integer weights and activations, ranges from training images.")
     ] = False,
-    images: Annotated[int, typer.Option(min=1, help="Training images that --int8 looks at.")] = 512,
+    images: Annotated[
+        Whole, typer.Option(min=1, help="Training images that --int8 looks at.", show_default="512")
+    ] = None,
     percentile: Annotated[
         Number, typer.Option(help="Cut the ranges of --int8 here, such as 99.99.", show_default="no cut")
     ] = None,
@@ -60,8 +62,7 @@ def export(
     known = data_of(artefact.parent)
     if int8 and not (data or known):
         raise ConfigError("--int8 needs images to look at: --data cifar10.")
-    if percentile is not None and not int8:
-        raise ConfigError("--percentile is about --int8: give that too.")
+    go_with("--int8", int8, {"--percentile": percentile, "--images": images})
     target = out or artefact.with_suffix(".onnx")
     if target.resolve() == artefact.resolve():
         raise ConfigError(f"{target} is the artefact itself, which the ONNX file would replace: give another name.")
@@ -73,7 +74,7 @@ def export(
     model = deploy.load(artefact)
     options: dict[str, Any] = {"weights": weights}
     if int8 and found is not None:
-        options |= {"calibrate": _calibration(found, images), "percentile": percentile}
+        options |= {"calibrate": _calibration(found, images or 512), "percentile": percentile}
     deploy.export_onnx(model, example, target, **options)
     typer.echo(f"{target}: {target.stat().st_size:,} bytes ({artefact.name}: {artefact.stat().st_size:,})")
     typer.echo(_told(target))

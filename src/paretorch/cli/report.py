@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paretorch.cli.inputs import SHAPES, shape_of
-from paretorch.cli.values import Text
+from paretorch.cli.values import Text, Whole, go_with, integers
 from paretorch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def report(
     latency: Annotated[
         bool, typer.Option("--latency", help="Measure latency on this machine's CPU, beside the dense network.")
     ] = False,
-    batch: Annotated[int, typer.Option(min=1, help="Inputs per call when latency is measured.")] = 1,
+    batch: Annotated[Whole, typer.Option(min=1, help="Inputs per call of --latency.", show_default="1")] = None,
     shape: Annotated[
         str | None, typer.Option(help="Shape of one input, such as 3,32,32.", show_default="that of the run's data")
     ] = None,
@@ -45,17 +45,17 @@ def report(
     import torch
 
     from paretorch import deploy
-    from paretorch.cli.values import integers
     from paretorch.report import write_html
     from paretorch.training.folder import read_history
 
+    go_with("--latency", latency, {"--batch": batch})
     model = _model(path)
     folder = model.parent if isinstance(model, Path) else None  # a fresh network belongs to no run
     given = tuple(integers(shape, "--shape")) if shape else SHAPES.get(data) if data else None
     size = shape_of(folder) if given is None and folder is not None else given
     if latency and size is None:
         raise ConfigError("Latency needs the shape of an input: --shape 3,32,32.")
-    example = None if size is None else torch.zeros(batch, *size)
+    example = None if size is None else torch.zeros(batch or 1, *size)
     found = deploy.report(
         model,
         example=example,

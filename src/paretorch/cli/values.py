@@ -1,6 +1,7 @@
 """Values inside words of the command line."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from paretorch.errors import ConfigError
@@ -43,3 +44,10 @@ def integers(text: str, flag: str) -> list[int]:
     if not all(part.strip().isdecimal() for part in text.split(",")):
         raise ConfigError(f"{flag} takes whole numbers such as 0,1,2, not {text!r}.")
     return [int(part) for part in text.split(",")]
+
+
+def go_with(partner: str, given: bool, options: Mapping[str, object]) -> None:
+    """Refuse options that say something about another one which is not given: they would do nothing."""
+    for flag, value in options.items():
+        if value is not None and not given:
+            raise ConfigError(f"{flag} is about {partner}: give that too, or leave {flag} out.")
