@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paretorch import SMOL, ContinuousSparsification, Plan, compress
+from paretorch import SMOL, ContinuousSparsification, Plan, SoftSharing, compress, fold
 from paretorch.errors import ConfigError, DivergenceError, PareError
 from tests.contract.cases import METHODS, MODELS, STEPS, build
 from tests.contract.loop import equal, optimizer_of, snapshot, train
@@ -38,6 +38,12 @@ def already_compressed() -> nn.Module:
     model = build("linear")
     compress(model, CS(), steps=STEPS)
     return model
+
+
+def folded() -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    compress(model, SoftSharing(templates=1), steps=STEPS)
+    return fold(model, layers=1)
 
 
 def with_a_norm() -> nn.Module:
@@ -132,6 +138,8 @@ WRONG_MODELS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
         with_a_norm,
         ["2 has a parametrization of its own", "remove_parametrizations"],
     ),
+    "in DataParallel": (lambda: nn.DataParallel(nn.Linear(3, 3)), ["in a DataParallel already", "then wrap it"]),
+    "folded": (folded, ["the network is folded", "SoftSharing and the other methods to one compress"]),
     "compressed already": (already_compressed, ["0 is parametrized already", "all methods to one compress"]),
 }
 

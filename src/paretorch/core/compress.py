@@ -307,7 +307,7 @@ def _check(model: nn.Module, methods: tuple[Method, ...], steps: int, budget: in
     require_count("seed", seed, 0, "give a whole number, 0 or more")
     if budget is not None:
         require_count("budget", budget, 1, "give the bytes of the file, such as 48_000")
-    if hasattr(model, "_orig_mod") or isinstance(model, nn.parallel.DistributedDataParallel):
+    if hasattr(model, "_orig_mod") or isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         raise ConfigError(
             f"the model is in a {type(model).__name__} already: compress the model itself first, then wrap it"
         )
@@ -317,6 +317,10 @@ def _check(model: nn.Module, methods: tuple[Method, ...], steps: int, budget: in
                 raise ConfigError(
                     f"{name or 'the model'} has a parametrization of its own, such as a weight norm: make its weights plain "
                     "by torch.nn.utils.parametrize.remove_parametrizations before compress"
+                )
+            if any(isinstance(inner, Mix) and not inner.names[0].startswith(PREFIX) for inner in module.modules()):
+                raise ConfigError(
+                    "the network is folded: give SoftSharing and the other methods to one compress, and fold what is trained then"
                 )
             raise ConfigError(
                 f"{name or 'the model'} is parametrized already: pass all methods to one compress, or finalize the old plan first"
