@@ -148,3 +148,46 @@ def test_a_compiled_step_of_torch_goes_around_it() -> None:
         step()
         plain.step()
     assert torch.equal(p, q)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("moments", "dtype"),
+    [
+        ((torch.float32, torch.float32), torch.float64),
+        ((torch.bfloat16, torch.bfloat16), torch.float32),
+        ((torch.float32, torch.bfloat16), torch.float32),
+    ],
+    ids=str,
+)
+def test_moments_of_other_dtypes_are_read_as_what_they_are(moments, dtype) -> None:
+    """Such as a state of fp32 weights that is loaded for fp64 ones: the loop in C goes by addresses alone."""
+    generator = torch.Generator().manual_seed(0)
+    first, second, grad = (torch.rand(40, generator=generator) for _ in range(3))
+    first, second = first.to(moments[0]), second.to(moments[1])
+    eta = 1 / (second.to(dtype).sqrt() + 1e-3)
+    expected = 1 - 0.1 * eta / eta.square().mean().sqrt() * (0.9 * first.to(dtype) + 0.1 * grad)
+    for options in ({"fused": True}, {"foreach": True}):
+        weight = torch.ones(40, dtype=dtype, requires_grad=True)
+        optimizer = AvaGrad([weight], **options)
+        moment = {"step": 3, "exp_avg": first.clone(), "exp_avg_sq": second.clone()}
+        group = {"params": [0], "lr": 0.1, "eps": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.0}
+        optimizer.load_state_dict({"state": {0: moment}, "param_groups": [group]})
+        weight.grad = grad.to(dtype)
+        optimizer.step()
+        torch.testing.assert_close(weight.detach(), expected, rtol=1e-5, atol=1e-6)
+
+
+@needs_compiler
+def test_a_network_may_become_double_while_it_is_trained() -> None:
+    model = nn.Linear(6, 5)
+    optimizer = AvaGrad(model.parameters(), fused=True)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        model.to(dtype)
+        model.zero_grad()
+        model(torch.ones(2, 6, dtype=dtype)).square().sum().backward()
+        before = model.weight.detach().clone()
+        optimizer.step()
+        assert model.weight.isfinite().all()
+        assert not torch.equal(model.weight, before)
+        assert optimizer.state[model.weight]["exp_avg"].dtype == torch.float32

@@ -132,7 +132,7 @@ class AdaptiveOptimizer(Optimizer):
         if self._buckets and not self._waiting:
             return all(bucket.unscales for _, bucket in self._buckets)
         found = [(group, param) for group in self.param_groups for param in group["params"]]
-        return all(choose_mode(group, param, type(self).__name__) == "triton" for group, param in found)
+        return all(self._mode(group, param, param) == "triton" for group, param in found)
 
     def _check(self, group: Group) -> None:
         check_group(group, type(self).__name__)
@@ -210,7 +210,7 @@ class AdaptiveOptimizer(Optimizer):
                     self._waiting.append(param)
                     continue
                 leaf = Leaf(param, self.state[param], index)
-                mode = choose_mode(group, leaf.p, type(self).__name__)
+                mode = self._mode(group, param, leaf.p)
                 key = (number, mode, leaf.p.device, leaf.p.dtype, leaf.m.dtype, leaf.shards)
                 found.setdefault(key, []).append(leaf)
         self._parameters, self._ways = self._identities(), self._flags()
@@ -221,6 +221,12 @@ class AdaptiveOptimizer(Optimizer):
             (self.param_groups[key[0]], make_bucket(key[1], members, self.param_groups[key[0]]["seed"]))
             for key, members in found.items()
         ]
+
+    def _mode(self, group: Group, param: Tensor, seen: Tensor) -> str:
+        # What is there counts, not what was asked for: a state that was loaded, or made before model.double(), may have another dtype.
+        moment = self.state.get(param, {}).get("exp_avg")
+        kept = group["state_dtype"] if moment is None else moment.dtype
+        return choose_mode({**group, "state_dtype": kept}, seen, type(self).__name__)
 
     def _identities(self) -> list[int]:
         return [id(param) for group in self.param_groups for param in group["params"]]

@@ -31,9 +31,10 @@ class Leaf:
         self._stride = self._like.stride()
         self._dense, self._length = is_dense(self._like), (self._like.numel(),)
         self.p = self._flat(self._like)
+        dtype = torch.promote_types(state["exp_avg"].dtype, state["exp_avg_sq"].dtype)
         for key in ("exp_avg", "exp_avg_sq"):
-            # A loaded state may have been saved in another memory format than the parameter has now.
-            ordered = self._ordered(_local(state[key]))
+            # A loaded state may have been saved in another memory format than the parameter has now, or in two dtypes.
+            ordered = self._ordered(_local(state[key]).to(dtype))
             if ordered is not _local(state[key]):
                 state[key] = ordered
         self._m, self._v = state["exp_avg"], state["exp_avg_sq"]
