@@ -118,6 +118,21 @@ def test_first_step_is_no_longer_than_the_next(mode) -> None:
 
 
 @every_mode
+@pytest.mark.parametrize("eps", [1e-35, 1e-37, 1e-50, 1e-300])
+def test_a_tiny_eps_changes_nothing(mode, eps: float) -> None:
+    """In fp32 it would be 0 itself, or the squares of the scaled η would."""
+    for kind in (AvaGrad, DelayedAdam):
+        plain, tiny = (torch.ones(10, requires_grad=True) for _ in range(2))
+        optimizers = kind([plain], eps=1e-20, **mode), kind([tiny], eps=eps, **mode)
+        for step in noise(10, steps=3):
+            grad = 100 * step[0].float() * (torch.arange(10) > 0)  # the first never has a gradient
+            plain.grad, tiny.grad = grad.clone(), grad.clone()
+            for optimizer in optimizers:
+                optimizer.step()
+        torch.testing.assert_close(tiny, plain, rtol=1e-6, atol=0)
+
+
+@every_mode
 def test_a_changed_eps_counts_at_once(mode) -> None:
     """With one coordinate η/rms(η) = 1 whatever ε is; a norm of the old ε would show."""
     p = torch.zeros(1, dtype=torch.float64, requires_grad=True)

@@ -119,7 +119,7 @@ class AdaptiveOptimizer(Optimizer):
             return
         grads = [bucket.gradients() for _, bucket in work]
         now = self._tick(work)
-        hypers = [self._hyper(group, now[bucket.device]) for group, bucket in work]
+        hypers = [self._hyper(group, now[bucket.device]).within(bucket.work_dtype) for group, bucket in work]
         total = self._total(work, grads, hypers) if self.rule.normalised else None
         for (_, bucket), gradients, hyper in zip(work, grads, hypers, strict=True):
             near = None if total is None else total.to(bucket.device, non_blocking=bucket.device.type != "cpu")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 Scalar = float | Tensor
+_LEAST_EPS = 1e-24
+"""In fp32 no ε below it can be told from it: the root of the least v above 0 is 4e-23."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,12 @@ class Hyper:
     """By which a gradient scaler has multiplied the loss; the kernel divides by it."""
     found_inf: Tensor | None = None
     """Non-zero where that scaler found an infinity; the kernel then leaves everything as it is."""
+
+    def within(self, dtype: torch.dtype) -> Hyper:
+        """For steps that are computed in this dtype: an ε that would be 0 there, or whose κη would, is a little more."""
+        if isinstance(self.eps, Tensor) or self.eps >= _LEAST_EPS or dtype == torch.float64:
+            return self
+        return replace(self, eps=_LEAST_EPS)
 
     @property
     def damping(self) -> float:
