@@ -173,6 +173,22 @@ def test_complex_is_a_pair_of_reals(kind, fused) -> None:
 
 
 @every_kind
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}, {"foreach": False}], ids=str)
+def test_gradients_that_are_only_marked_as_conjugate_or_negative(kind, options) -> None:
+    """Torch sets a bit in place of computing them; who reads their memory has to look at it."""
+    z, pair = (torch.ones(4, dtype=torch.complex64).requires_grad_() for _ in range(2))
+    p, q = (torch.ones(4, requires_grad=True) for _ in range(2))
+    first, second = build(kind, [z, p], **options), build(kind, [pair, q], **options)
+    (z.conj() * torch.tensor([1, 2j, 1 + 1j, 3 - 1j])).abs().sum().backward()
+    p.grad = torch._neg_view(torch.arange(4.0))
+    assert z.grad.is_conj()
+    pair.grad, q.grad = z.grad.resolve_conj(), -torch.arange(4.0)
+    first.step(), second.step()
+    assert torch.equal(z, pair)
+    assert torch.equal(p, q)
+
+
+@every_kind
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}, {"foreach": False}], ids=str)
 def test_half_precision_weights(kind, dtype, options) -> None:

@@ -61,7 +61,7 @@ class Leaf:
             return grad.as_strided(self._length, (1,))  # as nearly always: the rest would say the same, slower
         if grad.layout is not torch.strided:
             raise ConfigError("AvaGrad and its kin take no sparse gradients: build the embedding with sparse=False.")
-        return self._flat(self._ordered(_real(_local(grad))))
+        return self._flat(self._ordered(_real(_local(grad).resolve_conj())))
 
     def plain_gradient(self) -> Tensor | None:
         """The gradient in the memory order and dtype of the parameter, in any shape: for those who need its address."""
@@ -71,10 +71,11 @@ class Leaf:
             and grad.layout is torch.strided
             and grad.dtype == self._like.dtype
             and grad.stride() == self._stride
+            and not grad.is_neg()
         ):
             return grad
         flat = self.gradient()
-        return None if flat is None else flat.to(self.p.dtype)
+        return None if flat is None else flat.to(self.p.dtype).resolve_neg()
 
     def _ordered(self, tensor: Tensor) -> Tensor:
         if not self._dense or _same_order(tensor, self._like):
