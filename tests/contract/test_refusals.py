@@ -108,6 +108,8 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any], list[str]]] = {
     "one method finds nothing": ((CS(), SMOL(include="conv*")), {}, ["SMOL finds no layer"]),
     "selector of another type": ((CS(include=3),), {}, ["3 selects no layer", "a name pattern"]),
     "unknown option in overrides": ((CS(overrides={"0": {"grup": 1}}),), {}, ["overrides['0']", "grup is no option"]),
+    "a gate that is no name": ((CS(gate=["erf"]),), {}, ["gate=['erf'] is not known", "sigmoid, erf"]),  # type: ignore[arg-type]
+    "a gate that is closed at the start": ((CS(gate="erf", init=-4.0),), {}, ["init=-4.0", "nearer to 0"]),
     "wrong value in overrides": ((CS(overrides={"2": {"gate": "tanh"}}),), {}, ["gate='tanh'"]),
     "overrides of what is the whole network's": ((CS(overrides={"0": {"target": 0.9}}),), {}, ["target", "gate, group, init"]),
     "overrides of no layer": ((CS(overrides={"conv9": {"init": 0.1}}),), {}, ["overrides['conv9']", "matches no layer"]),

@@ -56,6 +56,19 @@ def test_targets_out_of_range(kind: Any) -> None:
         (HardConcrete(open_at_start=1.0), "between 0 and 1"),
         (NetworkSlimming(target=0.5, penalty=-1.0), "0 or more"),
         (StochasticSparsification(penalty=-1.0), "0 or more"),
+        (StochasticSparsification(lr=-1.0), "positive rate"),
+        (StochasticSparsification(init=float("nan")), "give a number"),
+        (HardConcrete(momentum=2.0), "0 to 1"),
+        (HardConcrete(open_at_start="wide"), "between 0 and 1"),  # type: ignore[arg-type]
+        (NetworkSlimming(target=0.5, lr=float("nan")), "positive rate"),
+        (NetworkSlimming(target=0.5, penalty="dear"), "0 or more"),  # type: ignore[arg-type]
+        (STR(momentum=-1.0), "0 to 1"),
+        (STR(init="low"), "give a number"),  # type: ignore[arg-type]
+        (STR(target=0.9999), "would drop everything"),
+        (ST3(target=0.5, anneal="late"), "anneal"),  # type: ignore[arg-type]
+        (GradualMagnitude(target=0.5, begin="late"), "begin < end"),  # type: ignore[arg-type]
+        (GradualMagnitude(target=0.5, initial="low"), "from 0 to the target"),  # type: ignore[arg-type]
+        (AMC(target=0.9, most="all"), "from 0.9 to just below 1"),  # type: ignore[arg-type]
     ],
 )
 def test_refused_with_the_model_untouched(method: Any, message: str) -> None:

@@ -39,6 +39,7 @@ from paretorch.sparsity.pruning import Pruning
 
 _STILL = 0.9  # of the steps: then whole channels, where these go, are chosen at the latest
 _STEEP = 1e6  # times the temperature: gates have no slope then
+_CLOSED = 1e-5  # of a gate at the start: less would be an error of rounding, by which c would multiply all weights
 _TINY = 1e-4  # the least |s + τ| after rounding: far above the rounding error of s + τ
 
 
@@ -73,9 +74,13 @@ class ContinuousSparsification(Pruning):
 
     def check(self) -> None:
         super().check()
-        if self.gate not in GATES:
+        if self.gate not in tuple(GATES):
             raise ConfigError(f"gate={self.gate!r} is not known: use one of {', '.join(GATES)}")
         require_number("init", self.init, -10.0, 10.0, "give a number from -10 to 10; the thesis uses -0.3 to 0.3")
+        if _opening(self.gate, self.init) < _CLOSED:
+            raise ConfigError(
+                f"init={self.init!r}: the {self.gate} gate lets nothing through there: give a number nearer to 0"
+            )
         hint = "the temperature grows from 1, so give 1 or more"
         require_number("final_temperature", self.final_temperature, 1.0, math.inf, hint)
         hint = "give the share of the steps until the final temperature, above 0, up to 1"
@@ -192,6 +197,11 @@ class ContinuousSparsification(Pruning):
         }
 
 
+def _opening(gate: str, init: float) -> float:
+    """How much of each weight is kept at the start."""
+    return float(GATES[gate].value(torch.tensor(float(init)), torch.tensor(1.0)))
+
+
 def _moves(device: torch.device) -> Tensor:
     """0 and 4⁻ᵏ: by how many spreads of s the shift may move in one step."""
     powers = torch.exp2(-torch.arange(0, 13, 2, device=device, dtype=torch.float32))
@@ -217,7 +227,7 @@ class Mask(Relaxation):
     ) -> None:
         super().__init__(grouping, method.init, device)
         self.gate = GATES[method.gate]
-        start = float(self.gate.value(torch.tensor(method.init), torch.tensor(1.0)))
+        start = _opening(method.gate, method.init)
         self.on_grid = on_grid
         self.lags = method.gradient_anneal > method.anneal
         self.factor = 2.0 ** round(-math.log2(start)) if on_grid else 1.0 / start

@@ -24,7 +24,7 @@ from paretorch.core.attach import chains_of, original
 from paretorch.core.budget import keep_best
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
-from paretorch.core.options import require_count
+from paretorch.core.options import require_count, require_number
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.sites import Site
@@ -51,11 +51,12 @@ class AMC(Rival):
         super().check()
         require_count("episodes", self.episodes, 1, "give the number of networks to try, 1 or more")
         require_count("warmup", self.warmup, 0, "give the episodes before the agent learns, 0 or more")
-        if self.most is not None and self.target is not None and not self.target <= self.most < 1.0:
-            raise ConfigError(
-                f"most={self.most!r}: no layer may lose all, and together they must reach the target: give a share from "
+        if self.most is not None and self.target is not None:
+            hint = (
+                "no layer may lose all, and together they must reach the target: give a share from "
                 f"{self.target:g} to just below 1"
             )
+            require_number("most", self.most, self.target, math.nextafter(1.0, 0.0), hint)
 
     def bound(self) -> float:
         """a_max."""

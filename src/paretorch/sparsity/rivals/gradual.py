@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from paretorch.core.groups import Grouping
+from paretorch.core.options import require_count, require_number
 from paretorch.core.schedule import cubic, progress
 from paretorch.core.sites import Site
 from paretorch.errors import ConfigError
@@ -36,12 +37,14 @@ class GradualMagnitude(FollowingRival):
 
     def check(self) -> None:
         super().check()
-        if not 0.0 <= self.begin < self.end <= 1.0:
-            raise ConfigError(f"begin={self.begin!r}, end={self.end!r}: give shares of the steps, 0 ≤ begin < end ≤ 1")
-        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
-            raise ConfigError(f"every={self.every!r}: give the steps between two renewals of the masks, 1 or more")
-        if not 0.0 <= self.initial <= (self.target if self.target is not None else 1.0):
-            raise ConfigError(f"initial={self.initial!r}: start with a share from 0 to the target")
+        hint = "give shares of the steps, 0 ≤ begin < end ≤ 1"
+        require_number("begin", self.begin, 0.0, 1.0, hint)
+        require_number("end", self.end, 0.0, 1.0, hint)
+        if not self.begin < self.end:
+            raise ConfigError(f"begin={self.begin!r}, end={self.end!r}: {hint}")
+        require_count("every", self.every, 1, "give the steps between two renewals of the masks, 1 or more")
+        most = self.target if self.target is not None else 1.0
+        require_number("initial", self.initial, 0.0, most, "start with a share from 0 to the target")
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Following:
         self.need_target()

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
+from paretorch.core.options import require_number
 from paretorch.core.sites import Site
 from paretorch.core.solvers import sgd
 from paretorch.core.tensors import whole, write
-from paretorch.errors import ConfigError
 from paretorch.sparsity.rivals.rival import Rival
 from paretorch.sparsity.rivals.sampling import Drawn
 
@@ -47,10 +47,9 @@ class HardConcrete(Rival):
 
     def check(self) -> None:
         super().check()
-        if not self.penalty >= 0.0:
-            raise ConfigError(f"penalty={self.penalty!r}: a price is 0 or more")
-        if not 0.0 < self.open_at_start < 1.0:
-            raise ConfigError(f"open_at_start={self.open_at_start!r}: give a probability between 0 and 1, such as 0.9")
+        self.check_training(self.lr, self.momentum, self.penalty)
+        hint = "give a probability between 0 and 1, such as 0.9"
+        require_number("open_at_start", self.open_at_start, 0.0, math.nextafter(1.0, 0.0), hint, above=True)
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Gate":
         start = math.log(self.open_at_start / (1.0 - self.open_at_start))

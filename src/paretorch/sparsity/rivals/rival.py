@@ -1,5 +1,6 @@
 """What the pruning rivals have in common: masks chosen by scores, exactly on target."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from paretorch.core.budget import keep_best
 from paretorch.core.method import Term
+from paretorch.core.options import require_number
 from paretorch.core.tensors import whole
 from paretorch.errors import ConfigError
 from paretorch.sparsity.pruning import Pruning
@@ -27,6 +29,12 @@ class Rival(Pruning):
         if self.target is None:
             raise ConfigError(f"{type(self).__name__} needs a target: give the share of weights to drop, such as 0.9")
         return self.target
+
+    def check_training(self, lr: float, momentum: float, penalty: float = 0.0) -> None:
+        """Of decisions by SGD, under a price."""
+        require_number("lr", lr, 0.0, math.inf, "give a positive rate", above=True)
+        require_number("momentum", momentum, 0.0, 1.0, "give 0 to 1")
+        require_number("penalty", penalty, 0.0, math.inf, "a price is 0 or more")
 
     def refuse_precision(self, together: set[str]) -> None:
         """For methods that change the values of kept weights."""

@@ -46,8 +46,7 @@ class NetworkSlimming(Rival):
 
     def check(self) -> None:
         super().check()
-        if not self.penalty >= 0.0:
-            raise ConfigError(f"penalty={self.penalty!r}: a price is 0 or more")
+        self.check_training(self.lr, self.momentum, self.penalty)
 
     def check_coupling(self, coupling: Coupling) -> None:
         least = coupling.least(self.counts, self.block)

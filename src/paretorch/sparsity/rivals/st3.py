@@ -22,6 +22,7 @@ from torch import Tensor
 from paretorch.core.attach import original
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
+from paretorch.core.options import require_number
 from paretorch.core.schedule import cubic, progress
 from paretorch.core.sites import Site
 from paretorch.core.tensors import whole
@@ -45,8 +46,8 @@ class ST3(FollowingRival):
         super().check()
         if self.group != "weight":
             raise ConfigError(f'group={self.group!r}: ST3 thresholds single weights, so use group="weight"')
-        if not 0.0 < self.anneal <= 1.0:
-            raise ConfigError(f"anneal={self.anneal!r}: give the share of the steps until the target, above 0, up to 1")
+        hint = "give the share of the steps until the target, above 0, up to 1"
+        require_number("anneal", self.anneal, 0.0, 1.0, hint, above=True)
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Soft":
         self.need_target()

@@ -11,6 +11,7 @@ What differs: eval() computes with the expected mask σ(s). With a `target`, the
 kept, which is the same draw with the threshold moved from 0.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,11 +20,11 @@ from torch import Tensor, nn
 
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
+from paretorch.core.options import require_number
 from paretorch.core.plan import Plan
 from paretorch.core.sites import Site
 from paretorch.core.solvers import sgd
 from paretorch.core.tensors import whole, write
-from paretorch.errors import ConfigError
 from paretorch.sparsity.rivals.rival import Rival, sparsity
 from paretorch.sparsity.rivals.sampling import Drawn
 
@@ -45,8 +46,8 @@ class StochasticSparsification(Rival):
 
     def check(self) -> None:
         super().check()
-        if not self.penalty >= 0.0:
-            raise ConfigError(f"penalty={self.penalty!r}: a price is 0 or more")
+        self.check_training(self.lr, self.momentum, self.penalty)
+        require_number("init", self.init, -math.inf, math.inf, "give a number, such as 1")
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Bernoulli":
         return _Bernoulli(grouping, self.init, site.weight.device, seed)

@@ -9,6 +9,7 @@ What differs: s has the plan's own SGD, with a constant rate. With a `target`, o
 thresholds at `harden`, so that exactly the target is dropped. Once hard, s and the mask are fixed.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,11 +19,11 @@ from torch import Tensor, nn
 from paretorch.core.attach import original
 from paretorch.core.groups import Group, Grouping
 from paretorch.core.method import Term
+from paretorch.core.options import require_a_group, require_number
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.sites import Site
 from paretorch.core.solvers import sgd
 from paretorch.core.tensors import whole, write
-from paretorch.errors import ConfigError
 from paretorch.sparsity.rivals.rival import Rival, boundary
 
 
@@ -42,11 +43,12 @@ class STR(Rival):
 
     def check(self) -> None:
         super().check()
-        if not self.decay >= 0.0:
-            raise ConfigError(f"decay={self.decay!r}: weight decay is 0 or more")
+        self.check_training(self.lr, self.momentum)
+        require_number("init", self.init, -math.inf, math.inf, "give a number, such as -10")
+        require_number("decay", self.decay, 0.0, math.inf, "weight decay is 0 or more")
 
     def check_groups(self, smallest: float, total: float) -> None:
-        """Nothing to refuse: groups share a threshold, their weights go one by one."""
+        require_a_group(self.target, 1.0, total)  # groups share a threshold, their weights go one by one
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Threshold":
         self.refuse_precision(together)
