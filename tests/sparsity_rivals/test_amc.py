@@ -202,3 +202,10 @@ def test_only_amc_is_searched() -> None:
     plan: Plan = compress(_network(), MagnitudePruning(target=0.5), steps=1)
     with pytest.raises(ConfigError, match="nothing to search"):
         harden_searched(plan, lambda model: 0.0, torch.zeros(1, 2, 8, 8))
+
+
+def test_an_accuracy_that_is_no_number_is_refused() -> None:
+    plan: Plan = compress(_network(), AMC(target=0.5, episodes=2), steps=1)
+    with pytest.raises(ConfigError, match="evaluate gave nan: return the accuracy"):
+        harden_searched(plan, lambda model: math.nan, torch.zeros(1, 2, 8, 8))
+    assert not plan.is_hard

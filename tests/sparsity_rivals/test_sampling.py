@@ -1,5 +1,7 @@
 """Drawn masks: the best of several is kept, what ISS drops stays dropped, draws follow their probabilities."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -86,3 +88,15 @@ def test_iss_drops_what_has_fallen_for_good() -> None:
     plan.harden()
     for (module, attribute, _), gone in zip((site.owners[0] for site in plan._sites), fallen, strict=True):
         assert bool((getattr(module, attribute)[gone] == 0).all())
+
+
+def test_a_draw_without_a_score_is_never_the_best() -> None:
+    scores = iter([math.nan, 0.5, 0.7])
+    plan = compress(build("linear"), StochasticSparsification(), steps=4)
+    assert harden_best(plan, lambda model: next(scores), draws=3) == 0.7
+    plan = compress(build("linear"), StochasticSparsification(), steps=4)
+    with pytest.raises(ConfigError, match="nan for every draw"):
+        harden_best(plan, lambda model: math.nan, draws=2)
+    with pytest.raises(ConfigError, match="give 1 or more"):
+        harden_best(plan, lambda model: 0.0, draws=2.0)  # type: ignore[arg-type]
+    assert not plan.is_hard

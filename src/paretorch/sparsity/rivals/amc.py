@@ -124,6 +124,8 @@ def harden_searched(
         _allot(list(layers), shares)
         with plan.hardened() as model, torch.no_grad():
             accuracy = float(evaluate(model))
+        if not math.isfinite(accuracy):
+            raise ConfigError(f"evaluate gave {accuracy}: return the accuracy, from 0 to 1")
         agent.remember(states, shares, reward_of(accuracy))
         if episode >= method.warmup:
             for _ in shares:

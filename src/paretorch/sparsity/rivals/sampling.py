@@ -4,6 +4,7 @@ The thesis (section 4.4.1) finds this to be what makes stochastic methods work a
 function of the plan's seed and the draw's number, so that nothing but the number has to be kept.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from paretorch.core.groups import Grouping
 from paretorch.core.noise import uniform
+from paretorch.core.options import require_count
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import Relaxation
 from paretorch.errors import ConfigError
@@ -46,15 +48,16 @@ def harden_best(
     drawn = [module for module in plan.model.modules() if isinstance(module, Drawn)]
     if not drawn:
         raise ConfigError("this plan draws no masks: use harden_best with HardConcrete or StochasticSparsification")
-    if draws < 1:
-        raise ConfigError(f"draws={draws!r}: give 1 or more")
+    require_count("draws", draws, 1, "give 1 or more")
     plan.require_finite()
     scores = []
     for number in range(1, draws + 1):
         _take(drawn, number)
         with plan.hardened() as model, torch.no_grad():
             scores.append(float(evaluate(model)))
-    best = max(range(draws), key=scores.__getitem__)
+    if all(math.isnan(score) for score in scores):
+        raise ConfigError("evaluate gave nan for every draw: return a number, higher for a better model")
+    best = max(range(draws), key=lambda i: -math.inf if math.isnan(scores[i]) else scores[i])
     _take(drawn, best + 1)
     plan.harden(optimizer)
     return scores[best]
