@@ -250,3 +250,8 @@ def test_a_file_that_is_no_journal_is_left_alone(tmp_path) -> None:
     with pytest.raises(ConfigError, match="no journal"):
         tuning.search(bowl, ALPHAS[:2], EPSILONS[:2], trials=1, storage=place)
     assert place.read_text() == "to do\n"
+
+
+def test_grids_may_be_arrays() -> None:
+    found = tuning.search(bowl, np.logspace(-2, 0, 3), np.logspace(-4, 0, 3), method="grid", trials=9)
+    assert found.best == (1.0, 0.01, 5.0)

@@ -81,6 +81,7 @@ def search(
     """
     if method not in METHODS:
         raise ConfigError(f"Unknown method {method!r}: choose from {', '.join(METHODS)}.")
+    alphas, epsilons = [float(alpha) for alpha in alphas], [float(eps) for eps in epsilons]  # of arrays too
     if trials < 1 or not alphas or not epsilons:
         raise ConfigError("A search needs at least one trial, one α and one ε.")
     for letter, values in (("α", alphas), ("ε", epsilons)):
