@@ -1,5 +1,6 @@
 """Workers on one folder: each unit is in one hand at a time, and the dead leave nothing locked or lost."""
 
+import errno
 import json
 import signal
 import subprocess
@@ -125,6 +126,15 @@ def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
     (tmp_path / "recipe.json").write_text("{")
     with pytest.raises(ArtefactError, match="damaged"):
         Storage.open(tmp_path)
+
+
+def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(ConfigError, match="without locks"):
+        Storage.join(tmp_path, RECIPE, SEARCHES)
 
 
 def test_tickets_are_never_chosen_by_the_test_set() -> None:

@@ -128,6 +128,10 @@ def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
+        except OSError as error:
+            raise ConfigError(
+                f"{path.parent} is on a file system without locks, by which workers share it: choose a folder on another."
+            ) from error
         yield True  # closing the file releases the lock
 
 
