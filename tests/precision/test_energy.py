@@ -40,6 +40,10 @@ def test_above_three_bits_is_an_extrapolation_and_says_so() -> None:
     assert found.latency == pytest.approx((2.10 + 3 * (2.10 + 2 * 0.19)) / 4)
 
 
+def test_whole_bits_may_be_floats() -> None:
+    assert estimate_energy({2.0: 3, 4.0: 1}) == estimate_energy({2: 3, 4: 1})  # type: ignore[dict-item]
+
+
 def test_counts_of_a_report() -> None:
     plan = compress(build("linear"), SMOL(target_bits=2.0), steps=4)
     precisions = report(plan.finalize(), latency=False).precisions

@@ -64,6 +64,6 @@ def estimate_energy(precisions: Mapping[int, float], control: float = 0.25) -> E
     return Energy(power, latency, power * latency * (1.0 + control if mixed else 1.0), beyond)
 
 
-def _factor(known: tuple[float, ...], bits: int) -> float:
+def _factor(known: tuple[float, ...], bits: float) -> float:
     last = len(known) - 1
-    return known[bits] if bits <= last else known[last] + (bits - last) * (known[last] - known[last - 1])
+    return known[int(bits)] if bits <= last else known[last] + (bits - last) * (known[last] - known[last - 1])
