@@ -42,6 +42,13 @@ def test_the_map_is_read_off_the_values(options: dict[str, object]) -> None:
     assert all(torch.equal(found.bits[name].long(), bits[name].long()) for name in bits)
 
 
+def test_a_tied_weight_is_read_once_and_at_its_scale() -> None:
+    network, bits = searched("tied", scale="auto")
+    found = precision_map(network)
+    assert found.bits.keys() == bits.keys()
+    assert all(torch.equal(found.bits[name].long(), bits[name].long()) for name in bits)
+
+
 @settings(max_examples=30, deadline=None)
 @given(p=st.integers(1, 16), seed=st.integers(0, 99), exponent=st.integers(-8, 8))
 def test_every_precision_is_readable(p: int, seed: int, exponent: int) -> None:

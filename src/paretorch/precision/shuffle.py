@@ -54,13 +54,15 @@ def precision_map(
 ) -> PrecisionMap:
     """Read off the values: p of every weight on the grid of chapter 5, in every tensor of two or more dimensions on it.
 
-    model: finalized, or its state; `edits`: the scales, where a state alone is given (a module knows its own).
+    model: finalized, or its state; `edits`: the scales, where a state alone is given (a module knows its own). A tied
+    weight is there once, by its first name.
     """
     if isinstance(model, nn.Module):
         edits = getattr(model, "paretorch_edits", None) if edits is None else edits
     state = model.state_dict() if isinstance(model, nn.Module) else model
     exponents = {edit["weight"]: int(edit["exponent"]) for edit in edits or () if edit["kind"] == "scale"}
-    weights = {name: w for name, w in state.items() if w.dim() > 1 and w.is_floating_point()}
+    first = {(w.data_ptr() or id(w), w.stride(), w.shape): name for name, w in reversed([*state.items()])}
+    weights = {name: w for name, w in state.items() if w.dim() > 1 and w.is_floating_point() and name in first.values()}
     read = {name: _read(w.detach().to(torch.float32) * 2.0 ** -exponents.get(name, 0)) for name, w in weights.items()}
     found = {name: p for name, p in read.items() if p is not None}
     if not found:
