@@ -106,6 +106,9 @@ def compress(
             terms[relaxation.room].add(site, relaxation, chain)
         chain.train(site.owners[0][0].training)
         if not isinstance(site, Template):
+            # A grid may have no zero.
+            if site.padding is not None and any(terms[r.room].method.unit == "bits" for r in relaxations):
+                chain.leave_blank(site.padding, site.weight)
             attach(site, chain)
     for room, coupling in couplings.items():
         _tell_inputs(coupling, terms[room], touched, chains)
@@ -159,6 +162,11 @@ def _choose(method: Method, sites: Sequence[Site], named: Sequence[Site]) -> lis
         if any(getattr(module, "sparse", False) is True for module, *_ in site.owners):
             raise ConfigError(
                 f"{site.name} has sparse gradients, which reach no decision: build its layer with sparse=False, or exclude it"
+            )
+        if method.unit == "bits" and any(getattr(module, "max_norm", None) is not None for module, *_ in site.owners):
+            raise ConfigError(
+                f"{site.name} is rescaled by max_norm whenever it is read, off any grid of {type(method).__name__}: "
+                "build its layer without max_norm, or exclude it"
             )
         if site.weight.is_complex() and not method.takes_complex:
             raise ConfigError(

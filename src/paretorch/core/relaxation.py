@@ -128,9 +128,16 @@ class Chain(nn.Module):
         for relaxation in relaxations:
             self.add_module(relaxation.room, relaxation)
         self._held: tuple[Tensor, ...] = ()  # a tuple: a module would take a bare Parameter for its own
+        self.blank: Tensor | None
+        self.register_buffer("blank", None, persistent=False)
 
     def relaxations(self) -> list[Relaxation]:
         return [module for module in self._modules.values() if isinstance(module, Relaxation)]
+
+    def leave_blank(self, row: int, weight: Tensor) -> None:
+        """Keep a row at zero, whatever the relaxations make of it: the padding of an embedding, say."""
+        self.blank = torch.zeros(len(weight), *(1,) * (weight.dim() - 1), dtype=torch.bool, device=weight.device)
+        self.blank[row] = True
 
     def read_from(self, inputs: nn.Module) -> None:
         """Tell which of the weights read a channel that stays: `inputs()`, as 0 and 1."""
@@ -158,9 +165,11 @@ class Chain(nn.Module):
     def survives(self, but: Relaxation | None = None) -> Tensor | None:
         """1 for each weight that would be kept if all relaxations (but one) rounded now, else 0; None: all are.
 
-        A weight that reads a channel that would be removed goes with it.
+        A weight that reads a channel that would be removed goes with it; what is left blank is none.
         """
         kept = self.open_inputs()
+        if self.blank is not None:
+            kept = ~self.blank * (1.0 if kept is None else kept)
         for relaxation in self.relaxations():
             if relaxation is not but:
                 one = relaxation.survives(relaxation.grid(whole(relaxation.decision)))
@@ -172,7 +181,7 @@ class Chain(nn.Module):
             return self._held[0]
         for relaxation in self.relaxations():
             weight = relaxation(weight)
-        return weight
+        return weight if self.blank is None else weight.masked_fill(self.blank, 0.0)
 
     def hold(self, value: Tensor | None) -> None:
         """Answer with this value until released (None): for layers that read a weight many times in one forward."""

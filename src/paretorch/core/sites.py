@@ -37,6 +37,13 @@ class Site:
         return 1 if isinstance(module, _TRANSPOSED) or is_conv1d(module) else 0
 
     @property
+    def padding(self) -> int | None:
+        """The row that every owner, an embedding, takes for padding, where it is all zeros: without a gradient it stays so."""
+        rows = {getattr(module, "padding_idx", None) for module, *_ in self.owners}
+        row = rows.pop() if len(rows) == 1 else None
+        return None if row is None or bool(self.weight.detach()[row].any()) else row
+
+    @property
     def is_usual(self) -> bool:
         """The weight of a layer that has weights: no position table, no norm, no bias."""
         return any(
