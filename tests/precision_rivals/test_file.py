@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from paretorch import ContinuousSparsification, compress
+from paretorch import SMOL, ContinuousSparsification, compress, report
 from paretorch.deploy import load, save
 from paretorch.errors import ConfigError
 from paretorch.precision.rivals import BSQ, DSQ, LSQ, PACT, SLB, DoReFa, LQNets, Uniform, first_and_last
@@ -47,6 +47,17 @@ def test_k_bits_cost_at_most_k_bits_in_the_file(method: Any, tmp_path: Path) -> 
     bits = file_bits(small, tmp_path / "model.pare")
     assert 0.5 * method.bits <= bits <= method.bits + 0.1, "values, codebook, names and all"
     assert equal(snapshot(load(tmp_path / "model.pare", into=convolutions())), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", [Uniform, LSQ, LQNets, DSQ, SLB, DoReFa, PACT])
+def test_bits_of_half_precision_are_told_as_those_of_fp32(kind: Any, dtype: torch.dtype) -> None:
+    """Numbers of 8 or 11 binary digits are on a binary grid of so many bits, whatever few values they are."""
+    small = compress(convolutions().to(dtype), kind(bits=2), steps=4).finalize()
+    assert report(small).bits == pytest.approx(2.0)
+    mixed = compress(convolutions().to(dtype), SMOL(target_bits=2.5, init_bits=4.0), steps=4).finalize()
+    assert report(mixed).bits == pytest.approx(2.5, abs=0.01)
+    assert report(compress(convolutions().to(dtype), Uniform(bits=8), steps=4).finalize()).bits == 8
 
 
 @pytest.mark.parametrize("bits", [2, 4])

@@ -12,11 +12,12 @@ from paretorch.deploy.entropy import Array
 from paretorch.deploy.grids import read_binary, read_grid
 from paretorch.deploy.parts import Sink, Source
 from paretorch.deploy.sizes import TensorSize
-from paretorch.deploy.ways import SMALL, WAYS, Book, Constant, Dense, Grid, Small, Sparse, Steps, Way
+from paretorch.deploy.ways import SMALL, WAYS, Book, Constant, Dense, Grid, Small, Sparse, Steps, Way, few_values
 from paretorch.errors import ArtefactError
 
 _SURE = 1 << 12  # from this many weights on, a grid with a small alphabet needs no comparison: its table is negligible
 _SAMPLE = 1 << 10
+_HALF = (torch.float16, torch.bfloat16)
 
 
 def encode_tensor(tensor: Tensor, sink: Sink) -> TensorSize:
@@ -75,6 +76,8 @@ def _smallest(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple
     if grid:
         on_grid = Grid(*grid, shape)
         precisions, scale = on_grid.precisions, on_grid.scale
+        if dtype in _HALF and (few := _few(words)) and _mean(few) < _mean(precisions):
+            precisions, scale = few, None  # any few numbers of so few digits lie on a binary grid, a fine one
         if words.size >= _SURE and on_grid.letters <= words.size // 16:
             return on_grid, precisions, scale
         ways.append(on_grid)
@@ -94,6 +97,16 @@ def _smallest(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple
     if not words.all():
         ways.append(Sparse(words, dtype, shape))
     return min(ways, key=lambda way: way.cost), precisions, scale
+
+
+def _few(words: Array) -> dict[int, int]:
+    """Precisions of values of 16 bits that are few, as those of a book are; empty where they are many."""
+    different = int(np.count_nonzero(np.bincount(words)))
+    return few_values(different, words.size) if different <= words.size // 4 else {}
+
+
+def _mean(precisions: dict[int, int]) -> float:
+    return sum(p * count for p, count in precisions.items()) / sum(precisions.values())
 
 
 def _repeats(words: Array) -> bool:
