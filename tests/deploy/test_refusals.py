@@ -206,3 +206,16 @@ def test_percentiles_are_found_without_a_word(tmp_path: Path, capsys: pytest.Cap
     batches = [torch.randn(4, 4) for _ in range(2)]
     pt.export_onnx(net(), batches[0], tmp_path / "x.onnx", calibrate=batches, percentile=99.9)
     assert capsys.readouterr().out == ""
+
+
+def test_what_could_not_be_loaded_again_is_not_saved(tmp_path: Path) -> None:
+    path = tmp_path / "x.pare"
+    with pytest.raises(ConfigError, match=r"more than an artefact holds .* give a smaller summary"):
+        pt.save(net(), path, summary={"log": [0] * 1_000_000})
+    deep = net()
+    deep.register_buffer("deep", torch.ones([1] * 17))
+    with pytest.raises(ConfigError, match=r"deep has 17 dimensions, and an artefact holds up to 16"):
+        pt.save(deep, path)
+    assert not any(tmp_path.iterdir())
+    pt.save(net(), path, summary={"log": list(range(100_000))})
+    pt.load(path, into=net())

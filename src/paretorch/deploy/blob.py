@@ -57,6 +57,10 @@ def write_blob(state: Mapping[str, Tensor], head: Mapping[str, Any]) -> tuple[by
             raise ConfigError(
                 f"{name} has no plain values ({tensor.layout}, {tensor.device}); give it some before saving"
             )
+        if tensor.dim() > _MOST_DIMS:
+            raise ConfigError(
+                f"{name} has {tensor.dim()} dimensions, and an artefact holds up to {_MOST_DIMS}: reshape it"
+            )
         key = storage_key(tensor)
         if key is not None and key in seen:
             sink.index.number(_ALIAS)
@@ -72,6 +76,11 @@ def write_blob(state: Mapping[str, Tensor], head: Mapping[str, Any]) -> tuple[by
     sizes = {name: encode_tensor(state[name], sink) for name in stored}
     deflater = zlib.compressobj(9, zlib.DEFLATED, -15, 9)
     deflated = deflater.compress(bytes(sink.index.data)) + deflater.flush()
+    if len(sink.index.data) > _index_limit(len(deflated)):  # no reader would take it for an index
+        raise ConfigError(
+            f"summary, names and tables come to {len(sink.index.data):,} bytes, more than an artefact holds beside its "
+            "tensors: give a smaller summary"
+        )
     gain = len(deflated) / len(sink.index.data)
     words = sink.coded.finish()
     out = ByteWriter()
@@ -182,10 +191,15 @@ def _kind(tensor: Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)}"
 
 
+def _index_limit(deflated: int) -> int:
+    """Bytes that an index may have, from those it takes in the file."""
+    return min(_INDEX_LIMIT, (1 << 20) + _INDEX_GROWTH * deflated)
+
+
 def _inflate(data: bytes) -> bytes:
     inflater = zlib.decompressobj(-15)
     try:
-        index = inflater.decompress(data, min(_INDEX_LIMIT, (1 << 20) + _INDEX_GROWTH * len(data)))
+        index = inflater.decompress(data, _index_limit(len(data)))
     except zlib.error as error:
         raise ArtefactError("the artefact's index cannot be inflated") from error
     if not inflater.eof or inflater.unused_data:
