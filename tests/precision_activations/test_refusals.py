@@ -118,3 +118,11 @@ def test_inputs_of_another_size_may_come_where_groups_allow() -> None:
     network = build()
     compress(network, SMOLActivations(target_bits=3.0, group="channel"), steps=5, example=batch())
     assert network(torch.randn(2, 2, 6, 6)).shape == (2, 3)
+
+
+def test_a_map_that_no_file_could_hold_is_refused_before_any_training() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 17, 1), nn.ReLU())
+    example = torch.randn(1, 1, 512, 512)
+    with pytest.raises(ConfigError, match=r'1 would have a map of 4,456,448 precisions, .* use group="channel"'):
+        compress(model, SMOLActivations(target_bits=4.0), steps=4, example=example)
+    compress(model, SMOLActivations(target_bits=4.0, group="channel"), steps=4, example=example)

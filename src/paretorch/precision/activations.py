@@ -8,13 +8,14 @@ activation's range: 1 for sigmoid, 2 for tanh, 6 for ReLU6, and α for ReLU, whi
 leaves open (see `activations_quantized`).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.groups import Grouping
+from paretorch.core.groups import Broadcast, Grouping
 from paretorch.core.method import Term
 from paretorch.core.noise import uniform
 from paretorch.core.options import require_number
@@ -24,6 +25,7 @@ from paretorch.core.tensors import whole
 from paretorch.errors import ConfigError
 from paretorch.precision.activations_quantized import (
     LEAST_ALPHA,
+    MOST_STEPS,
     QuantizedActivation,
     clip,
     edit,
@@ -90,6 +92,12 @@ class SMOLActivations(SMOL):
             raise ConfigError(
                 f"the range of {site.name}, a {type(site.module).__name__}, is not known: "
                 f'give it, as in overrides={{"{site.name}": {{"bounds": (-0.2, 6.0)}}}}, or exclude it'
+            )
+        count = math.prod(grouping.grid if isinstance(grouping, Broadcast) else grouping.shape)
+        if count > MOST_STEPS:
+            raise ConfigError(
+                f"{site.name} would have a map of {count:,} precisions, and a file holds up to {MOST_STEPS:,}: "
+                'use group="channel"'
             )
         alpha = None
         if bounds is None:
