@@ -138,6 +138,15 @@ def test_layers_of_any_magnitude(kind: Any, size: float) -> None:
         assert 1e3 < float(found.abs().max()) < 2e4
 
 
+@pytest.mark.parametrize("kind", [Uniform, LQNets, DSQ, SLB, DoReFa, PACT])
+@pytest.mark.parametrize("shape", [(1, 1), (4, 3)])
+def test_layers_of_equal_weights_keep_their_size(kind: Any, shape: tuple[int, int]) -> None:
+    layer = nn.Linear(*shape, bias=False)
+    nn.init.constant_(layer.weight, -0.3)
+    small = compress(layer, kind(bits=2), steps=4).finalize()
+    assert all(0.5 < value / -0.3 < 2 for value in small.get_parameter("weight").flatten().tolist())
+
+
 def test_first_and_last_may_have_bits_of_their_own() -> None:
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3), nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(4, 2))
     assert first_and_last(network, 8) == {"0.weight": {"bits": 8}, "4.weight": {"bits": 8}}

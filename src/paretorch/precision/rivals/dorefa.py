@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paretorch.core.groups import Grouping
 from paretorch.core.sites import Site
-from paretorch.precision.rivals.rival import TINY, Quantized, Rival, through
+from paretorch.precision.rivals.rival import TINY, Quantized, Rival, deviation, through
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class _Squashed(Quantized):
         self.register_buffer("c", torch.ones((), device=weight.device))
         if rescale and bits > 1:
             w = weight.detach().to(torch.float32)
-            self.c.copy_((w.std(correction=0) / self(w).std(correction=0).clamp_min(TINY)).clamp_min(TINY))
+            self.c.copy_((deviation(w) / deviation(self(w)).clamp_min(TINY)).clamp_min(TINY))
 
     def forward(self, weight: Tensor) -> Tensor:
         w = weight.to(torch.float32)

@@ -24,7 +24,7 @@ from paretorch.core.method import Term
 from paretorch.core.options import require_number
 from paretorch.core.sites import Site
 from paretorch.core.tensors import whole, write
-from paretorch.precision.rivals.rival import TINY, Quantized, Rival, Stack, through
+from paretorch.precision.rivals.rival import TINY, Quantized, Rival, Stack, deviation, through
 
 _QUARTILE = 0.6745
 _RIDGE = 1e-6  # two bits with equal codes everywhere have no best basis of their own
@@ -61,7 +61,7 @@ class _Basis(Quantized):
         super().__init__(Stack(grouping, bits), bits, 0.0, weight.device)
         self.inner = grouping
         self.decision.requires_grad_(False)
-        unit = _QUARTILE * weight.detach().to(torch.float32).std(correction=0).clamp_min(TINY) / 2.0 ** (bits - 1)
+        unit = _QUARTILE * deviation(weight.detach().to(torch.float32)).clamp_min(TINY) / 2.0 ** (bits - 1)
         powers = torch.tensor([2.0**i for i in range(bits)], device=weight.device)
         self.decision.data.copy_((powers * unit).view(-1, *(1,) * len(grouping.grid)).expand(self.grouping.grid))
         self.codes: Tensor

@@ -96,6 +96,12 @@ def outermost(bits: int) -> float:
     return min(0.8 + 0.7 * (bits - 1), 4.0)
 
 
+def deviation(weight: Tensor) -> Tensor:
+    """The deviation of a layer's weights; where they are all the same, as in a layer of one, their size."""
+    spread, size = weight.std(correction=0), weight.square().mean().sqrt()
+    return torch.where(spread > 1e-5 * size, spread, size)
+
+
 def average_bits(term: Term) -> Tensor:
     """Bits per selected weight; one that another method drops counts 0."""
     found = []

@@ -26,7 +26,7 @@ from paretorch.core.schedule import geometric, progress
 from paretorch.core.sites import Site
 from paretorch.core.solvers import adam
 from paretorch.core.tensors import whole, write
-from paretorch.precision.rivals.rival import TINY, Quantized, Rival, Stack, outermost, through
+from paretorch.precision.rivals.rival import TINY, Quantized, Rival, Stack, deviation, outermost, through
 
 _WAY = 10.0  # that a score should be able to go: several times as far as the scores of neighbouring values are apart
 
@@ -82,7 +82,7 @@ class _Searched(Quantized):
         w = weight.detach().to(torch.float32)
         values = torch.linspace(-1.0, 1.0, 2**bits, device=weight.device)
         self.register_buffer("values", values.view(-1, *(1,) * w.dim()), persistent=False)
-        self.register_buffer("c", (outermost(bits) * w.std(correction=0)).clamp_min(TINY))
+        self.register_buffer("c", (outermost(bits) * deviation(w)).clamp_min(TINY))
         # As sharp as this, the average over values is about w (0.23 of a normal layer's size away with 2 bits).
         self.decision.data.copy_(-2.0 * (w / self.c - self.values).square() / values.square().mean())
 
