@@ -111,6 +111,8 @@ def test_pruned_files_shrink_with_the_zeros(tmp_path: Path, zeros: float) -> Non
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(ArtefactError, match="does not hold the state"):
         read_sparse(path, model)
+    with pytest.raises(ArtefactError, match="does not hold the state"):
+        read_sparse(path.with_name("missing"), model)
 
 
 @settings(max_examples=25, deadline=None)

@@ -42,7 +42,7 @@ def read_sparse(path: Path, like: nn.Module) -> nn.Module:
     try:
         data = zstandard.ZstdDecompressor().decompress(path.read_bytes(), max_output_size=_MOST)
         network.load_state_dict(_unpacked(data, network.state_dict()))
-    except (zstandard.ZstdError, ValueError, KeyError, RuntimeError) as error:
+    except (zstandard.ZstdError, ValueError, KeyError, RuntimeError, OSError) as error:
         raise ArtefactError(f"{path} does not hold the state of this network: {error}") from error
     return network.eval()
 
