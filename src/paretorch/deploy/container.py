@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from paretorch.errors import ArtefactError, PareError
+from paretorch.files import replacing
 
 VERSION = 2
 _KEY = "pare"
@@ -25,43 +25,31 @@ def pack(blob: bytes) -> bytes:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write beside the target, flush to disk, rename: a reader sees the old file or the new one."""
+    """Replace the file: a reader sees the old one or the new one."""
     with beside(path) as temporary, open(temporary, "wb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
 def beside(path: Path, suffix: str = "") -> Iterator[str]:
-    """The name of a file to be written inside: it becomes the target when all has gone well, and goes if not.
-
-    A link stays one: what it points to is replaced.
-    """
+    """As `replacing`, with an error of one sentence; what is no file, such as a pipe, is not replaced by one."""
+    held = contextlib.ExitStack()
     try:
         target = os.path.realpath(path)
         if os.path.exists(target) and not (os.path.isfile(target) or os.path.isdir(target)):
             raise ArtefactError(
                 f"{path} is not a file but a pipe or a device, which a file would replace: give a name of its own"
             )
-        # Short, as names end.
-        handle, temporary = tempfile.mkstemp(prefix=".pare.", suffix=suffix, dir=os.path.dirname(target))
-        os.close(handle)
+        temporary = held.enter_context(replacing(path, suffix))
     except (OSError, ValueError) as error:
         raise ArtefactError(f"cannot write in {path.parent}: {_reason(error)}") from error
     try:
-        yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's own mode would hide the file from other users
-        os.replace(temporary, target)
+        with held:
+            yield temporary
     except PareError:
         raise
     except (OSError, ValueError) as error:
         raise ArtefactError(f"cannot write {path}: {_reason(error)}; the file there, if any, is unchanged") from error
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
 
 
 def read_file(path: Path, most: int | None = None) -> tuple[memoryview, int]:

@@ -1,4 +1,4 @@
-"""Files that are either the old or the new version, whole, whatever happens in between."""
+"""The files and the folder of a run: written whole, by one process at a time, and what to say where they cannot be."""
 
 import contextlib
 import os
@@ -6,23 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paretorch.errors import PareError
+from paretorch.files import replacing
 
 
 def write_atomically(path: Path, data: bytes | memoryview) -> None:
-    """Write beside `path`, flush to the disk, rename over it, flush the folder.
-
-    A crash, a kill or a full disk at any moment leaves the previous file untouched.
-    """
-    beside = path.with_name(path.name + ".tmp")
+    """Replace the file; a crash, a kill or a full disk at any moment leaves the previous one untouched."""
     try:
-        with open(beside, "wb") as file:
+        with replacing(path) as temporary, open(temporary, "wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        _sync_folder(path.parent)
     except OSError as error:
-        _remove(beside)
         raise write_error(path, error) from error
 
 
@@ -58,16 +50,3 @@ def write_error(path: Path, error: OSError) -> PareError:
         f"Cannot write {path} ({reason}){kept}. Make room or make the folder writable and continue with --resume, "
         f"or choose another folder with --out."
     )
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):  # in a read-only folder there is nothing to remove, and the first error is told
-        path.unlink(missing_ok=True)

@@ -1,0 +1,60 @@
+"""Files are whole, by whichever way they are written and whoever else writes them."""
+
+import os
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paretorch.deploy.container import write_file
+from paretorch.training.files import write_atomically
+
+WAYS = pytest.mark.parametrize("write", [write_file, write_atomically])
+Write = Callable[[Path, bytes], None]
+
+
+@WAYS
+def test_writers_of_one_file_do_not_meet(write: Write, tmp_path: Path) -> None:
+    path, errors = tmp_path / "file", []
+
+    def work(letter: bytes) -> None:
+        try:
+            for _ in range(20):
+                write(path, letter * 50_000)
+                assert len(set(path.read_bytes())) == 1
+                assert path.stat().st_size == 50_000
+        except Exception as error:  # told below: a thread has nobody to tell
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(letter,)) for letter in (b"a", b"b", b"c")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@WAYS
+def test_a_private_file_stays_private(write: Write, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    before = os.umask(0o027)
+    try:
+        write(path, b"old")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+        path.chmod(0o600)
+        write(path, b"new")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_bytes() == b"new"
+
+
+@WAYS
+def test_a_link_stays_one(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"new"
