@@ -356,3 +356,28 @@ def test_a_module_that_does_not_fit_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ArtefactError, match=r"1.weight is torch.float32 \(3, 5\) in the file"):
         load(tmp_path / "net.pare", into=other)
     assert all(torch.equal(before[name], tensor) for name, tensor in other.state_dict().items())
+
+
+class PreNormBlock(nn.Module):
+    """Named for its norm; the rest is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = nn.Parameter(torch.randn(7, 8))
+        self.norm = nn.LayerNorm((7, 8))
+        nn.init.normal_(self.norm.weight)
+
+
+class NormedLinear(nn.Linear):
+    """Its weight is a matrix."""
+
+
+def test_only_vectors_of_norms_are_rounded(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(PreNormBlock(), NormedLinear(8, 8, bias=False))
+    save(model, tmp_path / "x.pare", norms=torch.bfloat16)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    after = load(tmp_path / "x.pare", into=model).state_dict()
+    assert torch.equal(after["0.place"], before["0.place"])
+    assert torch.equal(after["1.weight"], before["1.weight"])
+    assert torch.equal(after["0.norm.weight"], before["0.norm.weight"].bfloat16().float())

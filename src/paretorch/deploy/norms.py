@@ -31,9 +31,14 @@ def prepared_state(model: nn.Module, norms: torch.dtype, fold: bool) -> dict[str
     owners = Counter(key for module in model.modules() for key in map(storage_key, _own(module).values()))
     instead: dict[Any, Tensor] = {}
     for module in model.modules():
-        if "norm" not in type(module).__name__.lower():
+        if "norm" not in type(module).__name__.lower() or module._modules:  # such as a block named for its norms
             continue
-        own = {name: tensor.detach() for name, tensor in _own(module).items() if tensor.is_floating_point()}
+        shaped = isinstance(module, nn.LayerNorm | nn.RMSNorm)  # whose vectors may have several dimensions
+        own = {
+            name: tensor.detach()
+            for name, tensor in _own(module).items()
+            if tensor.is_floating_point() and (shaped or tensor.dim() < 2)
+        }
         # Two norms that share a tensor would need two folded weights.
         alone = all(owners[storage_key(tensor)] == 1 for tensor in own.values())
         folds = fold and alone and isinstance(module, _BatchNorm) and own.keys() >= _FOLDED
