@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from paretorch.deploy.container import write_file
-from paretorch.training.files import write_atomically
+from paretorch.files import replacing
+from paretorch.training.files import alone_in, write_atomically
 
 WAYS = pytest.mark.parametrize("write", [write_file, write_atomically])
 Write = Callable[[Path, bytes], None]
@@ -58,3 +59,13 @@ def test_a_link_stays_one(write: Write, tmp_path: Path) -> None:
     write(tmp_path / "link", b"new")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "file").read_bytes() == b"new"
+
+
+def test_what_killed_writers_left_behind_is_swept_away_and_no_file_that_is_being_written(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("kept")
+    with replacing(tmp_path / "old") as left:
+        Path(left).rename(tmp_path / ".pare.0123456789ab")
+        Path(left).touch()
+    os.utime(tmp_path / ".pare.0123456789ab", (0, 0))
+    with replacing(tmp_path / "new") as written, alone_in(tmp_path):
+        assert sorted(os.listdir(tmp_path)) == sorted([Path(written).name, "mine", "old"])

@@ -4,8 +4,12 @@ import contextlib
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
+
+_BEGINS = ".pare."
+_LEFT_BEHIND = 3600.0  # seconds: no file takes as long to write
 
 
 @contextlib.contextmanager
@@ -18,7 +22,7 @@ def replacing(path: Path, suffix: str = "") -> Iterator[str]:
     """
     target = os.path.realpath(path)
     folder = os.path.dirname(target)
-    temporary = os.path.join(folder, f".pare.{secrets.token_hex(6)}{suffix}")  # short, as names end
+    temporary = os.path.join(folder, f"{_BEGINS}{secrets.token_hex(6)}{suffix}")  # short, as names end
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     try:
         yield temporary
@@ -31,6 +35,14 @@ def replacing(path: Path, suffix: str = "") -> Iterator[str]:
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what writers that were killed, an hour ago or earlier, have left in a folder."""
+    for path in folder.glob(f"{_BEGINS}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _LEFT_BEHIND:
+                path.unlink()
 
 
 def _sync(path: str, flags: int) -> None:

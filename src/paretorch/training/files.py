@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paretorch.errors import PareError
-from paretorch.files import replacing
+from paretorch.files import replacing, sweep
 
 
 def write_atomically(path: Path, data: bytes | memoryview) -> None:
@@ -28,6 +28,7 @@ def alone_in(folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError, ImportError):  # Windows and some network file systems have no such locks
             _lock(folder, held)
+        sweep(folder)
         yield
 
 
