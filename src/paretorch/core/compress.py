@@ -27,6 +27,7 @@ from paretorch.core.spots import Spot, attach_output, find_spots
 from paretorch.core.state import PlanState
 from paretorch.core.tensors import is_sharded
 from paretorch.core.warn import warn
+from paretorch.core.zeros import tell_of_zeros
 from paretorch.errors import ConfigError, LeftOutWarning
 
 
@@ -81,6 +82,7 @@ def compress(
     touched = [site for site in every if acting[site.name]]
     made = [_relax(acting[site.name], site, seed, couplings) for site in touched]
     _check_starts(touched, made, acting)
+    tell_of_zeros(touched, acting)
     for method in aimed:
         own = [r for relaxations in made for r in relaxations if r.room == method.room]
         sizes = [float(torch.as_tensor(r.grouping.sizes).min()) for r in own]
