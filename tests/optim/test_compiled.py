@@ -107,6 +107,14 @@ def test_where_others_may_write_nothing_is_kept_and_nothing_trusted(tmp_path: Pa
     assert not list(folder.iterdir())
 
 
+@needs_compiler
+def test_where_files_have_no_owner_nothing_is_kept(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delattr(os, "getuid")  # as on Windows
+    assert _compiled.build(["REAL=float"]) is not None
+    assert not list((tmp_path / "paretorch").iterdir())
+
+
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
 def test_without_a_compiler_steps_are_taken_all_the_same(compiler, tmp_path: Path) -> None:
     """One that is not there, and one that makes nothing: in a process of its own, which has not built it yet."""

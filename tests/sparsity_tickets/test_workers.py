@@ -137,6 +137,12 @@ def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest
         Storage.join(tmp_path, RECIPE, SEARCHES)
 
 
+def test_a_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fcntl", None)  # as on Windows
+    with pytest.raises(ConfigError, match="without locks"):
+        Storage.join(tmp_path, RECIPE, SEARCHES)
+
+
 def test_tickets_are_never_chosen_by_the_test_set() -> None:
     with pytest.raises(ConfigError, match="never by the test set"):
         Bench.of(replace(RECIPE, validation=0), CPU)

@@ -69,9 +69,10 @@ def _kept() -> Path | None:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paretorch"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.stat()
-    except (OSError, RuntimeError):
+        private = found.st_uid == os.getuid() and not found.st_mode & 0o022
+    except (OSError, RuntimeError, AttributeError):  # the last on Windows, which has no such owners
         return None
-    return folder if found.st_uid == os.getuid() and not found.st_mode & 0o022 and os.access(folder, os.W_OK) else None
+    return folder if private and os.access(folder, os.W_OK) else None
 
 
 def _key(source: Path, words: list[str]) -> str:

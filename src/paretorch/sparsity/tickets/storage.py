@@ -9,7 +9,6 @@ the system releases the lock when the worker ends, however it ends, so a dead wo
 """
 
 import contextlib
-import fcntl
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -124,11 +123,13 @@ class Storage:
 def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
     with open(path, "ab") as file:
         try:
+            import fcntl  # not on Windows
+
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
             return
-        except OSError as error:
+        except (OSError, ImportError) as error:
             raise ConfigError(
                 f"{path.parent} is on a file system without locks, by which workers share it: choose a folder on another."
             ) from error
