@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from paretorch import Plan, compress
 from paretorch.core.attach import original
 from paretorch.core.fused import _places, _state, _update
 from paretorch.core.update import advance
 from paretorch.deploy import load, save
+from paretorch.errors import PareWarning
+from paretorch.precision.rivals import BSQ, SLB, DoReFa
 from tests.contract.cases import MODELS, STEPS, build, combinations
 from tests.contract.loop import equal, optimizer_of, snapshot, train
 from tests.contract.promises import (
@@ -143,3 +146,11 @@ def test_training_lowers_the_loss(rival: str) -> None:
     network, plan, optimizer, x = started(rival, "conv2d")
     losses = train(network, plan, optimizer, x, STEPS)
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("rival", [BSQ(), DoReFa(bits=4), SLB(bits=2)])
+def test_a_layer_of_zeros_that_cannot_leave_them_is_told(rival: BSQ | DoReFa | SLB) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    nn.init.zeros_(model[1].weight)
+    with pytest.warns(PareWarning, match=r"^1\.weight is all zeros, .* initialize it, or exclude it$"):
+        compress(model, rival, steps=4)

@@ -26,6 +26,8 @@ class DoReFa(Rival):
     rescale: bool = True
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Squashed":
+        if self.rescale and self.bits > 1:
+            self.tell_of_zeros(site)
         return _Squashed(grouping, self.bits, site.weight, self.rescale)
 
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from paretorch.core.groups import Group, Grouping
 from paretorch.core.method import Method, Term
 from paretorch.core.relaxation import Relaxation
-from paretorch.core.sites import Selector, choose, find_sites
+from paretorch.core.sites import Selector, Site, choose, find_sites
 from paretorch.core.tensors import whole
+from paretorch.core.warn import warn
 from paretorch.errors import ConfigError
 
 TINY = 1e-8  # the least scale: a layer of zeros has a grid, too
@@ -39,6 +40,14 @@ class Rival(Method):
         if self.group not in self.grouped:
             known = " or ".join(f'"{one}"' for one in self.grouped)
             raise ConfigError(f"group={self.group!r}: {name} has one grid for each {known}")
+
+    def tell_of_zeros(self, site: Site) -> None:
+        """For methods that take the size of a layer's grid from its weights at the start, and keep it."""
+        if not bool(site.weight.detach().any()):
+            warn(
+                f"{site.name} is all zeros, and the scale that {type(self).__name__} takes from them for good leaves it "
+                "about there: initialize it, or exclude it"
+            )
 
     def schedule(self, term: Term, step: Tensor) -> None:
         """Most rivals have no schedule."""
