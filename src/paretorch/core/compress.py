@@ -110,7 +110,7 @@ def compress(
         if not isinstance(site, Template):
             # A grid may have no zero.
             if site.padding is not None and any(terms[r.room].method.unit == "bits" for r in relaxations):
-                chain.leave_blank(site.padding, site.weight)
+                chain.blank = site.padding
             attach(site, chain)
     for room, coupling in couplings.items():
         _tell_inputs(coupling, terms[room], touched, chains)

@@ -4,7 +4,7 @@ A relaxation is an `nn.Module` f(weight, decision). While `hard` is False the de
 afterwards it is read as rounded. Its state is fp32 and keeps its keys through all phases.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Self
 
 import torch
@@ -128,16 +128,11 @@ class Chain(nn.Module):
         for relaxation in relaxations:
             self.add_module(relaxation.room, relaxation)
         self._held: tuple[Tensor, ...] = ()  # a tuple: a module would take a bare Parameter for its own
-        self.blank: Tensor | None
-        self.register_buffer("blank", None, persistent=False)
+        self.blank: int | None = None
+        """A row that stays zero, whatever the relaxations make of it: the padding of an embedding, say."""
 
     def relaxations(self) -> list[Relaxation]:
         return [module for module in self._modules.values() if isinstance(module, Relaxation)]
-
-    def leave_blank(self, row: int, weight: Tensor) -> None:
-        """Keep a row at zero, whatever the relaxations make of it: the padding of an embedding, say."""
-        self.blank = torch.zeros(len(weight), *(1,) * (weight.dim() - 1), dtype=torch.bool, device=weight.device)
-        self.blank[row] = True
 
     def read_from(self, inputs: nn.Module) -> None:
         """Tell which of the weights read a channel that stays: `inputs()`, as 0 and 1."""
@@ -169,7 +164,8 @@ class Chain(nn.Module):
         """
         kept = self.open_inputs()
         if self.blank is not None:
-            kept = ~self.blank * (1.0 if kept is None else kept)
+            first = self.relaxations()[0]
+            kept = ~self._blank(first.grouping.shape, first.decision.device) * (1.0 if kept is None else kept)
         for relaxation in self.relaxations():
             if relaxation is not but:
                 one = relaxation.survives(relaxation.grid(whole(relaxation.decision)))
@@ -181,7 +177,12 @@ class Chain(nn.Module):
             return self._held[0]
         for relaxation in self.relaxations():
             weight = relaxation(weight)
-        return weight if self.blank is None else weight.masked_fill(self.blank, 0.0)
+        return weight if self.blank is None else weight.masked_fill(self._blank(weight.shape, weight.device), 0.0)
+
+    def _blank(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        assert self.blank is not None
+        rows = torch.arange(shape[0], device=device).eq(self.blank)
+        return rows.view(-1, *(1,) * (len(shape) - 1))
 
     def hold(self, value: Tensor | None) -> None:
         """Answer with this value until released (None): for layers that read a weight many times in one forward."""
