@@ -24,9 +24,9 @@ _MOVES = frozenset({
     "view", "reshape", "_unsafe_view", "permute", "transpose", "t", "flatten", "unflatten", "unsqueeze", "squeeze",
     "expand", "slice", "select", "narrow", "split", "chunk", "split_with_sizes", "cat", "stack", "pixel_shuffle",
     "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle", "roll", "flip", "pad", "constant_pad_nd", "repeat",
-    "unbind", "movedim", "moveaxis", "swapaxes", "contiguous", "clone", "detach", "alias", "lift_fresh_copy", "to",
-    "_to_copy",
+    "unbind", "movedim", "moveaxis", "swapaxes", "contiguous", "clone", "detach", "alias", "lift_fresh_copy",
 })  # fmt: skip
+_CASTS = frozenset({"to", "_to_copy"})  # labels keep their type: few numbers are whole in half precision
 _SPATIAL = frozenset(
     f"{name}{d}d"
     for d in (1, 2, 3)
@@ -108,14 +108,23 @@ class _Follower:
             known = isinstance(source, list | tuple) and isinstance(index, int)
             return source[index] if known else self._unknown(node)
         name = _name(node)
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return self._unknown(node)  # a part of its own, such as one under autocast
+        if name == "_assert_tensor_metadata":  # about a type, before a cast
+            return None
         if name.endswith("_") and not name.startswith("_"):
-            if not _has_own_memory(node.args[0]):
-                return self._unknown(node)  # in place, and what else sees the change is not known
             name = name[:-1]
-            node.target = getattr(getattr(torch.ops.aten, name), node.target._overloadname)  # type: ignore[union-attr]
-        given = self._arguments(node)
+            packet = getattr(torch.ops.aten, name, None)
+            plain = getattr(packet, node.target._overloadname or "default", None)
+            if plain is None or not _has_own_memory(node.args[0]):
+                return self._unknown(node)  # in place, and what else sees the change is not known
+            node.target = plain
+        given = self._arguments(node, self._value)
         rule = self._rule(name, node)
-        result = rule(node, given) if rule is not None else None
+        try:
+            result = rule(node, given) if rule is not None else None
+        except (RuntimeError, TypeError, ValueError, IndexError):  # it takes no labels
+            result = None
         return self._unknown(node) if result is None else result
 
     def _rule(self, name: str, node: torch.fx.Node) -> Callable[[torch.fx.Node, dict[str, Any]], Any] | None:
@@ -128,7 +137,7 @@ class _Follower:
             return rules[name]
         if name in _POINTWISE or torch.Tag.pointwise in getattr(node.target, "tags", ()):
             return self._pointwise
-        return self._move if name in _MOVES else self._spatial if name in _SPATIAL else self._reduce if name in _REDUCTIONS else None  # fmt: skip
+        return self._move if name in _MOVES | _CASTS else self._spatial if name in _SPATIAL else self._reduce if name in _REDUCTIONS else None  # fmt: skip
 
     # Layers
 
@@ -196,13 +205,24 @@ class _Follower:
             return None
         shape = node.meta["val"].shape
         labels = max(values, key=lambda one: one.labels.numel()).labels.expand(shape)
-        nought, one = torch.zeros(1), torch.full((1,), 1.25)
-        probe = lambda at: bool((self._run(node, given, dict(zip(names, at, strict=True))) == 0).all())  # noqa: E731
-        kept = probe([nought] * len(values)) and all(value.zero for value in values)
+        kinds = self._arguments(node, lambda leaf: leaf.meta["val"].dtype)
+        masks = {key for key in names if kinds[key] == torch.bool}  # may be either, whatever the others are
+
+        def probe(at: list[float]) -> bool:
+            for mask in (False, True):
+                numbers = [mask if key in masks else value for key, value in zip(names, at, strict=True)]
+                tried = {key: torch.full((1,), n, dtype=kinds[key]) for key, n in zip(names, numbers, strict=True)}
+                if bool((self._run(node, given, tried) != 0).any()):
+                    return False
+            return True
+
+        kept = probe([0.0] * len(values)) and all(
+            value.zero for key, value in zip(names, values, strict=True) if key not in masks
+        )
         for i, value in enumerate(values):
             if _is_wide(value.labels, labels):
                 self.net.join(labels, value.labels.expand(shape))
-                kept = kept or (value.zero and probe([nought if j == i else one for j in range(len(values))]))
+                kept = kept or (value.zero and probe([0.0 if j == i else 1.25 for j in range(len(values))]))
             else:
                 self.net.fix(value.labels)
         return _Value(labels, kept)
@@ -210,7 +230,12 @@ class _Follower:
     def _move(self, node: torch.fx.Node, given: dict[str, Any]) -> Any:
         found = [one for one in _leaves(given) if isinstance(one, _Value | _Named)]
         zero = all(self._plain(one).zero or bool((self._plain(one).labels == FIXED).all()) for one in found)
-        moved = self._run(node, _mapped(given, lambda one: self._plain(one).labels), {})
+        labels = _mapped(given, lambda one: self._plain(one).labels)
+        if _name(node) == "view":  # of what is expanded there is none
+            labels["self"] = labels["self"].contiguous()
+        if "value" in labels:  # what is padded with is no label
+            labels["value"] = float(FIXED)
+        moved = labels["self"] if _name(node) in _CASTS else self._run(node, labels, {})
         return [_Value(one, zero) for one in moved] if isinstance(moved, list | tuple) else _Value(moved, zero)
 
     def _spatial(self, node: torch.fx.Node, given: dict[str, Any]) -> _Value | None:
@@ -274,12 +299,12 @@ class _Follower:
     def _value(self, leaf: Any) -> Any:
         return self.values.get(leaf, leaf) if isinstance(leaf, torch.fx.Node) else leaf
 
-    def _arguments(self, node: torch.fx.Node) -> dict[str, Any]:
+    def _arguments(self, node: torch.fx.Node, read: Callable[[Any], Any]) -> dict[str, Any]:
         schema = node.target._schema.arguments  # type: ignore[union-attr]
         positional = dict(zip((one.name for one in schema), node.args, strict=False))
         default = {one.name: one.default_value for one in schema if one.has_default_value()}
         given = {**default, **positional, **node.kwargs}
-        return {one.name: _mapped(given[one.name], self._value, torch.fx.Node) for one in schema if one.name in given}
+        return {one.name: _mapped(given[one.name], read, torch.fx.Node) for one in schema if one.name in given}
 
     def _run(self, node: torch.fx.Node, given: dict[str, Any], instead: dict[str, Any]) -> Any:
         assert callable(node.target)
@@ -301,7 +326,7 @@ def _has_own_memory(source: Any) -> bool:
         return False
     # Inputs, parameters and parts of something have none; dropout in eval mode gives what it got.
     name = _name(source)
-    return bool(name) and name not in _MOVES and "dropout" not in name
+    return bool(name) and name not in _MOVES | _CASTS and "dropout" not in name
 
 
 def _unlabelled(shape: Iterable[int]) -> _Value:
