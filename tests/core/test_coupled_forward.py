@@ -89,6 +89,12 @@ def _noisy(x: Tensor) -> Tensor:
 
 BOTH = {"one", "two"}
 NETS: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
+    "halves": (lambda: Halves(nn.Conv2d(6, 6, 1)), {"first", "second", "two"}),
+    "halves, one fixed": (lambda: Halves(nn.GroupNorm(2, 6)), {"second", "two"}),
+    "shuffled": (lambda: Net(_shuffled), {"two"}),
+    "rolled by half": (lambda: Net(lambda x: torch.roll(F.relu(x), x.shape[1] // 2, 1)), {"two"}),
+    "asserted": (lambda: Net(_asserted), {"two"}),
+    "looked up": (lambda: Net(_looked_up), {"two"}),
     "autocast": (lambda: Net(_autocast), {"two"}),
     "noisy": (lambda: Net(_noisy), {"two"}),
     "where": (lambda: Net(lambda x: torch.where(x > 0, x, 0.1 * x)), BOTH),
@@ -98,6 +104,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
     "in half precision": (lambda: Net(lambda x: F.relu(x).bfloat16().float()), BOTH),
     "padded": (lambda: Net(lambda x: F.max_pool2d(F.pad(x, (1, 1, 1, 1), value=-torch.inf), 2)), {"two"}),
     "viewed": (Viewed, BOTH),
+    "drawn": (lambda: Drawn(F.relu), BOTH),
 }
 
 
@@ -141,3 +148,22 @@ class Cast(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.bfloat16().float()
+
+
+def test_rounding_of_bfloat16_is_not_taken_for_a_difference() -> None:
+    class Rounded(Net):
+        """Its error depends on how many terms a sum has, as that of kernels does."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (1 + torch.finfo(x.dtype).eps * self.one.out_channels)
+
+    model = Rounded(F.relu).bfloat16()
+    assert couple(model, X.bfloat16(), {"one.weight", "two.weight"}, "this").count == 22
+
+
+def test_an_output_may_be_empty() -> None:
+    class Beside(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x), x[:0]  # type: ignore[return-value]
+
+    assert couple(Beside(F.relu), X, {"one.weight", "two.weight"}, "this").count == 22

@@ -104,6 +104,8 @@ class Coupling:
         # Each layer keeps a channel: of a layer whose channels are all decided, one decision must stay open.
         rows = sorted({tuple(self._index(net, layer.rows).unique().tolist()) for layer in layers})
         self.sets = [torch.tensor(one) for one in rows if one and -1 not in one]
+        decided = ([number for number in one if number >= 0] for one in rows)
+        self.parts = [torch.tensor(one) for one in decided if one]  # of the other layers, too
         self._padding = Padding(self.sets, self._rows[:, :-1])
         self._row_each, self._column_each = (
             self._padding.average(each[:, :-1]) for each in (self._rows, self._columns)
