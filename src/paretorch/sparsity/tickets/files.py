@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ Row = dict[str, Any]
 
 STORED = "stored.pt"
 """θ̂, in the folder of a search."""
+NEEDED = ("search", "method", "seed", "round", "sparsity", "accuracy", "epochs")
+"""What is read from a row again."""
 _TICKET = "ticket.pt"
 
 
@@ -36,10 +39,28 @@ def load(path: Path) -> Any:
         raise ArtefactError(f"{path} is missing or damaged; remove {path.parent} and run again.") from error
 
 
+def read_records(path: Path, needed: Collection[str] = (), *, lines: bool = False) -> list[Row]:
+    """The JSON object in a file, or one a line, each with the fields that are needed."""
+    try:
+        text = path.read_text()
+        found = [json.loads(one) for one in (text.splitlines() if lines else [text])]
+        whole = all(isinstance(one, dict) and set(needed) <= one.keys() for one in found)
+    except ValueError as error:
+        raise damaged(path) from error
+    if not whole:
+        raise damaged(path)
+    return found
+
+
+def damaged(path: Path) -> ArtefactError:
+    """What to do about a file that is not as it was written."""
+    return ArtefactError(f"{path} is damaged; remove {path.parent} and give the command that began the search again.")
+
+
 def read_rows(folder: Path) -> list[Row]:
     """The rounds that are done."""
     path = folder / "rounds.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return read_records(path, NEEDED, lines=True) if path.exists() else []
 
 
 def write_rows(folder: Path, rows: list[Row]) -> None:

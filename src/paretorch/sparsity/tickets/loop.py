@@ -18,6 +18,7 @@ from torch import nn
 
 from paretorch.core.compress import compress
 from paretorch.core.plan import Plan
+from paretorch.errors import ArtefactError
 from paretorch.sparsity.tickets.bench import Bench
 from paretorch.sparsity.tickets.files import (
     STORED,
@@ -89,6 +90,11 @@ class _Rounds:
     def _finish_search(self, number: int, alike: Row | None) -> tuple[RoundEnd, Row]:
         """The end of this round, and how accurate the network was; `alike`: the training that this one would repeat."""
         carry: dict[str, Any] = load(self._carry) if self._carry.exists() else {"round": 0}
+        if carry["round"] not in (number - 1, number):
+            raise ArtefactError(
+                f"carry.pt and rounds.jsonl in {self.folder} do not tell of the same round; "
+                "remove that folder and give the command that began the search again."
+            )
         if carry["round"] < number:
             before = RoundEnd(**carry["end"]) if number > 1 else None
             if alike is not None and before is not None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import ArtefactError, ConfigError
-from paretorch.sparsity.tickets.files import Row, read_rows
+from paretorch.sparsity.tickets.files import NEEDED, Row, damaged, read_records, read_rows
 from paretorch.sparsity.tickets.search import Search, search_from
 from paretorch.training.checkpoint import require_same
 from paretorch.training.files import write_atomically, write_error
@@ -41,7 +41,7 @@ class Unit:
         if self.search is not None:
             return read_rows(self.folder)
         path = self.folder / "dense.json"
-        return [json.loads(path.read_text())] if path.exists() else []
+        return read_records(path, NEEDED) if path.exists() else []
 
     def is_done(self) -> bool:
         return len(self.rows()) >= (1 if self.search is None else self.search.rounds)
@@ -85,6 +85,8 @@ class Storage:
         except OSError as error:
             raise write_error(path, error) from error
         with _locked(path / "lock", wait=True):
+            if (path / "recipe.json").exists():
+                cls.open(path)  # refuses what is damaged
             _write_once(path / "recipe.json", recipe.as_dict(), path)
             for search in searches:
                 (path / search.name).mkdir(exist_ok=True)
@@ -95,7 +97,11 @@ class Storage:
         """Everything there is to do, the dense trainings first."""
         found = []
         for path in sorted(self.path.glob("*/search.json")):
-            search = search_from(json.loads(path.read_text()))
+            (values,) = read_records(path)
+            try:
+                search = search_from(values)
+            except (KeyError, TypeError, AttributeError) as error:
+                raise damaged(path) from error
             found.append(Unit(path.parent, search, search.seed))
         seeds = sorted({unit.seed for unit in found})
         return [*(Unit(self.path / f"dense-seed{seed}", None, seed) for seed in seeds), *found]
@@ -139,7 +145,8 @@ def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
 def _write_once(path: Path, content: dict[str, Any], where: Path) -> None:
     content = json.loads(json.dumps(content))
     if path.exists():
-        require_same(_flat(content), _flat(json.loads(path.read_text())), where)
+        (before,) = read_records(path)
+        require_same(_flat(content), _flat(before), where)
     else:
         write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
 

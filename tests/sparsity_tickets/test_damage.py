@@ -1,0 +1,66 @@
+"""Damaged files in a storage end in a sentence that says what to remove, never in a traceback or in other tickets."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from paretorch.errors import ArtefactError
+from paretorch.sparsity.tickets import IMP, Search, Storage, collect, work
+from paretorch.training import Recipe, Runtime
+
+RECIPE = Recipe(
+    network="digits-cnn", network_options={"width": 2}, data="digits", epochs=1, batch=128, lr=0.05, validation=200
+)
+CPU = Runtime(device="cpu")
+SEARCH = Search(IMP(), 2)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("done")
+    work(Storage.join(folder, RECIPE, [SEARCH]), CPU)
+    return folder
+
+
+@pytest.fixture
+def copied(done: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(done, tmp_path / "copied"))
+
+
+@pytest.mark.parametrize("content", [b"{oops", b"[]", b"{}", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "name", [f"{SEARCH.name}/search.json", f"{SEARCH.name}/rounds.jsonl", "dense-seed0/dense.json"]
+)
+def test_a_damaged_record_is_told_with_its_folder(copied: Path, name: str, content: bytes) -> None:
+    (copied / name).write_bytes(content)
+    storage = Storage.open(copied)
+    with pytest.raises(ArtefactError, match=f"{name} is damaged; remove .*{Path(name).parent} and"):
+        work(storage, CPU)
+    with pytest.raises(ArtefactError, match="is damaged"):
+        collect(storage)
+
+
+def test_what_it_says_helps(copied: Path) -> None:
+    before = collect(Storage.open(copied))
+    (copied / SEARCH.name / "rounds.jsonl").write_text("{")
+    shutil.rmtree(copied / SEARCH.name)
+    storage = Storage.join(copied, RECIPE, [SEARCH])
+    work(storage, CPU)
+    assert collect(storage) == before
+
+
+def test_a_damaged_recipe_costs_no_folder(copied: Path) -> None:
+    (copied / "recipe.json").write_text("{")
+    with pytest.raises(ArtefactError, match="begin again in another folder"):
+        Storage.join(copied, RECIPE, [SEARCH])
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_rows_that_are_gone_are_not_made_of_a_later_round(copied: Path, left: int) -> None:
+    path = copied / SEARCH.name / "rounds.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:left]))
+    if left:
+        (copied / SEARCH.name / "carry.pt").unlink()
+    with pytest.raises(ArtefactError, match="do not tell of the same round"):
+        work(Storage.open(copied), CPU)
