@@ -36,7 +36,7 @@ def load(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise ArtefactError(f"{path} is missing or damaged; remove {path.parent} and run again.") from error
+        raise damaged(path) from error
 
 
 def read_records(path: Path, needed: Collection[str] = (), *, lines: bool = False) -> list[Row]:
@@ -54,7 +54,9 @@ def read_records(path: Path, needed: Collection[str] = (), *, lines: bool = Fals
 
 def damaged(path: Path) -> ArtefactError:
     """What to do about a file that is not as it was written."""
-    return ArtefactError(f"{path} is damaged; remove {path.parent} and give the command that began the search again.")
+    return ArtefactError(
+        f"{path} is missing or damaged; remove {path.parent} and give the command that began the search again."
+    )
 
 
 def read_rows(folder: Path) -> list[Row]:
