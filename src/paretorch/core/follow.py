@@ -17,27 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.kinds import CASTS, MOVES, POINTWISE, REDUCTIONS, SPATIAL
 from paretorch.core.labels import FIXED, Layer, Network
 from paretorch.errors import ConfigError
-
-_MOVES = frozenset({
-    "view", "reshape", "_unsafe_view", "permute", "transpose", "t", "flatten", "unflatten", "unsqueeze", "squeeze",
-    "expand", "slice", "select", "narrow", "split", "chunk", "split_with_sizes", "cat", "stack", "pixel_shuffle",
-    "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle", "roll", "flip", "pad", "constant_pad_nd", "repeat",
-    "unbind", "movedim", "moveaxis", "swapaxes", "contiguous", "clone", "detach", "alias", "lift_fresh_copy",
-})  # fmt: skip
-_CASTS = frozenset({"to", "_to_copy"})  # labels keep their type: few numbers are whole in half precision
-_SPATIAL = frozenset(
-    f"{name}{d}d"
-    for d in (1, 2, 3)
-    for name in ("max_pool", "avg_pool", "adaptive_avg_pool", "upsample_nearest", "feature_dropout")
-) | {"upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d", "_upsample_nearest_exact2d"}  # fmt: skip
-# Elementwise, though some versions of torch do not say so.
-_POINTWISE = frozenset({
-    "dropout", "feature_dropout", "hardswish", "hardsigmoid", "hardtanh", "relu6", "mish", "gelu", "silu", "elu", "selu",
-    "celu", "softplus", "leaky_relu", "softsign", "logsigmoid",
-})  # fmt: skip
-_REDUCTIONS = frozenset({"mean", "sum", "amax", "amin"})
 
 
 @dataclass(frozen=True)
@@ -135,9 +117,9 @@ class _Follower:
         rules = {"linear": self._linear, "batch_norm": self._norm}
         if name in rules:
             return rules[name]
-        if name in _POINTWISE or torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        if name in POINTWISE or torch.Tag.pointwise in getattr(node.target, "tags", ()):
             return self._pointwise
-        return self._move if name in _MOVES | _CASTS else self._spatial if name in _SPATIAL else self._reduce if name in _REDUCTIONS else None  # fmt: skip
+        return self._move if name in MOVES | CASTS else self._spatial if name in SPATIAL else self._reduce if name in REDUCTIONS else None  # fmt: skip
 
     # Layers
 
@@ -235,7 +217,7 @@ class _Follower:
             labels["self"] = labels["self"].contiguous()
         if "value" in labels:  # what is padded with is no label
             labels["value"] = float(FIXED)
-        moved = labels["self"] if _name(node) in _CASTS else self._run(node, labels, {})
+        moved = labels["self"] if _name(node) in CASTS else self._run(node, labels, {})
         return [_Value(one, zero) for one in moved] if isinstance(moved, list | tuple) else _Value(moved, zero)
 
     def _spatial(self, node: torch.fx.Node, given: dict[str, Any]) -> _Value | None:
@@ -326,7 +308,7 @@ def _has_own_memory(source: Any) -> bool:
         return False
     # Inputs, parameters and parts of something have none; dropout in eval mode gives what it got.
     name = _name(source)
-    return bool(name) and name not in _MOVES | _CASTS and "dropout" not in name
+    return bool(name) and name not in MOVES | CASTS and "dropout" not in name
 
 
 def _unlabelled(shape: Iterable[int]) -> _Value:
