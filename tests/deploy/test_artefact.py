@@ -15,20 +15,13 @@ from torch import Tensor, nn
 
 from paretorch.deploy import encoded_size, load, save, sizes
 from paretorch.errors import ArtefactError, ConfigError
+from tests.deploy.nets import network, smol
 
 
 def bits(tensor: Tensor) -> np.ndarray:
     """The bit patterns, with negative zero as zero."""
     tensor = torch.where(tensor == 0, torch.zeros_like(tensor), tensor) if tensor.is_floating_point() else tensor
     return np.frombuffer(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes(), dtype=np.uint8)
-
-
-def smol(weight: Tensor, precision: Tensor, exponent: int = 0) -> Tensor:
-    """The nearest odd multiple of 2**(1-p), p per weight, zero where p is 0."""
-    step = 2.0 ** (1 - precision.double())
-    half = 2.0 ** (precision.double() - 1)
-    j = torch.floor(weight.double() / 2.0**exponent / (2 * step)).clamp(-half, half - 1)
-    return torch.where(precision == 0, 0.0, (2 * j + 1) * step * 2.0**exponent).to(weight.dtype)
 
 
 class Bag(nn.Module):
@@ -48,17 +41,6 @@ def roundtrip(model: nn.Module, path: Path, into: nn.Module) -> dict[str, Tensor
     total = save(model, path).total
     assert total == path.stat().st_size
     return load(path, into=into).state_dict()
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 4, 5))
-    with torch.no_grad():
-        for i in (0, 4):
-            weight = model[i].weight
-            weight.copy_(smol(weight, torch.randint(0, 5, weight.shape), exponent=-2))
-    model(torch.randn(4, 3, 4, 4))
-    return model
 
 
 def test_a_network_comes_back_bit_for_bit(tmp_path: Path) -> None:
@@ -200,27 +182,6 @@ def test_buffers_that_are_not_persistent_stay_out(tmp_path: Path) -> None:
     assert set(save(model, tmp_path / "bag.pare").tensors) == {"w"}
 
 
-def test_norms_that_float16_cannot_hold_are_refused(tmp_path: Path) -> None:
-    model = nn.BatchNorm1d(3)
-    model.running_var.fill_(1e6)
-    with pytest.raises(ConfigError, match=r"a BatchNorm1d has a running_var of 1e\+06, which it cannot hold"):
-        save(model, tmp_path / "net.pare", norms=torch.float16)
-    save(model, tmp_path / "net.pare", norms=torch.bfloat16)
-    again = load(tmp_path / "net.pare", into=nn.BatchNorm1d(3))
-    assert torch.equal(again.running_var, model.running_var.bfloat16().float())
-
-
-def test_bfloat16_norms_are_rounded_and_the_rest_is_not(tmp_path: Path) -> None:
-    model = network()
-    assert save(model, tmp_path / "net.pare", norms=torch.bfloat16).total < sizes(model).total
-    back = load(tmp_path / "net.pare", into=network()).state_dict()
-    for name, tensor in model.state_dict().items():
-        rounded = tensor.bfloat16().float() if name.startswith("1.") and tensor.is_floating_point() else tensor
-        assert torch.equal(back[name], rounded), name
-    with pytest.raises(ConfigError, match="norms"):
-        save(model, tmp_path / "net.pare", norms=torch.int8)
-
-
 def test_edits_are_kept_and_unknown_ones_refused(tmp_path: Path) -> None:
     model = network()
     model.paretorch_edits = [{"kind": "scale", "weight": "0.weight", "exponent": -2}]
@@ -254,20 +215,6 @@ def test_what_cannot_be_saved_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="meta"):
         save(nn.Linear(2, 2, device="meta"), tmp_path / "x.pare")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("norms", [torch.float32, torch.bfloat16])
-def test_folded_norms_compute_the_same_in_fewer_bytes(norms: torch.dtype, tmp_path: Path) -> None:
-    model = network().eval()
-    nn.init.uniform_(model[1].weight, 0.5, 1.5)
-    nn.init.uniform_(model[1].bias)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    folded = save(model, tmp_path / "net.pare", fold_norms=True, norms=norms)
-    assert folded.total < sizes(model, norms=norms).total
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    x = torch.randn(2, 3, 4, 4)
-    close = 1e-5 if norms == torch.float32 else 3e-2
-    torch.testing.assert_close(load(tmp_path / "net.pare", into=network()).eval()(x), model(x), atol=close, rtol=close)
 
 
 def test_rows_of_one_precision_cost_their_codes_only() -> None:
@@ -356,28 +303,3 @@ def test_a_module_that_does_not_fit_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ArtefactError, match=r"1.weight is torch.float32 \(3, 5\) in the file"):
         load(tmp_path / "net.pare", into=other)
     assert all(torch.equal(before[name], tensor) for name, tensor in other.state_dict().items())
-
-
-class PreNormBlock(nn.Module):
-    """Named for its norm; the rest is none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.place = nn.Parameter(torch.randn(7, 8))
-        self.norm = nn.LayerNorm((7, 8))
-        nn.init.normal_(self.norm.weight)
-
-
-class NormedLinear(nn.Linear):
-    """Its weight is a matrix."""
-
-
-def test_only_vectors_of_norms_are_rounded(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(PreNormBlock(), NormedLinear(8, 8, bias=False))
-    save(model, tmp_path / "x.pare", norms=torch.bfloat16)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    after = load(tmp_path / "x.pare", into=model).state_dict()
-    assert torch.equal(after["0.place"], before["0.place"])
-    assert torch.equal(after["1.weight"], before["1.weight"])
-    assert torch.equal(after["0.norm.weight"], before["0.norm.weight"].bfloat16().float())
