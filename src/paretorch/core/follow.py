@@ -10,8 +10,7 @@ activation keeps zero if f(0) = 0, which is tried out, and a layer that reads so
 """
 
 import operator
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,21 +18,8 @@ from torch import Tensor, nn
 
 from paretorch.core.kinds import CASTS, MOVES, POINTWISE, REDUCTIONS, SPATIAL
 from paretorch.core.labels import FIXED, Layer, Network
+from paretorch.core.values import Named, Value, along, is_wide, leaves, mapped, unlabelled
 from paretorch.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class _Value:
-    labels: Tensor
-    zero: bool  # whether the elements of a removed channel are exactly zero
-
-
-@dataclass(frozen=True)
-class _Named:
-    """A parameter or buffer, by name."""
-
-    name: str
-    shape: torch.Size
 
 
 def follow(model: nn.Module, example: Tensor) -> Network:
@@ -69,7 +55,7 @@ class _Follower:
             if node.op == "placeholder":
                 shape = node.meta["val"].shape if isinstance(node.meta.get("val"), Tensor) else torch.Size(())
                 name = self.named.get(node.name)
-                self.values[node] = _unlabelled(shape) if name is None else _Named(name, shape)
+                self.values[node] = unlabelled(shape) if name is None else Named(name, shape)
             elif node.op == "call_function":
                 self.values[node] = self._call(node)
             elif node.op == "output":
@@ -123,11 +109,11 @@ class _Follower:
 
     # Layers
 
-    def _layer(self, node: torch.fx.Node, given: dict[str, Any], transposed: bool) -> _Value | None:
+    def _layer(self, node: torch.fx.Node, given: dict[str, Any], transposed: bool) -> Value | None:
         x, weight, groups = given["input"], given["weight"], given["groups"]
         shape = node.meta["val"].shape
-        owned = isinstance(weight, _Named) and isinstance(self._owner(weight), nn.modules.conv._ConvNd)
-        if not owned or not isinstance(x, _Value) or x.labels.dim() != len(weight.shape):
+        owned = isinstance(weight, Named) and isinstance(self._owner(weight), nn.modules.conv._ConvNd)
+        if not owned or not isinstance(x, Value) or x.labels.dim() != len(weight.shape):
             return None
         inputs, out, count = self._read(x, 1), shape[1], x.labels.shape[1]
         uses = (x.labels[0, 0] if transposed else torch.empty(shape[2:], device="meta")).numel()
@@ -145,17 +131,17 @@ class _Follower:
                 return self._made(node, given, Layer(weight.name, 1, rows[: out // groups], inputs, entries, uses), rows, 1)  # fmt: skip
         return self._made(node, given, Layer(weight.name, int(transposed), rows, columns, entries, uses), rows, 1)
 
-    def _linear(self, node: torch.fx.Node, given: dict[str, Any]) -> _Value | None:
+    def _linear(self, node: torch.fx.Node, given: dict[str, Any]) -> Value | None:
         x, weight = given["input"], given["weight"]
-        owned = isinstance(weight, _Named) and isinstance(self._owner(weight), nn.Linear)
-        if not owned or not isinstance(x, _Value):
+        owned = isinstance(weight, Named) and isinstance(self._owner(weight), nn.Linear)
+        if not owned or not isinstance(x, Value):
             return None
         axis = x.labels.dim() - 1
         inputs, rows = self._read(x, axis), self.net.new(weight.shape[0])
         layer = Layer(weight.name, 0, rows, inputs, 1, x.labels.numel() // len(inputs))
         return self._made(node, given, layer, rows, axis)
 
-    def _made(self, node: torch.fx.Node, given: dict[str, Any], layer: Layer, outputs: Tensor, axis: int) -> _Value:
+    def _made(self, node: torch.fx.Node, given: dict[str, Any], layer: Layer, outputs: Tensor, axis: int) -> Value:
         before = self.net.layers.get(layer.weight)
         if before is not None:  # used again: the same rows and columns
             self.net.join(before.rows, layer.rows)
@@ -164,24 +150,24 @@ class _Follower:
             layer = Layer(**{**vars(before), "positions": before.positions + layer.positions})
         self.net.layers[layer.weight] = layer
         zero = given["bias"] is None or self._vector(given["bias"], outputs)
-        return _Value(_along(outputs, axis, node.meta["val"].shape), zero)
+        return Value(along(outputs, axis, node.meta["val"].shape), zero)
 
-    def _norm(self, node: torch.fx.Node, given: dict[str, Any]) -> _Value | None:
+    def _norm(self, node: torch.fx.Node, given: dict[str, Any]) -> Value | None:
         x = given["input"]
         vectors = [given[key] for key in ("weight", "bias", "running_mean", "running_var")]
-        named = [one for one in vectors if isinstance(one, _Named)]
+        named = [one for one in vectors if isinstance(one, Named)]
         owned = all(isinstance(self._owner(one), nn.modules.batchnorm._BatchNorm) for one in named)
-        if not isinstance(x, _Value) or not owned or any(one is not None and one not in named for one in vectors):
+        if not isinstance(x, Value) or not owned or any(one is not None and one not in named for one in vectors):
             return None
         labels = self._read(x, 1, zero=False)
         gates = [self._vector(one, labels) for one in named]
-        affine = isinstance(given["weight"], _Named) and isinstance(given["bias"], _Named)
-        return _Value(_along(labels, 1, node.meta["val"].shape), affine and all(gates))
+        affine = isinstance(given["weight"], Named) and isinstance(given["bias"], Named)
+        return Value(along(labels, 1, node.meta["val"].shape), affine and all(gates))
 
     # Everything else
 
-    def _pointwise(self, node: torch.fx.Node, given: dict[str, Any]) -> _Value | None:
-        names = [key for key, value in given.items() if isinstance(value, _Value | _Named)]
+    def _pointwise(self, node: torch.fx.Node, given: dict[str, Any]) -> Value | None:
+        names = [key for key, value in given.items() if isinstance(value, Value | Named)]
         values = [self._plain(given[key]) for key in names]
         if not values or not isinstance(node.meta["val"], Tensor):
             return None
@@ -202,57 +188,57 @@ class _Follower:
             value.zero for key, value in zip(names, values, strict=True) if key not in masks
         )
         for i, value in enumerate(values):
-            if _is_wide(value.labels, labels):
+            if is_wide(value.labels, labels):
                 self.net.join(labels, value.labels.expand(shape))
                 kept = kept or (value.zero and probe([0.0 if j == i else 1.25 for j in range(len(values))]))
             else:
                 self.net.fix(value.labels)
-        return _Value(labels, kept)
+        return Value(labels, kept)
 
     def _move(self, node: torch.fx.Node, given: dict[str, Any]) -> Any:
-        found = [one for one in _leaves(given) if isinstance(one, _Value | _Named)]
+        found = [one for one in leaves(given) if isinstance(one, Value | Named)]
         zero = all(self._plain(one).zero or bool((self._plain(one).labels == FIXED).all()) for one in found)
-        labels = _mapped(given, lambda one: self._plain(one).labels)
+        labels = mapped(given, lambda one: self._plain(one).labels)
         if _name(node) == "view":  # of what is expanded there is none
             labels["self"] = labels["self"].contiguous()
         if "value" in labels:  # what is padded with is no label
             labels["value"] = float(FIXED)
         moved = labels["self"] if _name(node) in CASTS else self._run(node, labels, {})
-        return [_Value(one, zero) for one in moved] if isinstance(moved, list | tuple) else _Value(moved, zero)
+        return [Value(one, zero) for one in moved] if isinstance(moved, list | tuple) else Value(moved, zero)
 
-    def _spatial(self, node: torch.fx.Node, given: dict[str, Any]) -> _Value | None:
+    def _spatial(self, node: torch.fx.Node, given: dict[str, Any]) -> Value | None:
         x = next(iter(given.values()))
-        if not isinstance(x, _Value) or not isinstance(node.meta["val"], Tensor):
+        if not isinstance(x, Value) or not isinstance(node.meta["val"], Tensor):
             return None
-        return _Value(_along(self._read(x, 1, zero=False), 1, node.meta["val"].shape), x.zero)
+        return Value(along(self._read(x, 1, zero=False), 1, node.meta["val"].shape), x.zero)
 
-    def _reduce(self, node: torch.fx.Node, given: dict[str, Any]) -> _Value | None:
+    def _reduce(self, node: torch.fx.Node, given: dict[str, Any]) -> Value | None:
         x, dims = next(iter(given.values())), given.get("dim")
-        if not isinstance(x, _Value) or not dims:
+        if not isinstance(x, Value) or not dims:
             return None
         highest, lowest = (one(x.labels, dims, given.get("keepdim", False)) for one in (torch.amax, torch.amin))
-        return _Value(highest, x.zero) if torch.equal(highest, lowest) else None
+        return Value(highest, x.zero) if torch.equal(highest, lowest) else None
 
     def _unknown(self, node: torch.fx.Node) -> Any:
         self._fix_all((node.args, node.kwargs))
         value = node.meta.get("val")
         if isinstance(value, list | tuple):
-            return [_unlabelled(one.shape) if isinstance(one, Tensor) else one for one in value]
-        return _unlabelled(value.shape) if isinstance(value, Tensor) else value
+            return [unlabelled(one.shape) if isinstance(one, Tensor) else one for one in value]
+        return unlabelled(value.shape) if isinstance(value, Tensor) else value
 
     # Small things
 
-    def _read(self, x: _Value, axis: int, zero: bool = True) -> Tensor:
+    def _read(self, x: Value, axis: int, zero: bool = True) -> Tensor:
         """The labels along one axis; fixed where they differ elsewhere, or where a removed channel would be felt."""
         first = x.labels.movedim(axis, 0).flatten(1)[:, 0]
-        if (zero and not x.zero) or not torch.equal(x.labels, _along(first, axis, x.labels.shape)):
+        if (zero and not x.zero) or not torch.equal(x.labels, along(first, axis, x.labels.shape)):
             self.net.fix(x.labels)
             return torch.zeros_like(first)
         return first
 
     def _vector(self, vector: Any, labels: Tensor) -> bool:
         """Note a bias or norm vector with its channels; whether it can be gated or cut with them."""
-        if not isinstance(vector, _Named):
+        if not isinstance(vector, Named):
             self.net.fix(labels)
             return False
         if vector.name in self.net.vectors:
@@ -262,20 +248,20 @@ class _Follower:
             self.net.gated.add(vector.name)
         return True
 
-    def _owner(self, one: _Named) -> nn.Module | None:
+    def _owner(self, one: Named) -> nn.Module | None:
         return self.modules.get(one.name.rpartition(".")[0])
 
-    def _plain(self, one: _Value | _Named) -> _Value:
-        if isinstance(one, _Named):
+    def _plain(self, one: Value | Named) -> Value:
+        if isinstance(one, Named):
             self.strangers.add(one.name)
-            return _unlabelled(one.shape)
+            return unlabelled(one.shape)
         return one
 
     def _fix_all(self, tree: Any) -> None:
-        for leaf in _leaves(tree):
+        for leaf in leaves(tree):
             value = self._value(leaf)
             for one in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(one, _Value | _Named):
+                if isinstance(one, Value | Named):
                     self.net.fix(self._plain(one).labels)
 
     def _value(self, leaf: Any) -> Any:
@@ -286,7 +272,7 @@ class _Follower:
         positional = dict(zip((one.name for one in schema), node.args, strict=False))
         default = {one.name: one.default_value for one in schema if one.has_default_value()}
         given = {**default, **positional, **node.kwargs}
-        return {one.name: _mapped(given[one.name], read, torch.fx.Node) for one in schema if one.name in given}
+        return {one.name: mapped(given[one.name], read, torch.fx.Node) for one in schema if one.name in given}
 
     def _run(self, node: torch.fx.Node, given: dict[str, Any], instead: dict[str, Any]) -> Any:
         assert callable(node.target)
@@ -309,32 +295,3 @@ def _has_own_memory(source: Any) -> bool:
     # Inputs, parameters and parts of something have none; dropout in eval mode gives what it got.
     name = _name(source)
     return bool(name) and name not in MOVES | CASTS and "dropout" not in name
-
-
-def _unlabelled(shape: Iterable[int]) -> _Value:
-    return _Value(torch.zeros(tuple(shape), dtype=torch.float64), False)
-
-
-def _along(labels: Tensor, axis: int, shape: torch.Size) -> Tensor:
-    return labels.view([-1 if d == axis else 1 for d in range(len(shape))]).expand(shape)
-
-
-def _is_wide(labels: Tensor, full: Tensor) -> bool:
-    """Whether an operand has an element of its own wherever the result's labels differ; a scalar has not."""
-    shape = (1,) * (full.dim() - labels.dim()) + tuple(labels.shape)
-    narrow = [d for d in range(full.dim()) if shape[d] == 1 and full.shape[d] > 1]
-    return all(bool((full == full.narrow(d, 0, 1)).all()) for d in narrow) and labels.numel() > 1
-
-
-def _leaves(tree: Any) -> list[Any]:
-    if isinstance(tree, dict):
-        tree = list(tree.values())
-    return [leaf for one in tree for leaf in _leaves(one)] if isinstance(tree, list | tuple) else [tree]
-
-
-def _mapped(tree: Any, function: Callable[[Any], Any], kind: Any = (_Value, _Named)) -> Any:
-    if isinstance(tree, dict):
-        return {key: _mapped(value, function, kind) for key, value in tree.items()}
-    if isinstance(tree, list | tuple) and not isinstance(tree, torch.Size):
-        return [_mapped(one, function, kind) for one in tree]
-    return function(tree) if isinstance(tree, kind) else tree
