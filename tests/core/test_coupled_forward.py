@@ -90,7 +90,7 @@ def _noisy(x: Tensor) -> Tensor:
 BOTH = {"one", "two"}
 NETS: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
     "halves": (lambda: Halves(nn.Conv2d(6, 6, 1)), {"first", "second", "two"}),
-    "halves, one fixed": (lambda: Halves(nn.GroupNorm(2, 6)), {"second", "two"}),
+    "halves, one fixed": (lambda: Halves(nn.GroupNorm(1, 6)), {"second", "two"}),
     "shuffled": (lambda: Net(_shuffled), {"two"}),
     "rolled by half": (lambda: Net(lambda x: torch.roll(F.relu(x), x.shape[1] // 2, 1)), {"two"}),
     "asserted": (lambda: Net(_asserted), {"two"}),

@@ -221,10 +221,8 @@ class Coupling:
             yield Cut(name, "out", self._index(net, rows))
             if columns is not None:
                 yield Cut(name, "in", self._index(net, columns))
-        norms = {name.rpartition(".")[0]: labels for name, labels in net.vectors.items()}
-        for name, labels in norms.items():
-            if isinstance(model.get_submodule(name), nn.modules.batchnorm._BatchNorm):
-                yield Cut(name, "out", self._index(net, labels))
+        for name, labels in net.passed.items():
+            yield Cut(name, "out", self._index(net, labels))
 
 
 def _number(net: Network) -> dict[int, int]:

@@ -2,8 +2,8 @@
 
 {"kind": "keep_channels", "keep": hexadecimal digits, "size": channels before, "out": modules, "in": modules}
 
-Bit c of the number `keep` is 1 where channel c stays. `out` lists modules that make these channels (a norm among them),
-`in` those that read them. Edits are made by a plan and come back from files, so everything is checked.
+Bit c of the number `keep` is 1 where channel c stays. `out` lists modules that make these channels (norms
+and learned slopes among them), `in` those that read them. A group norm loses whole groups. Edits are made by a plan and come back from files, so everything is checked.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,9 @@ from paretorch.errors import ConfigError
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_NORMS = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d,
+)  # fmt: skip
 
 
 def channel_edits(cuts: Sequence[tuple[str, str, Tensor]]) -> list[dict[str, Any]]:
@@ -88,6 +90,15 @@ def _places(module: Any, name: str, side: str, keep: Tensor) -> list[tuple[str, 
     elif isinstance(module, _NORMS) and out:
         _expect(name, side, keep, module.num_features)
         places = [(one, 0, keep) for one in ("weight", "bias", "running_mean", "running_var")]
+    elif isinstance(module, nn.GroupNorm) and out:
+        _expect(name, side, keep, module.num_channels)
+        rows = keep.view(module.num_groups, -1)
+        if not torch.equal(rows.all(1), rows.any(1)):
+            raise ConfigError(f"an edit takes a part of a group of {name!r}, and with it the statistics of the rest")
+        places = [("weight", 0, keep), ("bias", 0, keep)]
+    elif isinstance(module, nn.PReLU) and out:
+        _expect(name, side, keep, module.num_parameters)
+        places = [("weight", 0, keep)]
     elif isinstance(module, _CONVS):
         _expect(name, side, keep, module.out_channels if out else module.in_channels)
         transposed = isinstance(module, _TRANSPOSED)
@@ -109,6 +120,11 @@ def _resize(module: Any, side: str, keep: Tensor) -> None:
         module.out_features, module.in_features = module.weight.shape
     elif isinstance(module, _NORMS):
         module.num_features = left
+    elif isinstance(module, nn.GroupNorm):
+        module.num_groups = left * module.num_groups // module.num_channels
+        module.num_channels = left
+    elif isinstance(module, nn.PReLU):
+        module.num_parameters = left
     elif side == "in":
         module.in_channels = left
     else:

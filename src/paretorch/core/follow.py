@@ -5,8 +5,9 @@ its outputs new labels; what only moves elements (reshape, concatenation, a chan
 them; what combines elements (a residual add) makes their labels one; whatever else meets a label fixes it: such a
 channel is never removed. So a network that is not understood loses channels to remove, never its function.
 
-A removed channel must be exactly zero wherever it is read. The producing rows and every norm behind them are gated, an
-activation keeps zero if f(0) = 0, which is tried out, and a layer that reads something else fixes what it reads.
+A removed channel must be exactly zero wherever it is read. The producing rows and γ, β of every norm behind them are
+gated, an activation keeps zero if f(0) = 0, which is tried out, and a layer that reads something else fixes what it reads.
+A norm by groups of channels makes one label of each group; one over all of them (layer norm) fixes them.
 """
 
 import operator
@@ -16,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.kinds import CASTS, MOVES, POINTWISE, REDUCTIONS, SPATIAL
+from paretorch.core.kinds import CASTS, MOVES, NORMS, POINTWISE, REDUCTIONS, SPATIAL
 from paretorch.core.labels import FIXED, Layer, Network
+from paretorch.core.looking import doubles
 from paretorch.core.values import Named, Value, along, is_wide, leaves, mapped, unlabelled
 from paretorch.errors import ConfigError
 
@@ -46,7 +48,8 @@ class _Follower:
         signature = exported.graph_signature
         self.named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         self.parameters = set(signature.inputs_to_parameters.values())
-        self.modules = dict(model.named_modules())
+        self.doubles = doubles(model)  # a state has them twice, an edit would not
+        self.modules = {name: one for name, one in model.named_modules() if name not in self.doubles}
         self.values: dict[torch.fx.Node, Any] = {}
         self.strangers: set[str] = set()  # parameters that something else reads, too
 
@@ -100,7 +103,8 @@ class _Follower:
             return lambda n, a: self._layer(n, a, transposed=False)
         if name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"):
             return lambda n, a: self._layer(n, a, transposed=True)
-        rules = {"linear": self._linear, "batch_norm": self._norm}
+        rules = {"linear": self._linear, "prelu": self._slopes}
+        rules |= dict.fromkeys(("batch_norm", "instance_norm", "group_norm"), self._norm)
         if name in rules:
             return rules[name]
         if name in POINTWISE or torch.Tag.pointwise in getattr(node.target, "tags", ()):
@@ -154,15 +158,42 @@ class _Follower:
 
     def _norm(self, node: torch.fx.Node, given: dict[str, Any]) -> Value | None:
         x = given["input"]
-        vectors = [given[key] for key in ("weight", "bias", "running_mean", "running_var")]
+        vectors = [given.get(key) for key in ("weight", "bias", "running_mean", "running_var")]
         named = [one for one in vectors if isinstance(one, Named)]
-        owned = all(isinstance(self._owner(one), nn.modules.batchnorm._BatchNorm) for one in named)
-        if not isinstance(x, Value) or not owned or any(one is not None and one not in named for one in vectors):
+        if not isinstance(x, Value) or any(one is not None and one not in named for one in vectors):
+            return None
+        name = named[0].name.rpartition(".")[0] if named else _caller(node)
+        owned = all(isinstance(self._owner(one), NORMS) for one in named)
+        if not owned or name in self.doubles:
+            return None
+        held = isinstance(self.modules.get(name), NORMS)  # not: a function, which has nothing to cut
+        labels = self._read(x, 1, zero=False)
+        if "num_groups" in given:
+            groups = given["num_groups"]
+            if groups == 1 or not held:
+                return None
+            # What goes from a group changes the statistics of what stays: all of it goes, or none.
+            self.net.join(labels.view(groups, -1), labels.view(groups, -1)[:, :1])
+        for one in named:
+            self._vector(one, labels)
+        if held:
+            self._pass(name, labels)
+        gated = vectors[0] in named and all(one.name in self.net.gated for one in named if one in vectors[:2])
+        plain = not named  # without γ, β and statistics of before, what was zero still is
+        return Value(along(labels, 1, node.meta["val"].shape), gated or (plain and x.zero))
+
+    def _slopes(self, node: torch.fx.Node, given: dict[str, Any]) -> Value | None:
+        x, slope = given["self"], given["weight"]
+        if not isinstance(x, Value) or not isinstance(slope, Named):
+            return None
+        if slope.shape.numel() == 1:  # one for all: nothing to cut
+            return Value(x.labels, x.zero)
+        if not isinstance(self._owner(slope), nn.PReLU):
             return None
         labels = self._read(x, 1, zero=False)
-        gates = [self._vector(one, labels) for one in named]
-        affine = isinstance(given["weight"], Named) and isinstance(given["bias"], Named)
-        return Value(along(labels, 1, node.meta["val"].shape), affine and all(gates))
+        self._vector(slope, labels, gate=False)
+        self._pass(slope.name.rpartition(".")[0], labels)
+        return Value(x.labels, x.zero)
 
     # Everything else
 
@@ -236,7 +267,13 @@ class _Follower:
             return torch.zeros_like(first)
         return first
 
-    def _vector(self, vector: Any, labels: Tensor) -> bool:
+    def _pass(self, module: str, labels: Tensor) -> None:
+        """Note a module that loses the channels that pass it."""
+        if module in self.net.passed:
+            self.net.join(self.net.passed[module], labels)
+        self.net.passed[module] = labels
+
+    def _vector(self, vector: Any, labels: Tensor, gate: bool = True) -> bool:
         """Note a bias or norm vector with its channels; whether it can be gated or cut with them."""
         if not isinstance(vector, Named):
             self.net.fix(labels)
@@ -244,7 +281,7 @@ class _Follower:
         if vector.name in self.net.vectors:
             self.net.join(self.net.vectors[vector.name], labels)
         self.net.vectors[vector.name] = labels
-        if vector.name in self.parameters:
+        if gate and vector.name in self.parameters:
             self.net.gated.add(vector.name)
         return True
 
@@ -286,6 +323,13 @@ class _Follower:
 
 def _name(node: torch.fx.Node) -> str:
     return getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+
+
+def _caller(node: torch.fx.Node) -> str:
+    """The module in whose forward pass an operation stands."""
+    stack = node.meta.get("nn_module_stack") or {"": ("", None)}
+    name: str = list(stack.values())[-1][0]
+    return name
 
 
 def _has_own_memory(source: Any) -> bool:

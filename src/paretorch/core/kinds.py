@@ -1,4 +1,6 @@
-"""Operations of torch by what they do to labels of channels, for `paretorch.core.follow`."""
+"""Operations and modules of torch by what they do to labels of channels, for `paretorch.core.follow`."""
+
+from torch import nn
 
 MOVES = frozenset({
     "view", "reshape", "_unsafe_view", "permute", "transpose", "t", "flatten", "unflatten", "unsqueeze", "squeeze",
@@ -17,4 +19,5 @@ POINTWISE = frozenset({
     "dropout", "feature_dropout", "hardswish", "hardsigmoid", "hardtanh", "relu6", "mish", "gelu", "silu", "elu", "selu",
     "celu", "softplus", "leaky_relu", "softsign", "logsigmoid",
 })  # fmt: skip
+NORMS = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm, nn.GroupNorm)
 REDUCTIONS = frozenset({"mean", "sum", "amax", "amin"})

@@ -26,11 +26,12 @@ class Layer:
 
 @dataclass
 class Network:
-    """What was found: layers, the vectors that go with channels (biases, norms), and which labels are one."""
+    """What was found: layers, the vectors that go with channels (biases, norms, slopes), and which labels are one."""
 
     layers: dict[str, Layer] = field(default_factory=dict)
     vectors: dict[str, Tensor] = field(default_factory=dict)
-    gated: set[str] = field(default_factory=set)  # vectors that are parameters
+    gated: set[str] = field(default_factory=set)  # vectors that are parameters, and zero where a channel is
+    passed: dict[str, Tensor] = field(default_factory=dict)  # norms and slopes, which lose the channels that pass them
     parents: list[int] = field(default_factory=lambda: [FIXED])
 
     def new(self, count: int) -> Tensor:

@@ -45,6 +45,14 @@ def _in_order(hook: Hook) -> Callable[[nn.Module, Any, Any, Any], None]:
     return called
 
 
+def doubles(model: nn.Module) -> dict[str, str]:
+    """Every name of a module that has several, with another of them."""
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    return {one: own[0] if one != own[0] else own[1] for own in names.values() if len(own) > 1 for one in own}
+
+
 def run_example(model: nn.Module, example: Tensor) -> None:
     """Run the model on an example, on the model's device; one that does not run is the caller's mistake."""
     parameter = next(model.parameters(), None)

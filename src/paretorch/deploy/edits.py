@@ -37,7 +37,15 @@ _MOST_EXPONENT = 1100  # of float64
 _MOST_CHANNELS = 2**20
 _MOST_DIMENSIONS = 8
 _MOST_WORDS = 300  # letters of an error that a forged name could fill
-_CHANNELS = ("in_channels", "out_channels", "in_features", "out_features", "num_features")
+_CHANNELS = (
+    "in_channels",
+    "out_channels",
+    "in_features",
+    "out_features",
+    "num_features",
+    "num_channels",
+    "num_parameters",
+)
 
 
 def _scale(model: nn.Module, edit: Edit) -> None:
