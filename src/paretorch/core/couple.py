@@ -14,7 +14,7 @@ from paretorch.core.channels import Coupling
 from paretorch.core.cut import channel_edits, keep_channels
 from paretorch.core.follow import follow
 from paretorch.core.labels import Network
-from paretorch.core.looking import in_eval, run_example
+from paretorch.core.looking import doubles, in_eval, run_example
 from paretorch.errors import ConfigError
 
 _TOLERANCE = 1e-4  # of the largest output: sums of fewer terms are rounded differently
@@ -39,10 +39,17 @@ def couple(model: nn.Module, example: Tensor, chosen: set[str], asked_by: str) -
             coupling = _without_what_fails(net, exact, coupling, example, chosen)
     if not coupling.count:
         raise ConfigError(
-            f"{asked_by} finds no channel that can be removed: every one is tied to the inputs, the outputs or a layer "
-            'that is not followed (attention, layer norm, recurrence) or excluded; use group="weight"'
+            f"{asked_by} finds no channel that can be removed: every one is tied to the inputs, the outputs or a layer that is "
+            "not followed (attention, layer norm, group norm of one group, recurrence), is excluded or has two names"
+            f'{_told_twice(model)}; use group="weight"'
         )
     return coupling
+
+
+def _told_twice(model: nn.Module) -> str:
+    """An example of a module with two names, if there is one with parameters."""
+    twice = ((one, other) for one, other in doubles(model).items() if model.get_submodule(one)._parameters)
+    return next((f" ({other} is {one} again)" for one, other in twice), "")
 
 
 def _fix_tied(net: Network, model: nn.Module) -> None:
