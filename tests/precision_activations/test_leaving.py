@@ -176,3 +176,19 @@ def test_channels_may_go_beside_activations_by_layer(tmp_path: Path) -> None:
     torch.testing.assert_close(small(x), before, rtol=1e-5, atol=1e-5)
     save(small, tmp_path / "net.pare")
     assert torch.equal(load(tmp_path / "net.pare", into=net()).eval()(x), small(x))
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.InstanceNorm2d, nn.PReLU])
+def test_what_is_quantized_behind_a_norm_or_slopes_loses_their_channels(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 6, 6)
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), kind(8), nn.Conv2d(8, 4, 1), nn.Flatten(), nn.Linear(144, 2))
+    sparse = ContinuousSparsification(target=0.5, group="channel", exclude=("2", "4"))
+    outputs = SMOLActivations(target_bits=4.0, group="layer", include="1", bounds=(0.0, 4.0))
+    plan = compress(model, sparse, outputs, steps=1, example=x)
+    plan.harden()
+    expected = model.eval()(x)
+    small = plan.finalize()
+    assert len(small[0].bias) == 4
+    assert str(small[1].inner) == str(kind(4))
+    torch.testing.assert_close(small(x), expected, atol=1e-5, rtol=1e-5)

@@ -103,10 +103,13 @@ class Attached:
             raise ConfigError("finalize needs a whole model: load plan.dense_state_dict() into a plain copy instead")
 
     def detach(self, dense: dict[str, Tensor]) -> None:
-        """Put plain tensors and modules where the relaxations were."""
+        """Put plain tensors where the relaxations were."""
         for site, chain in zip(self.sites, self.chains, strict=True):
             if not isinstance(site, Template):
                 detach(site, dense[site.name], all(r.trains for r in chain.relaxations() if isinstance(r, Mix)))
+
+    def detach_outputs(self) -> None:
+        """Put plain modules where outputs were relaxed; what is cut, such as a norm, is cut before."""
         for spot, chain in self.spots:
             detach_output(self.model, spot, chain)
 

@@ -294,10 +294,11 @@ class Plan:
         self._attached.check_whole()
         state, edits = self.dense_state_dict(), self.edits()
         self._attached.detach(state)
+        self._attached.cut(edits)
+        self._attached.detach_outputs()
         self._state.remove()
         del self.model.__dict__[_ATTRIBUTE]
         self._over = True
-        self._attached.cut(edits)
         if self._budget is not None:
             self._attached.trim(self._budget, edits)
         self._attached.note(edits)
