@@ -178,17 +178,67 @@ def test_channels_may_go_beside_activations_by_layer(tmp_path: Path) -> None:
     assert torch.equal(load(tmp_path / "net.pare", into=net()).eval()(x), small(x))
 
 
-@pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.InstanceNorm2d, nn.PReLU])
-def test_what_is_quantized_behind_a_norm_or_slopes_loses_their_channels(kind: type[nn.Module]) -> None:
+def test_what_is_quantized_behind_a_norm_without_weights_loses_its_channels(tmp_path: Path) -> None:
+    def net() -> nn.Sequential:
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 1), nn.InstanceNorm2d(8), nn.Conv2d(8, 4, 1), nn.Flatten(), nn.Linear(144, 2)
+        )
+
     torch.manual_seed(0)
-    x = torch.randn(4, 3, 6, 6)
-    model = nn.Sequential(nn.Conv2d(3, 8, 1), kind(8), nn.Conv2d(8, 4, 1), nn.Flatten(), nn.Linear(144, 2))
-    sparse = ContinuousSparsification(target=0.5, group="channel", exclude=("2", "4"))
-    outputs = SMOLActivations(target_bits=4.0, group="layer", include="1", bounds=(0.0, 4.0))
-    plan = compress(model, sparse, outputs, steps=1, example=x)
+    model, x = net(), torch.randn(4, 3, 6, 6)
+    plan = compress(model, _channels("2", "4"), _to_bits("1", (0.0, 4.0)), steps=1, example=x)
     plan.harden()
     expected = model.eval()(x)
     small = plan.finalize()
     assert len(small[0].bias) == 4
-    assert str(small[1].inner) == str(kind(4))
+    assert str(small[1].inner) == str(nn.InstanceNorm2d(4))
     torch.testing.assert_close(small(x), expected, atol=1e-5, rtol=1e-5)
+    save(small, tmp_path / "net.pare")
+    assert torch.equal(load(tmp_path / "net.pare", into=net()).eval()(x), small(x))
+
+
+@pytest.mark.parametrize(
+    "kind", [nn.BatchNorm2d(8), nn.PReLU(8), nn.Conv2d(8, 8, 1)], ids=lambda one: type(one).__name__
+)
+def test_outputs_of_modules_with_weights_are_refused(kind: nn.Module) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), kind, nn.Flatten(), nn.Linear(288, 2))
+    with pytest.raises(ConfigError, match=rf"^1, a {type(kind).__name__}, has weights or statistics .* nn.Identity"):
+        compress(model, _to_bits("1", (0.0, 4.0)), steps=1, example=torch.randn(4, 3, 6, 6))
+    behind = nn.Sequential(*model[:2], nn.Identity(), *model[2:])
+    assert compress(behind, _to_bits("2", (0.0, 4.0)), steps=1, example=torch.randn(4, 3, 6, 6)).methods
+
+
+@pytest.mark.parametrize(
+    ("bounds", "go"),
+    [((-1.0, 1.0), False), ((-0.3, 2.0), False), ((0.5, 2.0), False), ((0.0, 2.0), True), ((-1.0, 0.0), True)],
+)
+def test_channels_stay_that_are_quantized_without_a_zero(bounds: tuple[float, float], go: bool) -> None:
+    """A removed channel is zero where it is read; a grid without a zero would make it something else."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 4, 4)
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Tanh(), nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4))
+    plan = compress(model, _channels("5", target=0.3), _to_bits("1", bounds), steps=2, example=x)
+    for _ in range(2):
+        model(x).sum().backward()
+        plan.step()
+    plan.harden()
+    expected = model.eval()(x)
+    small = plan.finalize()
+    assert (len(small[0].bias) < 8) == go
+    assert len(small[2].bias) < 8
+    torch.testing.assert_close(small(x), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_it_is_said_where_all_channels_are_quantized_without_a_zero() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Tanh(), nn.Flatten(), nn.Linear(128, 4))
+    with pytest.raises(ConfigError, match=r"finds no channel .* no level at zero"):
+        compress(model, _channels("3"), _to_bits("1", None), steps=2, example=torch.randn(4, 3, 4, 4))
+    assert not model[1]._forward_hooks
+
+
+def _channels(*exclude: str, target: float = 0.5) -> ContinuousSparsification:
+    return ContinuousSparsification(target=target, group="channel", exclude=exclude)
+
+
+def _to_bits(include: str, bounds: tuple[float, float] | None) -> SMOLActivations:
+    return SMOLActivations(target_bits=4.0, group="layer", include=include, bounds=bounds)

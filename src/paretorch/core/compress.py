@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 from paretorch.core.attach import attach
 from paretorch.core.budget_bytes import ByteBudget, Edit, Meter, assign_targets
 from paretorch.core.channels import Channels, Coupling
+from paretorch.core.choosing import choose_sites
 from paretorch.core.couple import couple
 from paretorch.core.groups import grouping
 from paretorch.core.leave import earlier_edits
@@ -20,15 +21,15 @@ from paretorch.core.method import Method, Term
 from paretorch.core.mixing import Mix, install, on_templates
 from paretorch.core.noise import seed_for
 from paretorch.core.options import require_count
+from paretorch.core.outputs import relax_outputs, zeros_moved
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation
-from paretorch.core.sites import Site, Template, check_patterns, choose, find_sites
-from paretorch.core.spots import Spot, attach_output, find_spots
+from paretorch.core.sites import Site, Template, find_sites
+from paretorch.core.spots import attach_output
 from paretorch.core.state import PlanState
 from paretorch.core.tensors import is_sharded
-from paretorch.core.warn import warn
 from paretorch.core.zeros import tell_of_zeros
-from paretorch.errors import ConfigError, LeftOutWarning
+from paretorch.errors import ConfigError
 
 
 def compress(
@@ -53,7 +54,7 @@ def compress(
     sites = [site for site in every if site.weight.dim() > 1]
     on_outputs = tuple(method for method in methods if method.on_activations)
     on_weights = tuple(method for method in methods if not method.on_activations)
-    chosen = {method.room: _choose(method, sites, named) for method in on_weights}
+    chosen = {method.room: choose_sites(method, sites, named) for method in on_weights}
     aimed = on_weights
     if budget is not None and not on_weights:
         raise ConfigError("budget= counts the bytes of the weights: give a method that acts on weights too")
@@ -65,9 +66,10 @@ def compress(
     for method in aimed:
         method.check_beside({one.room for one in aimed})
     asked = {method.room: budget for method, given in zip(aimed, on_weights, strict=True) if method is not given}
+    spots = relax_outputs(on_outputs, model, example, seed, cut=any(_removes(method, example) for method in aimed))
     couplings: dict[str, Coupling | None] = {}
     for method in aimed:
-        with _told_by(asked.get(method.room)):
+        with _told_by(asked.get(method.room)), zeros_moved(spots):
             couplings[method.room] = _couple(method, model, chosen[method.room], example)
     for room, coupling in couplings.items():
         if coupling is not None:
@@ -89,7 +91,6 @@ def compress(
         if own and couplings[method.room] is None and method.group != "network":
             with _told_by(asked.get(method.room)):
                 method.check_groups(min(sizes), float(sum(math.prod(r.grouping.shape) for r in own)))
-    spots = _relax_outputs(on_outputs, model, example, seed, cut=any(couplings.values()))
     # Nothing was touched so far: whatever is wrong with the options has been said by now.
     ordered = tuple(next(m for m in (*aimed, *on_outputs) if m.room == method.room) for method in methods)
     device = spots[0][0].device if spots else next(model.parameters()).device
@@ -149,59 +150,14 @@ def _after(meter: Meter, before: Sequence[Edit], state: Mapping[str, Tensor], ed
     return meter(state, [*before, *edits])
 
 
-def _choose(method: Method, sites: Sequence[Site], named: Sequence[Site]) -> list[Site]:
-    """The sites that the method acts on; its patterns may be about others of those that are named, such as biases."""
-    chosen = choose(sites, method.include, method.exclude)
-    if not chosen:
-        kind = "activation module" if method.on_activations else "layer"
-        none = "none that runs" if method.on_activations else "no weight of two dimensions"
-        raise ConfigError(
-            f"{type(method).__name__} finds no {kind} to act on: include={method.include!r}, exclude={method.exclude!r}; "
-            f"the model has {', '.join(site.name for site in sites[:4]) or none}{' …' if len(sites) > 4 else ''}"
-        )
-    check_patterns([*sites, *named], include=method.include, exclude=method.exclude)
-    for site in chosen:
-        if any(getattr(module, "sparse", False) is True for module, *_ in site.owners):
-            raise ConfigError(
-                f"{site.name} has sparse gradients, which reach no decision: build its layer with sparse=False, or exclude it"
-            )
-        if method.unit == "bits" and any(getattr(module, "max_norm", None) is not None for module, *_ in site.owners):
-            raise ConfigError(
-                f"{site.name} is rescaled by max_norm whenever it is read, off any grid of {type(method).__name__}: "
-                "build its layer without max_norm, or exclude it"
-            )
-        if site.weight.is_complex() and not method.takes_complex:
-            raise ConfigError(
-                f"{site.name} is complex, and {type(method).__name__} takes real weights alone: exclude it"
-            )
-    if method.include is None and not method.on_activations:
-        _tell_left_out(method, sites)
-    for pattern in method.overrides:
-        if not any(site.matches(pattern) for site in chosen):
-            raise ConfigError(
-                f"overrides[{pattern!r}] of {type(method).__name__} matches no layer that it acts on: "
-                f"{', '.join(site.name for site in chosen[:4])}{' …' if len(chosen) > 4 else ''}"
-            )
-    return chosen
-
-
-def _tell_left_out(method: Method, sites: Sequence[Site]) -> None:
-    """Say so where most of the weights are in layers of kinds that nobody asked for and that are not known."""
-    admitted = [site for site in sites if not site.matches(method.exclude)]
-    unknown = [site for site in admitted if not site.is_usual]
-    left, every = (sum(site.weight.numel() for site in group) for group in (unknown, admitted))
-    if 2 * left > every:
-        kinds = ", ".join(dict.fromkeys(type(site.owners[0][0]).__name__ for site in unknown))
-        warn(
-            f"{type(method).__name__} leaves {left / every:.0%} of the weights alone, such as {unknown[0].name}, since their layers "
-            f'({kinds}) are of unknown kinds: include="*" takes all, exclude= says that you know',
-            LeftOutWarning,
-        )
+def _removes(method: Method, example: Tensor | None) -> bool:
+    """Whether the method is to remove channels."""
+    return method.couples and method.group == "channel" and example is not None
 
 
 def _couple(method: Method, model: nn.Module, chosen: list[Site], example: Tensor | None) -> Coupling | None:
     """The coupled channels of a method that removes them; None where each weight decides for itself."""
-    if not method.couples or method.group != "channel" or example is None:
+    if example is None or not _removes(method, example):
         return None
     if any("group" in options for options in method.overrides.values()):
         raise ConfigError(
@@ -249,30 +205,6 @@ def _check_starts(
 def _is_common(relaxation: Relaxation, method: Method) -> bool:
     """Whether the decision is one for many weights: for the network, or for coupled channels."""
     return method.group == "network" or isinstance(relaxation.grouping, Channels)
-
-
-def _relax_outputs(
-    methods: tuple[Method, ...], model: nn.Module, example: Tensor | None, seed: int, cut: bool
-) -> list[tuple[Spot, Chain]]:
-    """The spots of the methods on activations, each with the chain that will sit there."""
-    made: list[tuple[Spot, Chain]] = []
-    for method in methods:
-        spots = find_spots(model, example, type(method).__name__)
-        for spot in _choose(method, spots, find_sites(model, dims=0)):
-            assert isinstance(spot, Spot)
-            own = method.for_site(spot)
-            if len(set(spot.shapes)) > 1:
-                raise ConfigError(
-                    f"{spot.name} gives outputs of different shapes, {spot.shapes[0]} and {spot.shapes[-1]}: "
-                    "use a module of its own at each place, or exclude it"
-                )
-            if cut and own.group not in ("layer", "network"):
-                raise ConfigError(
-                    f'{type(method).__name__}(group={own.group!r}) does not go with channels that are removed: use group="layer"'
-                )
-            grid = grouping(own.group, spot.name, spot.weight, spot.channel_axis)
-            made.append((spot, Chain([own.relax(spot, grid, seed_for(seed, spot.name), {method.room})])))
-    return made
 
 
 def _bind(relaxation: Relaxation, method: Method, state: PlanState, site: Site) -> None:

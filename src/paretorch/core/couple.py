@@ -40,7 +40,8 @@ def couple(model: nn.Module, example: Tensor, chosen: set[str], asked_by: str) -
     if not coupling.count:
         raise ConfigError(
             f"{asked_by} finds no channel that can be removed: every one is tied to the inputs, the outputs or a layer that is "
-            "not followed (attention, layer norm, group norm of one group, recurrence), is excluded or has two names"
+            "not followed (attention, layer norm, group norm of one group, recurrence), is excluded, has outputs that are quantized "
+            "with no level at zero, or has two names"
             f'{_told_twice(model)}; use group="weight"'
         )
     return coupling

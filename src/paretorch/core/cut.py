@@ -2,8 +2,9 @@
 
 {"kind": "keep_channels", "keep": hexadecimal digits, "size": channels before, "out": modules, "in": modules}
 
-Bit c of the number `keep` is 1 where channel c stays. `out` lists modules that make these channels (norms
-and learned slopes among them), `in` those that read them. A group norm loses whole groups. Edits are made by a plan and come back from files, so everything is checked.
+Bit c of the number `keep` is 1 where channel c stays. `out` lists modules that make these channels (norms and learned
+slopes among them), `in` those that read them. A group norm loses whole groups. Edits are made by a plan and come back
+from files, so everything is checked.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

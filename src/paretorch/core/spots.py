@@ -48,6 +48,11 @@ class Spot(Site):
 class OutputRelaxation(Relaxation):
     """A relaxation of an output; it says what stays in the network once the plan is gone."""
 
+    @property
+    def keeps_zero(self) -> bool:
+        """Whether the output of what stays is zero where that of the activation is, as removed channels need it."""
+        return True
+
     @abstractmethod
     def plain(self, inner: nn.Module) -> nn.Module:
         """The ordinary module that takes the activation's place, with the rounded decisions."""
@@ -55,6 +60,11 @@ class OutputRelaxation(Relaxation):
     @abstractmethod
     def edit(self, modules: list[str]) -> dict[str, Any]:
         """The structural edit that makes such a module of the activation under these names."""
+
+
+def has_state(module: nn.Module) -> bool:
+    """Whether a module has parameters or buffers; a norm without any has places for them."""
+    return any(one is not None for own in (module._parameters, module._buffers) for one in own.values())
 
 
 def find_spots(model: nn.Module, example: Tensor | None, asked_by: str) -> list[Spot]:
@@ -106,21 +116,22 @@ def detach_output(model: nn.Module, spot: Spot, chain: Chain) -> None:
     module = spot.module
     module.__dict__.pop(_HANDLE).remove()
     del module._modules[_CHILD]
-    place(model, [name for *_, name in spot.owners], _only(chain).plain(module))
+    place(model, [name for *_, name in spot.owners], only(chain).plain(module))
 
 
 def state_of(spot: Spot, chain: Chain) -> dict[str, Tensor]:
     """What the plain module will add to the model's state."""
-    own = _only(chain).plain(nn.Identity()).state_dict()
+    own = only(chain).plain(nn.Identity()).state_dict()
     return {f"{name}.{key}": value for *_, name in spot.owners for key, value in own.items()}
 
 
 def edit_of(spot: Spot, chain: Chain) -> dict[str, Any]:
     """The structural edit that does the same to a fresh model."""
-    return _only(chain).edit([name for *_, name in spot.owners])
+    return only(chain).edit([name for *_, name in spot.owners])
 
 
-def _only(chain: Chain) -> OutputRelaxation:
+def only(chain: Chain) -> OutputRelaxation:
+    """The relaxation of a spot, which has one."""
     (relaxation,) = chain.relaxations()
     assert isinstance(relaxation, OutputRelaxation)
     return relaxation

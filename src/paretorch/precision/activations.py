@@ -146,6 +146,11 @@ class ActivationPrecision(Leveled, OutputRelaxation):
         self.decay = 0.0 if alpha is None else alpha[1]
         self.alpha = None if alpha is None else nn.Parameter(torch.tensor([alpha[0]], device=spot.device))
 
+    @property
+    def keeps_zero(self) -> bool:
+        """Of a range with zero inside, no number of bits has a level there for sure; at one of its ends, every one."""
+        return self.alpha is not None or 0.0 in self.bounds.tolist()
+
     def ends(self) -> tuple[Tensor, Tensor]:
         """low and high."""
         low, high = self.bounds.unbind()

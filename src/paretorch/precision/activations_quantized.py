@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.spots import BOUNDED, place
+from paretorch.core.spots import BOUNDED, has_state, place
 from paretorch.core.tensors import gather
 from paretorch.errors import ConfigError
 
@@ -95,7 +95,7 @@ def replay(model: nn.Module, modules: list[str], grid: Sequence[int]) -> None:
     inner = found[0]
     if any(one is not inner for one in found):
         raise ConfigError(f"an edit takes {', '.join(modules)} for one module")
-    if inner._modules or inner._parameters or inner._buffers or not modules[0]:
+    if inner._modules or has_state(inner) or not modules[0]:
         raise ConfigError(f"an edit quantizes {modules[0]!r}, a {type(inner).__name__}, which is no activation")
     parameter = next(model.parameters(), None)
     device = None if parameter is None else parameter.device

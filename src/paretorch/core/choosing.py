@@ -1,0 +1,58 @@
+"""Which weights, or outputs, a method acts on, and what is said where it cannot act on them."""
+
+from collections.abc import Sequence
+
+from paretorch.core.method import Method
+from paretorch.core.sites import Site, check_patterns, choose
+from paretorch.core.warn import warn
+from paretorch.errors import ConfigError, LeftOutWarning
+
+
+def choose_sites(method: Method, sites: Sequence[Site], named: Sequence[Site]) -> list[Site]:
+    """The sites that the method acts on; its patterns may be about others of those that are named, such as biases."""
+    chosen = choose(sites, method.include, method.exclude)
+    if not chosen:
+        kind = "activation module" if method.on_activations else "layer"
+        none = "none that runs" if method.on_activations else "no weight of two dimensions"
+        raise ConfigError(
+            f"{type(method).__name__} finds no {kind} to act on: include={method.include!r}, exclude={method.exclude!r}; "
+            f"the model has {', '.join(site.name for site in sites[:4]) or none}{' …' if len(sites) > 4 else ''}"
+        )
+    check_patterns([*sites, *named], include=method.include, exclude=method.exclude)
+    for site in chosen:
+        if any(getattr(module, "sparse", False) is True for module, *_ in site.owners):
+            raise ConfigError(
+                f"{site.name} has sparse gradients, which reach no decision: build its layer with sparse=False, or exclude it"
+            )
+        if method.unit == "bits" and any(getattr(module, "max_norm", None) is not None for module, *_ in site.owners):
+            raise ConfigError(
+                f"{site.name} is rescaled by max_norm whenever it is read, off any grid of {type(method).__name__}: "
+                "build its layer without max_norm, or exclude it"
+            )
+        if site.weight.is_complex() and not method.takes_complex:
+            raise ConfigError(
+                f"{site.name} is complex, and {type(method).__name__} takes real weights alone: exclude it"
+            )
+    if method.include is None and not method.on_activations:
+        _tell_left_out(method, sites)
+    for pattern in method.overrides:
+        if not any(site.matches(pattern) for site in chosen):
+            raise ConfigError(
+                f"overrides[{pattern!r}] of {type(method).__name__} matches no layer that it acts on: "
+                f"{', '.join(site.name for site in chosen[:4])}{' …' if len(chosen) > 4 else ''}"
+            )
+    return chosen
+
+
+def _tell_left_out(method: Method, sites: Sequence[Site]) -> None:
+    """Say so where most of the weights are in layers of kinds that nobody asked for and that are not known."""
+    admitted = [site for site in sites if not site.matches(method.exclude)]
+    unknown = [site for site in admitted if not site.is_usual]
+    left, every = (sum(site.weight.numel() for site in group) for group in (unknown, admitted))
+    if 2 * left > every:
+        kinds = ", ".join(dict.fromkeys(type(site.owners[0][0]).__name__ for site in unknown))
+        warn(
+            f"{type(method).__name__} leaves {left / every:.0%} of the weights alone, such as {unknown[0].name}, since their layers "
+            f'({kinds}) are of unknown kinds: include="*" takes all, exclude= says that you know',
+            LeftOutWarning,
+        )
