@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.errors import ConfigError
+from paretorch.errors import ConfigError, PareError
 
 Hook = Callable[[nn.Module, Any, Any], None]
 
@@ -56,7 +56,24 @@ def doubles(model: nn.Module) -> dict[str, str]:
 def run_example(model: nn.Module, example: Tensor) -> None:
     """Run the model on an example, on the model's device; one that does not run is the caller's mistake."""
     parameter = next(model.parameters(), None)
-    try:
+    with trying(example):
         model(example if parameter is None else example.to(parameter.device))
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise ConfigError(f"the example of shape {tuple(example.shape)} does not run: {error}") from error
+
+
+@contextmanager
+def trying(*examples: Tensor) -> Iterator[None]:
+    """Inside, a caller's model runs on these: what its forward pass raises is told as a mistake of the caller."""
+    try:
+        yield
+    except PareError:
+        raise
+    except Exception as error:  # what a forward pass raises is not ours to list
+        shapes = ", ".join(str(tuple(example.shape)) for example in examples)
+        raise ConfigError(f"the example of shape {shapes} does not run: {first_sentence(error)}") from error
+
+
+def first_sentence(error: BaseException) -> str:
+    """What an error says first: torch's can be pages long. One that says nothing, or a key alone, is told by its kind."""
+    said = (str(error).strip().splitlines() or [""])[0].split(". ")[0]
+    kind = type(error).__name__
+    return kind if not said else f"{kind}: {said}" if isinstance(error, KeyError) else said

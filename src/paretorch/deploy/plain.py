@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from paretorch.core.looking import first_sentence
 from paretorch.core.relaxation import PREFIX
 from paretorch.errors import ConfigError
 
@@ -40,9 +41,8 @@ def copied(model: nn.Module, who: str) -> nn.Module:
     try:
         return copy.deepcopy(model).eval()
     except Exception as error:  # whatever the attributes of a user's module raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0]
         raise ConfigError(
-            f"{who} works on a copy, and this {type(model).__name__} cannot be copied: {reason}"
+            f"{who} works on a copy, and this {type(model).__name__} cannot be copied: {first_sentence(error)}"
         ) from error
 
 

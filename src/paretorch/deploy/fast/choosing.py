@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.looking import first_sentence, trying
 from paretorch.deploy.fast.account import Account, Choice
 from paretorch.deploy.fast.candidates import candidate, is_layer
 from paretorch.deploy.fast.capture import capture, difference, replaced, tensors_of
@@ -89,19 +90,11 @@ def _default_timer(model: nn.Module, arguments: tuple[Any, ...], rounds: int, se
 
 
 def _run(model: nn.Module, arguments: tuple[Any, ...]) -> Any:
-    try:
+    with trying(*tensors_of(arguments)):
         output = model(*arguments)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        shapes = ", ".join(str(tuple(t.shape)) for t in tensors_of(arguments))
-        raise ConfigError(f"the example of shape {shapes} does not run: {_first_line(error)}") from error
     if not tensors_of(output):
         raise ConfigError(f"optimize needs a module that returns tensors, not {type(output).__name__}")
     return output
-
-
-def _first_line(error: Exception) -> str:
-    """Up to the end of its first sentence: torch's errors can be pages long."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0]
 
 
 def _choose(
@@ -114,7 +107,7 @@ def _choose(
     try:
         apart = max(difference(layer(x), module(x)) for x in inputs)
     except (RuntimeError, TypeError) as error:
-        return Choice(name, _DENSE, f"{kind} does not run here: {_first_line(error)}"), None
+        return Choice(name, _DENSE, f"{kind} does not run here: {first_sentence(error)}"), None
     if apart > limit:
         return Choice(name, _DENSE, f"{kind} differs by {apart:.1e}, more than {limit:.0e}"), None
     times = timed({_DENSE: _calls(layer, inputs), kind: _calls(module, inputs)})
@@ -147,7 +140,7 @@ def _compare(
     try:
         apart = difference(expected, fast(*arguments))
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
-        return Account(choices, False, f"with the faster layers it does not run: {_first_line(error)}")
+        return Account(choices, False, f"with the faster layers it does not run: {first_sentence(error)}")
     if apart > limit:
         return Account(choices, False, f"outputs differ by {apart:.1e}, more than {limit:.0e}", difference=apart)
     times: Mapping[str, Any] = timed({"before": lambda: reference(*arguments), "after": lambda: fast(*arguments)})

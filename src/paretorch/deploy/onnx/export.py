@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.looking import trying
 from paretorch.core.options import require_number
 from paretorch.deploy.artefact import StrPath
 from paretorch.deploy.calibrate import check_percentile, quantize_int8
@@ -83,11 +84,8 @@ def export_onnx(
         raise ConfigError(f"{target} is a folder: give the file, such as {target / 'model.onnx'}")
     wanted = []
     for part in (rows, rows[:1]):
-        try:
-            with torch.no_grad():
-                wanted.append((part, plain(part)))
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            raise ConfigError(f"the example of shape {tuple(part.shape)} does not run: {error}") from error
+        with trying(part), torch.no_grad():
+            wanted.append((part, plain(part)))
         if isinstance(wanted[-1][1], Tensor) and bool(wanted[-1][1].isnan().any()):
             raise ConfigError("outputs of the module on the example are NaN, so that no file can be compared with it")
     if not isinstance(wanted[0][1], Tensor):
