@@ -154,6 +154,18 @@ def test_artefacts_alone_need_a_data_set(runs: Path, tmp_path: Path) -> None:
     assert "other.pare cannot take the images of digits" in told
 
 
+def test_a_file_that_cannot_hold_the_network_is_left_out(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "dense", tmp_path / "wide")
+    model = deploy.load(tmp_path / "wide" / "model.pare")
+    name, weight = next((name, weight) for name, weight in model.named_parameters() if weight.dim() > 1)
+    weight.data.view(-1)[0] = 7e4
+    deploy.save(model, tmp_path / "wide" / "model.pare")
+    told = _bench(tmp_path / "wide", "--out", tmp_path / "out").output
+    assert f"wide, dense fp16: left out, {name} has a value of 7e+04" in told
+    families = {row["family"] for row in json.loads((tmp_path / "out" / "bench.json").read_text())["points"]}
+    assert families == {"dense fp32", "int8 weights", "onnxruntime int8"}
+
+
 def test_what_cannot_be_drawn_is_said_in_a_line(runs: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(runs / "dense", broken / "unfinished")

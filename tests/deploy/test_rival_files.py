@@ -74,6 +74,21 @@ def test_tied_weights_are_written_once(tmp_path: Path) -> None:
     assert write_plain(apart, tmp_path / "tied").stat().st_size < 0.6 * size
 
 
+@pytest.mark.parametrize(
+    "write", [lambda model, path: write_plain(model, path, torch.float16), write_weight_int8, write_sparse]
+)
+def test_a_value_beyond_fp16_is_refused(write: Any, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with torch.no_grad():
+        model[1].bias[0] = -7e4
+    with pytest.raises(ConfigError, match=r"1\.bias has a value of -7e\+04, which torch\.float16 cannot hold"):
+        write(model, tmp_path / "net")
+    assert list(tmp_path.iterdir()) == []
+    with torch.no_grad():
+        model[1].bias[0] = torch.inf  # which it can
+    write(model, tmp_path / "net")
+
+
 def test_int8_is_run_by_onnxruntime(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     model = network()

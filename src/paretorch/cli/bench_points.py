@@ -116,6 +116,9 @@ class Bench:
         except MissingExtraError as error:
             self.missing[file.family] = str(error)
             return None
+        except ConfigError as error:  # a network that such a file cannot hold
+            self.missing[f"{source.name}, {file.family}"] = str(error)
+            return None
         accuracy = task.evaluate(read.to(self._device).eval())["test_accuracy"]
         size = path.stat().st_size
         self._tell(f"{source.name}, {file.family}: {size:,} bytes, {accuracy:.2%}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from paretorch.deploy.rivals.range import require_range
 from paretorch.errors import ArtefactError
 
 
@@ -15,6 +16,7 @@ def write_plain(model: nn.Module, path: Path, dtype: torch.dtype = torch.float32
     """Write the state in `dtype`, tied tensors once, and return the path."""
     from safetensors.torch import save_model
 
+    require_range(model.state_dict(), dtype)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_model(copy.deepcopy(model).cpu().to(dtype), str(path))
     return path

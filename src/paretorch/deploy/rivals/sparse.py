@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from paretorch.deploy.container import write_file
 from paretorch.deploy.norms import prepared_state
+from paretorch.deploy.rivals.range import require_range
 from paretorch.errors import ArtefactError, MissingExtraError
 
 _LEVEL = 22
@@ -30,6 +31,7 @@ def write_sparse(model: nn.Module, path: Path) -> Path:
     """Write the smallest of the layouts and return the path."""
     packer = _zstandard().ZstdCompressor(level=_LEVEL)
     state = {key: tensor.cpu() for key, tensor in prepared_state(model, torch.float16, True).items()}
+    require_range(state, torch.float16)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, min((packer.compress(_packed(state, **layout)) for layout in _LAYOUTS), key=len))
     return path

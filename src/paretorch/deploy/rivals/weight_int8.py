@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from paretorch.deploy.rivals.range import require_range
 from paretorch.errors import ArtefactError
 
 _STEP = "_step"
@@ -24,6 +25,7 @@ def write_weight_int8(model: nn.Module, path: Path) -> Path:
     for name, tensor in model.state_dict().items():
         value = tensor.detach().cpu()
         if not value.is_floating_point() or value.dim() < 2:
+            require_range({name: value}, torch.float16)
             stored[name] = (value.half() if value.is_floating_point() else value).clone()
             continue
         step = value.abs().amax(list(range(1, value.dim())), keepdim=True).clamp_min(1e-12) / 127
