@@ -2,11 +2,13 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from paretorch.errors import ArtefactError
-from paretorch.sparsity.tickets import IMP, Search, Storage, collect, work
+from paretorch.sparsity.tickets import IMP, Search, Storage, collect, read_ticket, work
 from paretorch.training import Recipe, Runtime
 
 RECIPE = Recipe(
@@ -59,6 +61,58 @@ def test_a_damaged_recipe_costs_no_folder(copied: Path) -> None:
     (copied / "recipe.json").write_text("{")
     with pytest.raises(ArtefactError, match="begin again in another folder"):
         Storage.join(copied, RECIPE, [SEARCH])
+
+
+OTHER: list[Any] = [
+    [],
+    {},
+    torch.zeros(3),
+    {"weight": torch.zeros(3)},
+    {"round": 2},
+    {"round": 2, "end": {}, "found": {}},
+    {"round": 2, "end": {"weights": {}, "decisions": {}, "masks": {}}, "found": {"accuracy": 0.5}},
+    {"round": 2, "end": [1, 2, 3], "found": 4},
+    {"bits": {"weight": 3}, "shapes": {"weight": [3]}},
+]
+
+
+@pytest.mark.parametrize("name", ["carry.pt", "stored.pt"])
+@pytest.mark.parametrize("content", OTHER)
+def test_tensors_of_something_else_are_told_with_their_folder(copied: Path, name: str, content: Any) -> None:
+    path = copied / SEARCH.name / "rounds.jsonl"
+    path.write_text(path.read_text().splitlines(keepends=True)[0])
+    torch.save(content, copied / SEARCH.name / name)
+    with pytest.raises(ArtefactError, match=f"{name} is missing or damaged; remove .*{SEARCH.name} and"):
+        work(Storage.open(copied), CPU)
+
+
+@pytest.mark.parametrize("name", ["end.weights", "end.decisions", "end.masks", "stored.pt", "retrained.pt"])
+def test_tensors_of_another_network_are_told_with_their_folder(copied: Path, name: str) -> None:
+    """One name is missing, or one shape is another: what a round would begin with is no longer this network."""
+    folder = copied / SEARCH.name
+    (folder / "rounds.jsonl").write_text((folder / "rounds.jsonl").read_text().splitlines(keepends=True)[0])
+    carry = torch.load(folder / "carry.pt", weights_only=True)
+    if name.startswith("end"):
+        carry["end"][name[4:]].popitem()
+    elif name == "retrained.pt":
+        carry["round"] = 1  # round 2 reads it
+    torch.save(carry, folder / "carry.pt")
+    if name.endswith(".pt"):
+        state = torch.load(folder / name, weights_only=True)
+        key = next(iter(state))
+        torch.save({**state, key: state[key][:1, :1]}, folder / name)
+    file = name if name.endswith(".pt") else "carry.pt"
+    with pytest.raises(ArtefactError, match=f"{file} is missing or damaged; remove .*{SEARCH.name} and"):
+        work(Storage.open(copied), CPU)
+
+
+@pytest.mark.parametrize("name", ["round-1/ticket.pt", "stored.pt"])
+@pytest.mark.parametrize("content", OTHER)
+def test_a_ticket_of_something_else_is_told(copied: Path, name: str, content: Any) -> None:
+    folder = copied / SEARCH.name
+    torch.save(content, folder / name)
+    with pytest.raises(ArtefactError, match=f"{name} is missing or damaged"):
+        read_ticket(folder, 1)
 
 
 @pytest.mark.parametrize("left", [0, 1])

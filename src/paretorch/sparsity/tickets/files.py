@@ -31,12 +31,24 @@ def save(path: Path, content: Any) -> None:
     write_atomically(path, buffer.getbuffer())
 
 
-def load(path: Path) -> Any:
-    """Read them again, on the CPU; no code in the file is run."""
+def load(path: Path, like: Any) -> Any:
+    """Read them again, on the CPU; no code in the file is run. like: what is in there, by names, shapes and types."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise damaged(path) from error
+    if not _is_like(content, like):
+        raise damaged(path)
+    return content
+
+
+def _is_like(content: Any, like: Any) -> bool:
+    if isinstance(like, dict):
+        names = isinstance(content, dict) and content.keys() == like.keys()
+        return names and all(_is_like(content[name], one) for name, one in like.items())
+    if isinstance(like, torch.Tensor):
+        return isinstance(content, torch.Tensor) and content.shape == like.shape
+    return isinstance(content, like)
 
 
 def read_records(path: Path, needed: Collection[str] = (), *, lines: bool = False) -> list[Row]:
@@ -84,10 +96,16 @@ def save_ticket(folder: Path, number: int, masks: Masks) -> None:
 
 def read_ticket(folder: Path, number: int) -> tuple[Weights, Masks]:
     """The ticket (θ̂, m) of a round: a plain state to load into the network, and its masks."""
-    stored = load(round_folder(folder, number) / _TICKET)
+    path = round_folder(folder, number) / _TICKET
+    stored = load(path, {"bits": dict, "shapes": dict})
     masks: Masks = {}
-    for name, shape in stored["shapes"].items():
-        count = int(np.prod(shape))
-        bits = np.unpackbits(stored["bits"][name].numpy(), count=count)
-        masks[name] = torch.from_numpy(bits).bool().view(shape)
-    return load(folder / STORED), masks
+    try:
+        for name, shape in stored["shapes"].items():
+            bits = np.unpackbits(stored["bits"][name].numpy(), count=int(np.prod(shape)))
+            masks[name] = torch.from_numpy(bits).bool().view(shape)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise damaged(path) from error
+    weights = load(folder / STORED, dict)
+    if not _is_like({name: weights.get(name) for name in masks}, masks):
+        raise damaged(folder / STORED)
+    return weights, masks

@@ -11,6 +11,7 @@ its ticket is retrained. What is there is never done again, and what is not ther
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,20 @@ from paretorch.sparsity.tickets.files import (
 from paretorch.sparsity.tickets.fixed import hold
 from paretorch.sparsity.tickets.rhythm import RoundEnd
 from paretorch.sparsity.tickets.search import Search
-from paretorch.sparsity.tickets.state import Masks, read_decisions, read_masks, read_weights, sparsity, write_decisions
+from paretorch.sparsity.tickets.state import (
+    Masks,
+    Weights,
+    read_decisions,
+    read_masks,
+    read_weights,
+    sparsity,
+    write_decisions,
+)
 from paretorch.training.task import mix
 
 Tell = Callable[[Row], None]
+
+_FOUND = {"accuracy": int | float, "test_accuracy": int | float | None}
 
 
 def run_search(search: Search, bench: Bench, folder: Path, tell: Tell = lambda row: None) -> list[Row]:
@@ -89,7 +100,9 @@ class _Rounds:
 
     def _finish_search(self, number: int, alike: Row | None) -> tuple[RoundEnd, Row]:
         """The end of this round, and how accurate the network was; `alike`: the training that this one would repeat."""
-        carry: dict[str, Any] = load(self._carry) if self._carry.exists() else {"round": 0}
+        carry: dict[str, Any] = {"round": 0}
+        if self._carry.exists():
+            carry = load(self._carry, {"round": int, "end": vars(self._like), "found": _FOUND})
         if carry["round"] not in (number - 1, number):
             raise ArtefactError(
                 f"carry.pt and rounds.jsonl in {self.folder} do not tell of the same round; "
@@ -99,7 +112,7 @@ class _Rounds:
             before = RoundEnd(**carry["end"]) if number > 1 else None
             if alike is not None and before is not None:
                 decisions, masks = self.method.restart(before), self.method.ticket(before)
-                end = RoundEnd(load(self._retrained), decisions, masks)
+                end = RoundEnd(load(self._retrained, self._like.weights), decisions, masks)
                 found = {name: alike[name] for name in ("accuracy", "test_accuracy")}
             else:
                 end, found = self._search(number, before)
@@ -108,7 +121,7 @@ class _Rounds:
         return RoundEnd(**carry["end"]), carry["found"]
 
     def _search(self, number: int, before: RoundEnd | None) -> tuple[RoundEnd, Row]:
-        weights = None if before is None else load(self._stored) if self.search.rewinds else before.weights
+        weights = None if before is None else self._theta_hat() if self.search.rewinds else before.weights
         model = self.bench.fresh(weights)
         stored_at = self.bench.step_of(self.search.store)
         if before is None and stored_at == 0:
@@ -124,7 +137,20 @@ class _Rounds:
 
         last = self.bench.train(model, plan, folder, frozen=self.method.frozen, after_step=after_step)
         found = {"accuracy": last["test_accuracy"], "test_accuracy": self.bench.test(model)}
-        return RoundEnd(**load(folder / "end.pt"), masks=read_masks(model)), found
+        like = {"weights": self._like.weights, "decisions": self._like.decisions}
+        return RoundEnd(**load(folder / "end.pt", like), masks=read_masks(model)), found
+
+    def _theta_hat(self) -> Weights:
+        weights: Weights = load(self._stored, self._like.weights)
+        return weights
+
+    @cached_property
+    def _like(self) -> RoundEnd:
+        """The end of a round by its names and shapes: what is read should be of this network and this method."""
+        model = self.bench.fresh()
+        compress(model, self.method.relaxation(self.bench.exclude), steps=self.bench.steps)
+        weights, decisions = read_weights(model), read_decisions(model)
+        return RoundEnd(weights, decisions, {name: weights[name] for name in decisions})
 
     def _attach(self, model: nn.Module, number: int, before: RoundEnd | None) -> Plan:
         seed = mix(self.search.seed, number)  # a round draws other masks than the one before
@@ -137,7 +163,7 @@ class _Rounds:
 
     def _retrain(self, number: int, ticket: Masks) -> Row:
         """Train the ticket from θ̂, its mask fixed."""
-        model = self.bench.fresh(load(self._stored))
+        model = self.bench.fresh(self._theta_hat())
         plan = hold(model, ticket, self.bench.exclude, self.bench.steps)
         last = self.bench.train(model, plan, round_folder(self.folder, number) / "ticket")
         if self.search.reuses:
