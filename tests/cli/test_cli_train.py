@@ -1,6 +1,7 @@
 """`pare train`, `report` and `data` as a user meets them: what is printed, and the exit code."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,16 @@ def test_a_folder_without_a_run_is_not_continued_with_the_defaults(tmp_path: Pat
     told = _pare("train", "--out", str(out), "--resume", "--device", "cpu", code=2)
     assert "small-with-a-typo holds no run to continue" in told
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", '{"recipe": {}}', '{"recipe": []}', '{"recipe": {"network": "digits-cnn"}}']
+)
+def test_a_damaged_configuration_is_not_continued_with_the_defaults(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    told = _pare("train", "--out", str(tmp_path), "--resume", "--device", "cpu", code=1)
+    assert re.search(r"pare: \S*config\.json (is damaged|is not the configuration of a run).*", told)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_resuming_with_other_flags_names_them(finished: Path) -> None:

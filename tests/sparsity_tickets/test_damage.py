@@ -57,10 +57,14 @@ def test_what_it_says_helps(copied: Path) -> None:
     assert collect(storage) == before
 
 
-def test_a_damaged_recipe_costs_no_folder(copied: Path) -> None:
-    (copied / "recipe.json").write_text("{")
-    with pytest.raises(ArtefactError, match="begin again in another folder"):
-        Storage.join(copied, RECIPE, [SEARCH])
+@pytest.mark.parametrize(
+    "content", ["{", "{}", "[]", "null", '{"network": "digits-cnn"}', '{"network": 1, "data": "digits"}']
+)
+def test_a_damaged_recipe_costs_no_folder(copied: Path, content: str) -> None:
+    (copied / "recipe.json").write_text(content)
+    for use in (lambda: Storage.open(copied), lambda: Storage.join(copied, RECIPE, [SEARCH])):
+        with pytest.raises(ArtefactError, match=r"recipe\.json is damaged; begin again in another folder"):
+            use()
 
 
 OTHER: list[Any] = [

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import ArtefactError, ConfigError
-from paretorch.training.recipe import Recipe, recipe_from
+from paretorch.training.recipe import Recipe, stored_recipe
 from paretorch.training.tasks.choose import latent_of
 
 SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
@@ -16,7 +16,7 @@ SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
 def recipe_of(folder: Path) -> Recipe:
     """The recipe of a run."""
     try:
-        return recipe_from(json.loads((folder / "config.json").read_text())["recipe"], str(folder))
+        return stored_recipe(json.loads((folder / "config.json").read_text())["recipe"], f"{folder}/config.json")
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:

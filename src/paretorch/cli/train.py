@@ -114,6 +114,9 @@ def train(
     fields = flags | assignments(set_)
     if config is None and resume and out is not None:
         if (out / "config.json").exists():
+            from paretorch.cli.inputs import recipe_of
+
+            recipe_of(out)  # for the errors alone: what is damaged is not to be taken for the defaults
             config = out / "config.json"
         elif not fields:
             raise ConfigError(f"{out} holds no run to continue; leave --resume out to begin one with the defaults.")

@@ -12,12 +12,12 @@ from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
-from paretorch.errors import ConfigError
+from paretorch.errors import ArtefactError, ConfigError
 from paretorch.studies.study import Study
 from paretorch.training.checkpoint import require_same
 from paretorch.training.files import write_atomically
 from paretorch.training.folder import read_history
-from paretorch.training.recipe import Recipe, recipe_from
+from paretorch.training.recipe import Recipe, stored_recipe
 
 Found = dict[str, dict[str, Any]]
 """Results of finished runs by the name of the run."""
@@ -79,8 +79,8 @@ def read_stored(path: Path) -> tuple[Recipe | None, dict[str, Any] | None]:
     """Recipe and result in a file of results; None for what it does not have."""
     try:
         content = json.loads(path.read_text())
-        return recipe_from(content["recipe"]), content.get("result")
-    except (OSError, ValueError, KeyError, TypeError):
+        return stored_recipe(content["recipe"], str(path)), content.get("result")
+    except (OSError, ValueError, KeyError, TypeError, ArtefactError):
         return None, None
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paretorch.errors import ConfigError
+from paretorch.errors import ArtefactError, ConfigError
 from paretorch.training.schedules import SCHEDULES
 
 OPTIMIZERS = (
@@ -248,6 +248,15 @@ def recipe_from(values: Mapping[str, Any], source: str = "the configuration") ->
     if unknown:
         raise ConfigError(f"{source} has unknown fields: {', '.join(unknown)}; known are {', '.join(sorted(known))}.")
     return Recipe(**{name: _typed(name, known[name], value, source) for name, value in values.items()})
+
+
+def stored_recipe(values: Any, source: str) -> Recipe:
+    """The recipe that a run has kept, from plain values; without its network and data it is that of no run."""
+    if not isinstance(values, Mapping) or not {"network", "data"} <= values.keys():
+        raise ArtefactError(
+            f"{source} is damaged: it does not name the network and the data of a run; put it back, or choose another folder."
+        )
+    return recipe_from(values, source)
 
 
 def read_config(path: Path) -> dict[str, Any]:

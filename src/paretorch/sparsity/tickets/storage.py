@@ -21,7 +21,7 @@ from paretorch.sparsity.tickets.search import Search, search_from
 from paretorch.training.checkpoint import require_same
 from paretorch.training.files import write_atomically, write_error
 from paretorch.training.folder import read_history
-from paretorch.training.recipe import Recipe, recipe_from
+from paretorch.training.recipe import Recipe, stored_recipe
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class Storage:
     def open(cls, path: Path) -> "Storage":
         """The storage that is there already."""
         try:
-            return cls(path, recipe_from(json.loads((path / "recipe.json").read_text()), str(path / "recipe.json")))
+            return cls(path, stored_recipe(json.loads((path / "recipe.json").read_text()), str(path / "recipe.json")))
         except OSError as error:
             raise ConfigError(
                 f"{path} holds no ticket search; begin one with --network, --data and --method."
             ) from error
-        except ValueError as error:
+        except (ValueError, ArtefactError) as error:
             raise ArtefactError(f"{path}/recipe.json is damaged; begin again in another folder.") from error
 
     @classmethod
