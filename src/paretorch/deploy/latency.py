@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.quiet import quiet
 from paretorch.deploy.plain import copied
 from paretorch.errors import ConfigError
 
@@ -105,8 +106,6 @@ def _write(model: nn.Module, example: Tensor, path: Path, runtime: str) -> bool:
 
             export_onnx(model, example, path)
         else:
-            from paretorch.deploy.onnx.graph import quiet
-
             with quiet(), path.open("wb") as file:
                 torch.export.save(torch.export.export(copied(model, "torch").cpu(), (example.detach().cpu(),)), file)
     except Exception:  # exporters raise their own types, on many layers

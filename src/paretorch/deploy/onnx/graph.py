@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-import threading
-import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -14,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.quiet import quiet
 from paretorch.errors import ConfigError
 
 INPUT, OUTPUT = "input", "output"  # of the graph
 OPSET = 20  # where nothing needs a later one
 _NO_COPY = ("Shape", "Size", "CastLike", "Slice", "Split")  # reads that, folded, do not double a weight
-_LOUD = ("torch", "onnxscript", "onnx_ir")  # whose loggers, dozens with levels of their own, are silenced
-_ONE = threading.RLock()
 Graph = Any  # onnx.GraphProto and its parts have no types that a checker knows
 Model = Any
 
@@ -159,26 +153,3 @@ def _content(tensor: Any) -> tuple[int, tuple[int, ...], bytes]:
 
     raw = tensor.raw_data or numpy_helper.to_array(tensor).tobytes()
     return tensor.data_type, tuple(tensor.dims), raw
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Nothing is said on the way: what went wrong is told in one sentence. One at a time, as it is for the whole process."""
-    with _ONE:
-        names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] in _LOUD]
-        heard = [logger for logger in map(logging.getLogger, names) if not logger.disabled]
-        parents = [(logger, logger.level) for logger in map(logging.getLogger, _LOUD)]  # of those that are yet to come
-        aside = io.StringIO()  # the exporter prints the graph that it cannot export
-        try:
-            for logger in heard:
-                logger.disabled = True
-            for logger, _ in parents:
-                logger.setLevel(logging.CRITICAL)
-            with warnings.catch_warnings(), contextlib.redirect_stdout(aside), contextlib.redirect_stderr(aside):
-                warnings.simplefilter("ignore")
-                yield
-        finally:
-            for logger in heard:
-                logger.disabled = False
-            for logger, level in parents:
-                logger.setLevel(level)
