@@ -7,9 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from paretorch import compress
 from paretorch.core.plan import Plan
+from paretorch.deploy.macs import count_macs
 from paretorch.errors import ConfigError
 from paretorch.sparsity.rivals import AMC, MagnitudePruning, harden_searched
 from paretorch.sparsity.rivals.amc import episode_of, kept_counts, reward_of
@@ -40,6 +42,25 @@ def test_the_layers_are_seen_in_the_order_of_the_forward_pass() -> None:
     ]
     assert network.training
     assert not network[0]._forward_hooks
+
+
+def test_layers_whose_weights_are_stored_the_other_way_round_are_seen_as_the_others() -> None:
+    """In and out are what they do, not how they are stored; multiply-adds are those of the report."""
+    network = nn.Sequential(
+        nn.ConvTranspose2d(6, 4, 3, stride=2),
+        nn.ConvTranspose2d(4, 6, 2, groups=2),
+        nn.Flatten(),
+        Conv1D(5, 600),
+    )
+    compress(network, AMC(target=0.5), steps=1)
+    example = torch.zeros(1, 6, 4, 4)
+    seen = list(layers_of(network, example).values())
+    assert seen == [
+        Layer(n=4, c=6, h=4, w=4, stride=2, k=3, macs=216 * 16, weights=216),
+        Layer(n=6, c=2, h=9, w=9, stride=1, k=2, macs=48 * 81, weights=48),
+        Layer(n=5, c=600, h=1, w=1, stride=1, k=1, macs=3000, weights=3000),
+    ]
+    assert [layer.macs for layer in seen] == list(count_macs(network, example).values())
 
 
 def test_a_state_has_the_paper_s_features_in_its_order_scaled() -> None:

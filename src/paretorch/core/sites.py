@@ -19,7 +19,7 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 def is_conv1d(module: nn.Module) -> bool:
     """The linear layer of GPT-2 and its kin in transformers, whose weight is inputs by outputs."""
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+    return any(kind.__name__ == "Conv1D" for kind in type(module).__mro__) and hasattr(module, "nf")
 
 
 @dataclass(frozen=True, eq=False)

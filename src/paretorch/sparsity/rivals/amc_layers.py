@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
 
 from paretorch.core.attach import chains_of
 from paretorch.core.looking import watched
+from paretorch.core.sites import is_conv1d
 
 FEATURES = 11
 
@@ -58,14 +60,19 @@ def _layer(module: nn.Module, weights: list[Tensor], given: Tensor, output: Any)
     height, width = given.shape[-2:] if given.dim() == 4 else (1, given.shape[-1] if given.dim() == 3 else 1)
     first: Tensor = output[0] if isinstance(output, tuple) else output
     stride: Any = getattr(module, "stride", 1)
+    n, c, uses = shape[0], shape[1], first.numel() // shape[0]
+    if isinstance(module, _ConvTransposeNd):  # stored by its inputs, and each of these is spread over the kernel
+        n, c, uses = shape[1] * module.groups, shape[0] // module.groups, given.numel() // shape[0]
+    elif is_conv1d(module):
+        n, c, uses = shape[1], shape[0], first.numel() // shape[1]
     return Layer(
-        n=shape[0],
-        c=shape[1],
+        n=n,
+        c=c,
         h=height,
         w=width,
         stride=stride[0] if isinstance(stride, tuple) else int(stride),
         k=shape[2] if len(shape) > 2 else 1,
-        macs=count * max(first.numel() // (len(given) * shape[0]), 1),
+        macs=count * max(uses // len(given), 1),
         weights=count,
     )
 
