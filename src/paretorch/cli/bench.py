@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from paretorch.cli.bench_points import Bench
     from paretorch.cli.bench_sources import Source
 
+_FINETUNE = 40  # epochs
+
 
 def bench(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, folders of runs, or artefacts.", show_default=False)],
@@ -26,7 +28,9 @@ def bench(
     prune_by: Annotated[
         Text, typer.Option(help="What --prune takes away: weights, channels, or both in turn.", show_default="both")
     ] = None,
-    finetune: Annotated[Whole, typer.Option(min=1, help="Epochs of training after --prune.", show_default="40")] = None,
+    finetune: Annotated[
+        Whole, typer.Option(min=1, help="Epochs of training after --prune.", show_default=str(_FINETUNE))
+    ] = None,
     channels_by: Annotated[
         Text,
         typer.Option(help="magnitude or torch-pruning chooses the channels of --prune.", show_default="magnitude"),
@@ -76,7 +80,9 @@ def bench(
     runtime = Runtime(root=root, device=device, progress="bar" if seen else "quiet")
     for source in dense:
         kinds = KINDS if prune_by in (None, "both") else (prune_by,)
-        for one in pruned(source, shares, finetune or 40, out / "pruned", runtime, kinds, channels_by or "magnitude"):
+        for one in pruned(
+            source, shares, finetune or _FINETUNE, out / "pruned", runtime, kinds, channels_by or "magnitude"
+        ):
             found.add(one)
     _write_and_show(found, title or _title(sources), out, as_json)
 

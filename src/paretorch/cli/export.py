@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from paretorch.zoo.data import Images
 
 _BATCH = 500
+_IMAGES = 512
 
 
 def export(
@@ -28,7 +29,7 @@ def export(
         bool, typer.Option("--int8", help="Integer weights and activations, ranges from training images.")
     ] = False,
     images: Annotated[
-        Whole, typer.Option(min=1, help="Training images that --int8 looks at.", show_default="512")
+        Whole, typer.Option(min=1, help="Training images that --int8 looks at.", show_default=str(_IMAGES))
     ] = None,
     percentile: Annotated[
         Number, typer.Option(help="Cut the ranges of --int8 here, such as 99.99.", show_default="no cut")
@@ -74,7 +75,7 @@ def export(
     model = deploy.load(artefact)
     options: dict[str, Any] = {"weights": weights}
     if int8 and found is not None:
-        options |= {"calibrate": _calibration(found, images or 512), "percentile": percentile}
+        options |= {"calibrate": _calibration(found, images or _IMAGES), "percentile": percentile}
     deploy.export_onnx(model, example, target, **options)
     typer.echo(f"{target}: {target.stat().st_size:,} bytes ({artefact.name}: {artefact.stat().st_size:,})")
     typer.echo(_told(target))

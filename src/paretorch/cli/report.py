@@ -13,6 +13,8 @@ from paretorch.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+_BATCH = 1  # inputs per call
+
 
 def report(
     path: Annotated[
@@ -27,7 +29,7 @@ def report(
     latency: Annotated[
         bool, typer.Option("--latency", help="Measure latency on this machine's CPU, beside the dense network.")
     ] = False,
-    batch: Annotated[Whole, typer.Option(min=1, help="Inputs per call of --latency.", show_default="1")] = None,
+    batch: Annotated[Whole, typer.Option(min=1, help="Inputs per call of --latency.", show_default=str(_BATCH))] = None,
     shape: Annotated[
         str | None, typer.Option(help="Shape of one input, such as 3,32,32.", show_default="that of the run's data")
     ] = None,
@@ -55,7 +57,7 @@ def report(
     size = shape_of(folder) if given is None and folder is not None else given
     if latency and size is None:
         raise ConfigError("Latency needs the shape of an input: --shape 3,32,32.")
-    example = None if size is None else torch.zeros(batch or 1, *size)
+    example = None if size is None else torch.zeros(batch or _BATCH, *size)
     found = deploy.report(
         model,
         example=example,
