@@ -10,7 +10,9 @@ from torch import nn
 from paretorch import SMOL, ContinuousSparsification, compress
 from paretorch.errors import ConfigError, DivergenceError, MissedTargetWarning
 from paretorch.precision.grid import quantize
+from paretorch.precision.rivals import Uniform
 from paretorch.precision.scales import lead_for
+from paretorch.precision.shuffle import GivenPrecision, precision_map
 from tests.contract.cases import build
 from tests.contract.loop import equal, snapshot
 
@@ -42,6 +44,30 @@ def test_a_target_below_what_every_weight_gets(options: dict[str, Any], lowest: 
 def test_a_target_above_what_is_allowed() -> None:
     with pytest.raises(ConfigError, match="target_bits=6 is above the largest of allowed_bits, 4"):
         compress(build("linear"), SMOL(target_bits=6, allowed_bits=(1, 2, 4)), steps=4)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 8), (torch.float16, 11), (torch.float32, 16)])
+def test_more_bits_than_the_dtype_has_digits(dtype: torch.dtype, most: int) -> None:
+    """A value of p bits has p binary digits: of more, the last would be rounded away, and count all the same."""
+    given = precision_map(compress(nn.Linear(4, 3), Uniform(bits=most), steps=1).finalize())
+    for fits in (SMOL(init_bits=most), Uniform(bits=most), GivenPrecision(precisions=given)):
+        compress(nn.Linear(4, 3).to(dtype), fits, steps=4)
+    if most == 16:
+        return
+    given = precision_map(compress(nn.Linear(4, 3), Uniform(bits=most + 1), steps=1).finalize())
+    for method in (
+        SMOL(init_bits=most + 1),
+        SMOL(init_bits=most, allowed_bits=(2, 16)),
+        SMOL(overrides={"weight": {"init_bits": most + 1.0}}),
+        Uniform(bits=most + 1),
+        GivenPrecision(precisions=given),
+    ):
+        network = nn.Linear(4, 3).to(dtype)
+        with pytest.raises(
+            ConfigError, match=rf"weight is {dtype}, which holds at most {most} bits, not 1?\d: .*\.float\("
+        ):
+            compress(network, method, steps=4)
+        assert list(network.state_dict()) == ["weight", "bias"]
 
 
 def test_a_generous_file_takes_the_largest_bits_that_are_allowed() -> None:

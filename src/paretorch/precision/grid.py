@@ -8,6 +8,8 @@ import math
 import torch
 from torch import Tensor
 
+from paretorch.errors import ConfigError
+
 LOG2 = math.log(2.0)
 MAX_BITS = 16
 _SLACK = 1e-4  # so that a precision that is a whole number does not fall to the one below by rounding
@@ -16,6 +18,15 @@ _SLACK = 1e-4  # so that a precision that is a whole number does not fall to the
 def power_of_two(exponent: Tensor) -> Tensor:
     """2^exponent, exact, by writing the exponent bits of an fp32 number (−126 … 127)."""
     return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
+
+
+def require_digits(name: str, dtype: torch.dtype, bits: int) -> None:
+    """Refuse more bits than a number of this dtype has binary digits: the last ones would be rounded away, and count."""
+    digits = 1 - round(math.log2(torch.finfo(dtype).eps))
+    if bits > digits:
+        raise ConfigError(
+            f"{name} is {dtype}, which holds at most {digits} bits, not {bits}: give fewer, or compress model.float()"
+        )
 
 
 def quantize(weight: Tensor, bits: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from paretorch.core.groups import Group, Grouping
 from paretorch.core.noise import seed_for
 from paretorch.core.sites import Site
 from paretorch.errors import ConfigError
-from paretorch.precision.grid import MAX_BITS
+from paretorch.precision.grid import MAX_BITS, require_digits
 from paretorch.precision.rivals.rival import Rival
 from paretorch.precision.rivals.uniform import Fixed
 
@@ -97,6 +97,7 @@ class GivenPrecision(Rival):
                 f"the map has no precisions of the shape {tuple(site.weight.shape)} for {site.name}; it has {known} …: "
                 "exclude the layer, or use the map of the same network"
             )
+        require_digits(site.name, site.weight.dtype, int(p.max()))
         # The scale was chosen for other weights: new ones beyond it are clipped, as those were.
         relaxation = Fixed(grouping, 0, site.weight.device, self.precisions.exponents.get(site.name, 0))
         relaxation.decision.data.copy_(p)

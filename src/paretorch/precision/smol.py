@@ -36,7 +36,7 @@ from paretorch.core.tensors import whole
 from paretorch.core.warn import warn
 from paretorch.errors import ConfigError, MissedTargetWarning
 from paretorch.precision.allocate import allocate, make_room
-from paretorch.precision.grid import MAX_BITS, power_of_two, quantize, real_bits, s_of_bits
+from paretorch.precision.grid import MAX_BITS, level_above, power_of_two, quantize, real_bits, require_digits, s_of_bits
 from paretorch.precision.leveled import Leveled
 from paretorch.precision.scales import Scaled, check_scale, exponent_for, follow, lead_for
 from paretorch.precision.zeros import are_found, count_search
@@ -133,6 +133,7 @@ class SMOL(Method):
         target = None if "sparsity" in together else self.target_bits
         lead = lead_for(_UNKNOWN_BITS if target is None else target, self.zero_precision)
         exponent = exponent_for(site, self.scale, lead)
+        require_digits(site.name, site.weight.dtype, level_above(self.init_bits, self.allowed_bits))
         quiet = self.zero_precision and target is not None and target < _QUIET
         return Precision(self, site, grouping, seed, exponent, lead if self.scale == "auto" else None, quiet)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paretorch.core.groups import Grouping
 from paretorch.core.sites import Site
-from paretorch.precision.grid import MAX_BITS, power_of_two, quantize
+from paretorch.precision.grid import MAX_BITS, power_of_two, quantize, require_digits
 from paretorch.precision.rivals.rival import Quantized, Rival, through
 from paretorch.precision.scales import check_scale, exponent_for, lead_for
 
@@ -37,6 +37,7 @@ class Uniform(Rival):
         check_scale(self.scale)
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "Fixed":
+        require_digits(site.name, site.weight.dtype, self.bits)
         return Fixed(grouping, self.bits, site.weight.device, exponent_for(site, self.scale, lead_for(self.bits)))
 
 
