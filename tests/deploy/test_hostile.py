@@ -22,7 +22,7 @@ from paretorch.deploy.artefact import open_artefact
 from paretorch.deploy.container import pack
 from paretorch.errors import ArtefactError
 
-from .hostile import Mixed, join, mutations, reseal, split, survive, valid_blob
+from .hostile import MixedNow, join, mutations, reseal, split, survive, valid_blob
 
 _WIDE = {"kind": "keep_channels", "keep": "7" + "f" * (2**18 - 1), "size": 2**20, "out": ["norm"], "in": []}
 """A few bytes that would take ten seconds to look through, channel by channel."""
@@ -32,7 +32,7 @@ def refuse(data: bytes, folder: Path, match: str, into: nn.Module | None = None)
     path = folder / "x.pare"
     path.write_bytes(data)
     with pytest.raises(ArtefactError, match=match):
-        load(path, into=Mixed() if into is None else into)
+        load(path, into=MixedNow() if into is None else into)
 
 
 def forge(index: bytes, rest: bytes, **changes: Any) -> bytes:
@@ -90,14 +90,14 @@ def test_what_is_not_an_artefact_is_named(tmp_path: Path) -> None:
     refuse(pack_tensors({"pare": blob}, metadata={"pare": "../x"}), tmp_path, "version")
     refuse(pack_tensors({"pare": blob.astype(np.int32)}, metadata={"pare": "1"}), tmp_path, "bytes")
     with pytest.raises(ArtefactError, match="no file"):
-        load(tmp_path / "missing.pare", into=Mixed())
+        load(tmp_path / "missing.pare", into=MixedNow())
     with pytest.raises(ArtefactError):
-        load(tmp_path, into=Mixed())
+        load(tmp_path, into=MixedNow())
 
 
 def test_a_forged_head_is_refused(tmp_path: Path) -> None:
     index, rest = split(valid_blob())
-    names = list(Mixed().state_dict())
+    names = list(MixedNow().state_dict())
     for changes, match in [
         ({"names": [*names[:-1], names[0]]}, "twice"),
         ({"names": names[:-1]}, "lacks norm.num_batches_tracked"),
@@ -133,7 +133,7 @@ def test_errors_are_short_whatever_a_file_is_full_of(tmp_path: Path) -> None:
     ):
         (tmp_path / "x.pare").write_bytes(pack(forge(index, rest, edits=[edit])))
         with pytest.raises(ArtefactError) as told:
-            load(tmp_path / "x.pare", into=Mixed())
+            load(tmp_path / "x.pare", into=MixedNow())
         assert len(str(told.value)) < 500
 
 
@@ -264,16 +264,16 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ArtefactError, match="No space left"):
-        save(Mixed(), path)
+        save(MixedNow(), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(ArtefactError, match="cannot write in"):
-        save(Mixed(), tmp_path / "nowhere" / "net.pare")
+        save(MixedNow(), tmp_path / "nowhere" / "net.pare")
 
 
 def test_reading_a_file_without_a_module(tmp_path: Path) -> None:
-    save(Mixed(), tmp_path / "x.pare", summary={"accuracy": 0.5})
+    save(MixedNow(), tmp_path / "x.pare", summary={"accuracy": 0.5})
     state, head = open_artefact(tmp_path / "x.pare")
     assert isinstance(state, dict)
     assert head["summary"] == {"accuracy": 0.5}
-    assert all(torch.equal(state[name], tensor) for name, tensor in Mixed().state_dict().items())
+    assert all(torch.equal(state[name], tensor) for name, tensor in MixedNow().state_dict().items())

@@ -60,6 +60,21 @@ def test_bits_of_half_precision_are_told_as_those_of_fp32(kind: Any, dtype: torc
     assert report(compress(convolutions().to(dtype), Uniform(bits=8), steps=4).finalize()).bits == 8
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_channels_in_half_precision_cost_what_they_do_in_fp32(bits: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Each channel has a step of its own, and its products are rounded once more: together they are many values."""
+    full, half = (
+        compress(convolutions().to(kind), LSQ(bits=bits, group="channel"), steps=4).finalize()
+        for kind in (torch.float32, dtype)
+    )
+    save(full, tmp_path / "full.pare")
+    save(half, tmp_path / "half.pare")
+    assert report(half).bits == pytest.approx(report(full).bits)
+    assert (tmp_path / "half.pare").stat().st_size <= (tmp_path / "full.pare").stat().st_size
+    assert equal(snapshot(load(tmp_path / "half.pare", into=convolutions().to(dtype))), snapshot(half))
+
+
 @pytest.mark.parametrize("bits", [2, 4])
 def test_planes_cost_their_bits_and_a_sign(bits: int, tmp_path: Path) -> None:
     plan = compress(convolutions(), BSQ(bits=bits), steps=4)

@@ -9,6 +9,7 @@ intersection of one small interval a value, and of which one is tried after the 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from paretorch.deploy.entropy import Array
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.signedinteger[Any]]
+Fit = Callable[[Floats], tuple[NDArray[np.int16], np.float32, bool] | None]
 
 WIDTHS = (2, 4, 6, 8, 10, 12, 16)  # bits that a code may take
 _BINARY_BITS = 16  # |c| < 2**16 on a binary grid: up to 17 bits of precision within one tensor
@@ -74,13 +76,18 @@ def read_grid(values: NDArray[Any], axes: tuple[int | None, ...] = (None, 0, 1),
         return None
     whole = None
     if None in axes:
-        whole = _binary(values) or _along(values, None)
+        whole = _binary(values) or along(values, None, _fit)
     found = [whole]
     for axis in axes:
         if axis is not None and axis < values.ndim:
-            found.append(_along(values, axis) if whole is None or not whole.exact else _coarser(whole, axis))
-    grids = [grid for grid in found if grid is not None and (grid.exact or near)]
-    return min(grids, key=lambda grid: (not grid.exact, grid.cost), default=None)
+            found.append(along(values, axis, _fit) if whole is None or not whole.exact else _coarser(whole, axis))
+    return cheapest([grid for grid in found if grid is not None and (grid.exact or near)])
+
+
+def cheapest(grids: Sequence[Grid | None]) -> Grid | None:
+    """Of those there are, exact ones first."""
+    found = [grid for grid in grids if grid is not None]
+    return min(found, key=lambda grid: (not grid.exact, grid.cost), default=None)
 
 
 def read_binary(values: Array) -> tuple[Array, int] | None:
@@ -144,8 +151,11 @@ def _binary(values: Floats) -> Grid | None:
     return Grid(codes.astype(np.int16).reshape(values.shape), step, None, True)
 
 
-def _along(values: Floats, axis: int | None) -> Grid | None:
-    """A grid with any step for each slice along the axis, or for all values."""
+def along(values: Floats, axis: int | None, fit: Fit) -> Grid | None:
+    """A grid with any step for each slice along the axis, or for all values.
+
+    fit: codes of distinct magnitudes, rising, their step, and whether all products are exact; None where there are none.
+    """
     rows = values.reshape(1, -1) if axis is None else np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1)
     codes, steps = np.zeros(rows.shape, dtype=np.int16), np.ones(len(rows), dtype=np.float32)
     exact = True
@@ -156,10 +166,10 @@ def _along(values: Floats, axis: int | None) -> Grid | None:
             return None
         if not distinct.size:
             continue  # zeros have any step
-        fit = _fit(distinct)
-        if fit is None:
+        found = fit(distinct)
+        if found is None:
             return None
-        numbers, steps[i], good = fit
+        numbers, steps[i], good = found
         exact &= good
         places = np.searchsorted(distinct, sizes).clip(max=distinct.size - 1)
         codes[i] = np.sign(row).astype(np.int16) * np.where(sizes > 0, numbers[places], 0)

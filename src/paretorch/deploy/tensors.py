@@ -11,13 +11,13 @@ from paretorch.deploy import values
 from paretorch.deploy.entropy import Array
 from paretorch.deploy.grids import read_binary, read_grid
 from paretorch.deploy.parts import Sink, Source
+from paretorch.deploy.rounded import HALF, digits, read_rounded
 from paretorch.deploy.sizes import TensorSize
 from paretorch.deploy.ways import SMALL, WAYS, Book, Constant, Dense, Grid, Small, Sparse, Steps, Way, few_values
 from paretorch.errors import ArtefactError
 
 _SURE = 1 << 12  # from this many weights on, a grid with a small alphabet needs no comparison: its table is negligible
 _SAMPLE = 1 << 10
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def encode_tensor(tensor: Tensor, sink: Sink) -> TensorSize:
@@ -73,13 +73,11 @@ def _smallest(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple
     precisions: dict[int, int] = {}
     scale: int | None = None
     grid = read_binary(values.to_floats(words, dtype))
-    if grid:
-        on_grid = Grid(*grid, shape)
+    on_grid = Grid(*grid, shape) if grid else None
+    if on_grid is not None:
         precisions, scale = on_grid.precisions, on_grid.scale
-        if dtype in _HALF and (few := _few(words)) and _mean(few) < _mean(precisions):
+        if dtype in HALF and (few := _few(words)) and _mean(few) < _mean(precisions):
             precisions, scale = few, None  # any few numbers of so few digits lie on a binary grid, a fine one
-        if words.size >= _SURE and on_grid.letters <= words.size // 16:
-            return on_grid, precisions, scale
         ways.append(on_grid)
     elif _repeats(words):
         letters, places = np.unique(words, return_inverse=True)
@@ -87,16 +85,32 @@ def _smallest(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple
             book = Book(letters, places.astype(np.int32), dtype, shape)
             precisions = book.precisions
             ways.append(book)
-    if not grid and dtype == torch.float32 and len(shape) > 1:
-        stepped = read_grid(values.to_floats(words, dtype).reshape(shape), axes=(0, 1))
-        if stepped and stepped.cost < words.nbytes:  # else a step a value, which any values have
-            steps = Steps(stepped)
-            precisions = steps.precisions
-            ways.append(steps)
+    if (steps := _steps(words, dtype, shape, on_grid)) is not None:
+        ways.append(steps)
+        if not precisions or _mean(steps.precisions) < _mean(precisions):
+            precisions, scale = steps.precisions, None
+    if on_grid is not None and words.size >= _SURE and on_grid.letters <= words.size // 16:
+        return min(ways, key=lambda way: way.cost), precisions, scale
     ways.append(Dense(words, dtype))
     if not words.all():
         ways.append(Sparse(words, dtype, shape))
     return min(ways, key=lambda way: way.cost), precisions, scale
+
+
+def _steps(words: Array, dtype: torch.dtype, shape: tuple[int, ...], on_grid: Grid | None) -> Steps | None:
+    """A step for each row or column; None where there are none, or nothing to gain by them."""
+    if len(shape) < 2 or dtype not in (torch.float32, *HALF):
+        return None
+    # On a binary grid there is nothing else to find; but in half precision one is found for numbers that were rounded, too.
+    if on_grid is not None and (dtype not in HALF or on_grid.digits < digits(dtype)):
+        return None
+    floats = values.to_floats(words, dtype).reshape(shape)
+    stepped = read_rounded(floats, dtype, (0, 1)) if dtype in HALF else read_grid(floats, (0, 1))
+    # That a few values of so few digits have large codes says nothing.
+    if dtype in HALF and stepped is not None and np.unique(stepped.codes).size > words.size // 4:
+        return None
+    # As large as the tensor itself: a step a value, which any values have.
+    return None if stepped is None or stepped.cost >= words.nbytes else Steps(stepped)
 
 
 def _few(words: Array) -> dict[int, int]:

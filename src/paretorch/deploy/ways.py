@@ -4,7 +4,8 @@ constant   one value, repeated
 small      a few integers, as numbers in the index (`num_batches_tracked`)
 grid       v * 2**e with small integers v: one symbol per weight carries mask, precision and code jointly
 book       few distinct values of any kind: their list, and one symbol per weight
-steps      whole multiples of a step that differs by row or column, any number: the steps, and one symbol per weight
+steps      whole multiples of a step that differs by row or column, any number: the steps, and one symbol per weight; those
+           of half precision are products in fp32, rounded
 planes     anything else: exponents and bytes of the mantissa, coded where that pays
 sparse     which weights are zero, then the planes of the others
 """
@@ -21,6 +22,7 @@ from paretorch.deploy import grids, values
 from paretorch.deploy.entropy import Array
 from paretorch.deploy.parts import Sink, Source, Spent
 from paretorch.deploy.planes import Planes, read_planes
+from paretorch.deploy.rounded import HALF
 from paretorch.deploy.symbols import Symbols, levels, read_symbols, take_symbols
 from paretorch.errors import ArtefactError
 
@@ -96,6 +98,11 @@ class Grid:
     def letters(self) -> int:
         return int(self._symbols.tables.alphabet.size)
 
+    @property
+    def digits(self) -> int:
+        """Of the largest code, in binary."""
+        return int(np.abs(self._symbols.tables.alphabet).max()).bit_length()
+
     def write(self, sink: Sink) -> Spent:
         sink.index.signed(self._exponent)
         self._symbols.write(sink.index, sink.coded)
@@ -152,16 +159,19 @@ class Steps:
 
     @staticmethod
     def read(source: Source, shape: Shape, dtype: torch.dtype, out: Array) -> None:
-        if dtype != torch.float32 or not shape:
+        if dtype not in (torch.float32, *HALF) or not shape:
             raise ArtefactError("the artefact has steps for a tensor that cannot have any")
         axis = source.index.number(len(shape) - 1)
         tables = read_symbols(source.index, source.coded, out.size, shape)
-        weights = out.view(np.float32).reshape(shape)
-        take_symbols(source.coded, tables, tables.alphabet.astype(np.float32), out.view(np.float32), shape)
+        products = out.view(np.float32) if dtype == torch.float32 else np.empty(out.size, dtype=np.float32)
+        take_symbols(source.coded, tables, tables.alphabet.astype(np.float32), products, shape)
         own = np.empty(shape[axis], dtype=np.uint32)
-        read_planes(source, own, dtype)
+        read_planes(source, own, torch.float32)
+        weights = products.reshape(shape)
         with np.errstate(all="ignore"):  # forged steps may be anything
             weights *= own.view(np.float32).reshape([-1 if i == axis else 1 for i in range(len(shape))])
+        if dtype != torch.float32:
+            out[:] = values.to_words(torch.from_numpy(products).to(dtype))
 
 
 class Dense:
