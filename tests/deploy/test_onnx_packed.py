@@ -178,6 +178,24 @@ def test_gathered_cut_and_transposed_weights_are_packed_once(tmp_path: Path) -> 
     assert "Cast" not in loaded(path)
 
 
+@pytest.mark.parametrize("form", ["packed", "qdq"])
+def test_half_precision_is_packed_too(form: str, tmp_path: Path) -> None:
+    """Codes times steps in fp32, rounded to fp16: the weights of the module, to the last bit; a norm stays a norm."""
+    model, x = Mixed().half(), _X.half()
+    path = export_onnx(model, x, tmp_path / "net.onnx", weights=form)
+    found = types(path)
+    wanted = {"one": "INT2", "two": "INT4", "up": "INT4", "step": "INT2", "head": "INT8"}
+    assert {name: found[f"{name}.weight.codes"] for name in wanted} == wanted
+    assert found["dense.weight"] == "FLOAT16"
+    numbers = constants(path)
+    for name in wanted:
+        product = numbers[f"{name}.weight.codes"].astype(np.float32) * numbers[f"{name}.weight.steps"]
+        np.testing.assert_array_equal(product.astype(np.float16), model.get_parameter(f"{name}.weight").detach())
+    plain = export_onnx(model, x, tmp_path / "plain.onnx", weights="fp32")
+    assert path.stat().st_size < plain.stat().st_size
+    np.testing.assert_allclose(run(path, x), run(plain, x), rtol=1e-2, atol=1e-2)
+
+
 def test_an_unknown_form_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match='"packed", "qdq" or "fp32"'):
         export_onnx(nn.Linear(3, 2), torch.zeros(2, 3), tmp_path / "net.onnx", weights="int3")

@@ -44,10 +44,10 @@ def export_onnx(
     """Write the module, in eval mode, as one ONNX file and return its path.
 
     weights: "packed": a weight whose values are whole multiples of a step (SMOL's precisions, LSQ and others; read off the
-    values, exact in fp32) is stored as codes of 2 to 16 bits that onnxruntime multiplies out when it loads the file, and
-    runs as fast as fp32. "qdq": the same with DequantizeLinear, for compilers that keep the integers; onnxruntime on CPUs
-    unpacks these at every call (2 to 3 times as long for ResNet-20, see `benchmarks/onnx_export.py`). "fp32": all as
-    plain numbers. A weight that several layers read is stored once.
+    values, exact in fp32 and fp16) is stored as codes of 2 to 16 bits that onnxruntime multiplies out when it loads the
+    file, and runs as fast as fp32. "qdq": the same with DequantizeLinear, for compilers that keep the integers; onnxruntime
+    on CPUs unpacks these at every call (2 to 3 times as long for ResNet-20, see `benchmarks/onnx_export.py`). "fp32": all
+    as plain numbers. A weight that several layers read is stored once.
     The file is run with onnxruntime on the example, and on its first row alone; if an output differs from the module's
     by more than `tolerance` times the largest output, nothing is written and an error says by how much. A network with
     quantized activations may differ by 0.05 times: a value between two levels may fall to either; one in fp16 by 0.01.
@@ -110,7 +110,7 @@ def _export(model: nn.Module, rows: Tensor, path: str, weights: str) -> None:
     values = {
         name: parameter.detach().numpy()
         for name, parameter in model.named_parameters(remove_duplicate=False)
-        if parameter.dtype == torch.float32
+        if parameter.dtype in ((torch.float32, torch.float16) if weights in FORMS else (torch.float32,))
     }
     packing = find_packing(values, weights) if weights != "fp32" else Packing({}, {})
     graph = trace(model, rows, packing.opset)

@@ -4,7 +4,8 @@ packed   Cast, then Mul. onnxruntime computes both once, when it loads the file:
 qdq      DequantizeLinear, what compilers for other hardware look for. onnxruntime's CPU sessions do not fold it unless the
          session option session.disable_quant_qdq is "1"; without it every call unpacks every weight.
 
-A batch norm behind such a weight goes into its steps, so that codes stay codes.
+A batch norm behind such a weight goes into its steps, so that codes stay codes. A weight in fp16 is the same product, Cast once
+more, and its norm stays.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from paretorch.deploy.grids import Grid, read_grid
+from paretorch.deploy.grids import Grid, cheapest, read_grid
 from paretorch.deploy.onnx.graph import OPSET, Graph, Model, readers
 from paretorch.deploy.onnx.norms import absorb_norm
 from paretorch.deploy.onnx.types import Layout, choose_layout, opset_of, put_first, store
+from paretorch.deploy.rounded import read_rounded
 
 FORMS = ("packed", "qdq")
-STEPS = ".steps"  # behind the name of a weight
+STEPS, WIDE = ".steps", ".wide"  # behind the name of a weight
 _OVERHEAD = 256  # bytes that nodes and names of a packed weight take, about
 
 
@@ -49,7 +52,7 @@ def find_packing(weights: Mapping[str, NDArray[Any]], form: str) -> Packing:
             continue
         place = values.ctypes.data, values.shape, values.strides  # tied weights are looked at once
         if place not in known:
-            known[place] = read_grid(values)
+            known[place] = _read(values)
         grid = known[place]
         if grid is None:
             continue
@@ -59,18 +62,29 @@ def find_packing(weights: Mapping[str, NDArray[Any]], form: str) -> Packing:
     return Packing(grids, layouts)
 
 
+def _read(values: NDArray[Any]) -> Grid | None:
+    """The grid of a weight; one in fp16 may be on a grid of fp32 numbers, or on one whose products were rounded."""
+    if values.dtype != np.float16:
+        return read_grid(values)
+    wide = values.astype(np.float32)
+    return cheapest([read_grid(wide), read_rounded(wide, torch.float16)])
+
+
 def pack(model: Model, packing: Packing, form: str) -> None:
     """Put codes and steps in the place of the weights."""
+    from onnx import TensorProto
+
     graph = model.graph
     made: list[Any] = []
     for tensor in [tensor for tensor in graph.initializer if tensor.name in packing.grids]:
         name = tensor.name
         grid = packing.grids[name]
+        half = tensor.data_type == TensorProto.FLOAT16  # as is the norm behind it, which takes no steps in fp32
         graph.initializer.remove(tensor)
         own: dict[str, Grid] = {}
         for i, node in enumerate(readers(graph, name)):
             is_weight = list(node.input).index(name) == 1
-            scaled = absorb_norm(graph, node, grid, positive=form == "qdq") if is_weight else None
+            scaled = absorb_norm(graph, node, grid, positive=form == "qdq") if is_weight and not half else None
             if scaled is None:
                 own[name] = grid
             else:
@@ -79,21 +93,24 @@ def pack(model: Model, packing: Packing, form: str) -> None:
         if not own:
             continue  # a parameter that the module has and does not use
         nodes, whole = store(graph, name, grid.codes, packing.layouts[name], "FLOAT" if form == "packed" else None)
-        made += [*nodes, *_products(graph, whole, own, form)]
+        made += [*nodes, *_products(graph, whole, own, form, half)]
     put_first(graph, made)
 
 
-def _products(graph: Graph, codes: str, grids: Mapping[str, Grid], form: str) -> list[Any]:
+def _products(graph: Graph, codes: str, grids: Mapping[str, Grid], form: str, half: bool) -> list[Any]:
     """The nodes that make the weights, all of the same codes."""
-    from onnx import helper, numpy_helper
+    from onnx import TensorProto, helper, numpy_helper
 
     nodes = []
     for output, grid in grids.items():
         steps = grid.spread if form == "packed" else grid.steps
         graph.initializer.append(numpy_helper.from_array(np.asarray(steps), output + STEPS))
+        product = output + WIDE if half else output
         if form == "packed":
-            nodes.append(helper.make_node("Mul", [codes, output + STEPS], [output]))
+            nodes.append(helper.make_node("Mul", [codes, output + STEPS], [product]))
         else:
             axis = 1 if grid.axis is None else grid.axis  # 1 is the default, and means nothing for one step
-            nodes.append(helper.make_node("DequantizeLinear", [codes, output + STEPS], [output], axis=axis))
+            nodes.append(helper.make_node("DequantizeLinear", [codes, output + STEPS], [product], axis=axis))
+        if half:
+            nodes.append(helper.make_node("Cast", [product], [output], to=TensorProto.FLOAT16))
     return nodes
