@@ -70,6 +70,9 @@ def test_an_export_that_computes_something_else_is_not_kept(tmp_path: Path, monk
 def test_errors_are_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="does not run"):
         export_onnx(nn.Linear(3, 2), torch.randn(2, 4), tmp_path / "net.onnx")
+    half = torch.zeros(2, 3, dtype=torch.float16)
+    with pytest.raises(ConfigError, match=r"fp16 into int8: export model\.float\(\)"):
+        export_onnx(nn.Linear(3, 2).half(), half, tmp_path / "net.onnx", calibrate=[half])
     with pytest.raises(ConfigError, match="batch"):
         export_onnx(nn.Linear(3, 2), torch.tensor(1.0), tmp_path / "net.onnx")
     with pytest.raises(ConfigError, match="one tensor"):

@@ -72,6 +72,8 @@ def export_onnx(
         raise ConfigError(
             "onnxruntime does not compute in bfloat16 on a CPU: export model.float(), with a float example"
         )
+    if torch.float16 in kinds and calibrate is not None:
+        raise ConfigError("onnxruntime does not turn fp16 into int8: export model.float(), with a float example")
     if torch.float16 in kinds:
         tolerance = max(tolerance, _HALF)
     if any(isinstance(module, QuantizedActivation) for module in plain.modules()):
