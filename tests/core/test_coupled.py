@@ -291,6 +291,16 @@ def test_what_cannot_be_met_is_refused_before_training() -> None:
     pt.compress(model, _half(), steps=4, example=X)  # and the model was left as it was
 
 
+def test_a_network_that_cannot_be_followed_is_told_in_a_sentence_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    class Branching(Residual):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x if x.sum() > 0 else -x)
+
+    with pytest.raises(ConfigError, match=r"cannot be followed, since torch\.export fails"):
+        pt.compress(Branching(), _half(), steps=4, example=X)
+    assert capfd.readouterr() == ("", ""), "torch prints the graph that it cannot export"
+
+
 def test_a_network_with_a_width_in_its_forward_pass_is_cut_elsewhere() -> None:
     half = pt.ContinuousSparsification(target=0.3, group="channel")
     small = pt.compress(Written(), half, steps=4, example=X).finalize()

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from paretorch.core.kinds import CASTS, MOVES, NORMS, POINTWISE, REDUCTIONS, SPATIAL
 from paretorch.core.labels import FIXED, Layer, Network
 from paretorch.core.looking import doubles
+from paretorch.core.quiet import quiet
 from paretorch.core.values import Named, Value, along, is_wide, leaves, mapped, unlabelled
 from paretorch.errors import ConfigError
 
@@ -29,7 +30,7 @@ def follow(model: nn.Module, example: Tensor) -> Network:
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), quiet():
             exported = torch.export.export(model, (example[:1],), strict=False)
     except Exception as error:
         told = str(error).strip().splitlines() or [type(error).__name__]
