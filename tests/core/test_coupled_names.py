@@ -57,7 +57,10 @@ def test_where_nothing_can_go_two_names_are_said_to_be_why() -> None:
     with pytest.raises(ConfigError, match=r"or has two names \(again is between again\); use group"):
         pt.compress(model, method, steps=1, example=model.x)
     alone = Net(nn.GroupNorm(1, 12))
-    with pytest.raises(ConfigError, match=r"group norm of one group, recurrence\), is excluded, has outputs .* zero, or has two names; use"):
+    with pytest.raises(
+        ConfigError,
+        match=r"group norm of one group, recurrence\), is excluded, has outputs .* zero, or has two names; use",
+    ):
         pt.compress(alone, method, steps=1, example=alone.x)
 
 

@@ -73,7 +73,7 @@ def test_the_layers_of_large_networks_share_kernels_only_where_samples_are_read(
     shared = {}
 
     def compiled(function: Callable[..., None], **options: Any) -> Callable[..., None]:
-        shared[function.__name__] = options["options"].get("combo_kernels", False)
+        shared[function.__name__.rpartition("_")[0]] = options["options"].get("combo_kernels", False)
         return function
 
     monkeypatch.setattr(plans, "on_one_gpu", lambda _: True)
@@ -96,3 +96,16 @@ def test_a_step_that_cannot_be_compiled_is_taken_plainly(monkeypatch: pytest.Mon
         _steps(model, plan, 4)
     assert heard[0].filename == __file__
     assert plan.metrics()["step"] == 4
+
+
+def test_many_plans_in_one_process_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler gives up on a function that it has compiled eight times."""
+    compiled = torch.compile
+    monkeypatch.setattr(plans, "on_one_gpu", lambda _: True)
+    monkeypatch.setattr(torch, "compile", lambda one, dynamic, options: compiled(one, dynamic=dynamic, backend="eager"))
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        for _ in range(10):
+            model = nn.Linear(6, 4).to(_DEVICE)
+            plan = pt.compress(model, *_METHODS["sparsity"], steps=12)
+            _steps(model, plan, 3)
+            assert plan.metrics()["step"] == 3

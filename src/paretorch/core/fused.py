@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.method import Term
+from paretorch.core.own_code import own_code
 from paretorch.core.relaxation import Chain
 from paretorch.core.update import add_price, advance, clip_weights, gradients_of
 from paretorch.core.warn import warn
@@ -44,8 +45,8 @@ class FusedStep:
         if self._compiled is None:
             small = sum(d.numel() for term in terms for d in term.decisions()) <= _SMALL
             shared: dict[str, Any] = {"combo_kernels": True} if hasattr(torch._inductor.config, "combo_kernels") else {}
-            self._compiled = torch.compile(_update, dynamic=False, options=shared if small else {})
-            self._advance = torch.compile(advance, dynamic=False, options=shared)
+            self._compiled = torch.compile(own_code(_update), dynamic=False, options=shared if small else {})
+            self._advance = torch.compile(own_code(advance), dynamic=False, options=shared)
         trained = [term for term in terms if term.optimizer is not None]
         places = [_places(term) for term in trained]
         states = [_state(term) for term in trained]

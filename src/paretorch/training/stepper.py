@@ -5,13 +5,12 @@ depends on lies on the device: the epoch's batches and learning rates in fixed b
 row is next. A replay then needs no word from the host, and losses are read once per epoch.
 """
 
-import itertools
-from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.own_code import own_code
 from paretorch.training.optimizers import set_rate
 from paretorch.training.task import Batch, Task
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from paretorch.core.plan import Plan
 
 _WARMUP = 5
-_numbers = itertools.count()
 
 
 class Stepper:
@@ -60,7 +58,7 @@ class Stepper:
     def release(self) -> None:
         """Compile and capture anew at the next steps."""
         self._graph, self._warm = None, 0
-        self._forward = torch.compile(_own_code(self._losses), dynamic=False) if self._compile else self._losses
+        self._forward = torch.compile(own_code(self._losses), dynamic=False) if self._compile else self._losses
 
     def begin(self, batches: Batch, rates: list[float], start: int = 0, record: Tensor | None = None) -> None:
         """Lay an epoch out: its batches, a learning rate for each step, and what earlier steps of it recorded."""
@@ -139,15 +137,3 @@ class Stepper:
         with torch.cuda.graph(graph, stream=self._stream):
             self._update()
         self._graph = graph
-
-
-def _own_code(method: Any) -> Any:
-    """The bound method with a code object of its own.
-
-    torch.compile counts recompilations per code object and gives up after eight: several models in one process, each
-    with its own stepper, must not share a count.
-    """
-    function = method.__func__
-    code = function.__code__.replace(co_name=f"losses_{next(_numbers)}")
-    copy = FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
-    return MethodType(copy, method.__self__)
