@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from paretorch import SMOLActivations, SoftSharing, compress, fold
 from paretorch.cli.app import app
+from paretorch.cli.fold_run import shared_network
 from paretorch.core.method import Method
-from paretorch.deploy import load
+from paretorch.deploy import load, save
 from paretorch.report.loops import folded_diagram
 from paretorch.report.sharing import heat_map
 from paretorch.sparsity.rivals import GradualMagnitude
@@ -114,6 +115,19 @@ def test_pare_fold_leaves_a_file_and_a_page(run: Path) -> None:
     assert after == pytest.approx(before, rel=1e-3), "two templates are stored either way"
 
 
+def test_pare_fold_of_a_run_without_a_checkpoint(run: Path) -> None:
+    words = ("fold", str(run), "--threshold", "0.999", "--only", "stages.0.*")
+    told = pare(*words)
+    save(fold(shared_network(run)), run / "model.pare")
+    (run / "checkpoint.pt").unlink()
+    assert pare(*words).splitlines()[:3] == told.splitlines()[:3]
+    network = load(run / "folded.pare")
+    expected = torch.load(run.parent / "output.pt")
+    torch.testing.assert_close(network(torch.ones(1, 3, 8, 8)), expected, rtol=1e-4, atol=1e-5)
+    save(build("resnet20"), run / "model.pare")
+    assert "compress it with SoftSharing" in pare(*words, code=2)
+
+
 def test_pare_fold_by_number_of_layers(run: Path) -> None:
     told = pare("fold", str(run), "--layers", "3", "--recalibrate", "0")
     assert told.count("4 layers are 1; layer 1 runs 4 times; error up to") == 3
@@ -195,7 +209,7 @@ def test_the_report_of_the_run_has_the_last_fold(run: Path) -> None:
 
 def test_mistakes_are_one_line(run: Path, tmp_path: Path) -> None:
     for words in ([], ["--curve"]):
-        assert "holds no checkpoint.pt" in pare("fold", str(tmp_path / "nowhere"), *words, code=2)
+        assert "holds no checkpoint.pt and no model.pare" in pare("fold", str(tmp_path / "nowhere"), *words, code=2)
     assert "from 0 to 1" in pare("fold", str(run), "--threshold", "7", code=2)
     for words in (["--threshold", "0.5"], ["--layers", "3"], ["--beside", str(run)]):
         assert "leave out --threshold" in pare("fold", str(run), "--curve", *words, code=2)

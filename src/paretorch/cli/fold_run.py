@@ -1,5 +1,5 @@
-"""What `pare fold` reads of a run: its network with its plan, from the checkpoint (what was learned about sharing is only
-there), how alike the layers were while it was trained, and inputs that it was trained with."""
+"""What `pare fold` reads of a run: its network with its plan, from the checkpoint (or, without one, what its artefact
+still says about sharing), how alike the layers were while it was trained, and inputs that it was trained with."""
 
 import ast
 import json
@@ -25,16 +25,21 @@ Matrix = list[list[float]]
 def shared_network(folder: Path, root: str | None = None) -> nn.Module:
     """The zoo network of a run that shares, as its last checkpoint has it, on the CPU; `Plan.of` finds its plan.
 
+    Of a run without a checkpoint, the network of model.pare, which has no plan.
+
     root: of the data, which are asked how large the vocabulary of an unfinished run is.
     """
     from paretorch import zoo
     from paretorch.cli.inputs import SHAPES
+    from paretorch.deploy import load
     from paretorch.training.checkpoint import Checkpoint
     from paretorch.training.tasks.language import CARRIED
 
     path = folder / "checkpoint.pt"
+    if not path.exists() and (folder / "model.pare").exists():
+        return load(folder / "model.pare").eval()
     if not path.exists():
-        raise ConfigError(f"{folder} holds no checkpoint.pt: give the folder of a run")
+        raise ConfigError(f"{folder} holds no checkpoint.pt and no model.pare: give the folder of a run")
     checkpoint = Checkpoint.load(path, torch.device("cpu"))
     try:
         network: nn.Module = zoo.build(checkpoint.recipe["network"], **_options(folder, checkpoint.recipe, root))

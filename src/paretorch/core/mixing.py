@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach import attach
+from paretorch.core.attach import attach, detach
 from paretorch.core.groups import Broadcast
 from paretorch.core.relaxation import Chain, Relaxation
 from paretorch.core.sites import Site, Template, find_sites
@@ -158,3 +158,19 @@ def share(root: nn.Module, bank: str, count: int, weights: Sequence[str], uses: 
         mix.requires_grad_(trained)
         mix.bind(root)
         attach_mixed(site, Chain([mix]).train(site.owners[0][0].training))
+
+
+def unshare(root: nn.Module, sites: Sequence[Site]) -> None:
+    """Undo `share`: the weights of these sites are their own again, and the templates that they were mixed from are gone."""
+    values = []
+    names: set[str] = set()
+    for site in sites:
+        module, attribute, _ = site.owners[0]
+        (mix,) = module.parametrizations[attribute][0].relaxations()  # type: ignore[index,union-attr]
+        with torch.no_grad():
+            values.append((getattr(module, attribute).clone(), mix.trains))
+        names.update(mix.names)
+    for site, (value, trained) in zip(sites, values, strict=True):
+        detach(site, value, trained)
+    for name in names:
+        delattr(root, name)

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.mixing import share
-from paretorch.core.plan import Plan
 from paretorch.core.recalibrate import recalibrate_norms
 from paretorch.core.sites import Selector, check_patterns
 from paretorch.core.tensors import is_sharded
-from paretorch.errors import ConfigError, DivergenceError
+from paretorch.errors import ConfigError
 from paretorch.sharing.clusters import check_limits, cluster, collapse, mergers
 from paretorch.sharing.layers import Bank, read_banks
 from paretorch.sharing.loops import loops_in_words
 from paretorch.sharing.similarity import absolute_cosine
+from paretorch.sharing.unfolding import opened, plan_of
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ def fold(
     only: fold the groups with a layer that this selects (a pattern, type or predicate); the others keep their layers.
     recalibrate: training batches (inputs, or tuples that begin with them), from which batch norm's statistics are estimated
     anew where a fold is not exact: what the old ones were measured on is then no longer what the layers give.
-    The copy is of what was given to `compress`, without DDP and the like around it, hardened and finalized. Where templates
+    The copy is of what was given to `compress`, without DDP and the like around it, hardened and finalized; or of what
+    an earlier fold, or `load`, gave, where its layers are mixtures still. Where templates
     are fewer than the layers left, or carry masks or precisions, they are what is stored, and layers are mixed from
     them. `paretorch_folding` of the copy is the list of `Folding`: loops in words, scales, errors.
     """
@@ -85,13 +86,11 @@ def fold(
     if threshold is None and layers is None:
         threshold = 1.0
     network = copy.deepcopy(_root(model))
-    plan = Plan.of(network)
-    plan.harden()
-    banks = read_banks(network)
-    chosen = _chosen(banks, only)
-    _check_finite(banks)
-    network = plan.finalize()
-    labels = _labels(banks, chosen, threshold, layers)
+    again = plan_of(network) is None
+    network, banks = opened(network)
+    labels = _labels(banks, _chosen(banks, only), threshold, layers, again)
+    if again:
+        _check_known(banks, labels)
     edits: list[dict[str, Any]] = list(network.__dict__.get("paretorch_edits", []))
     foldings = []
     with torch.no_grad():
@@ -108,11 +107,15 @@ def fold(
 
 def levels(model: nn.Module, only: Selector | None = None) -> dict[int, float]:
     """By the number of layers left, from all that share to one a group, the threshold at which `fold` leaves as many."""
-    banks = read_banks(_root(model))
+    network = _root(model)
+    again = plan_of(network) is None
+    banks = read_banks(network)
     banks = [bank for bank, one in zip(banks, _chosen(banks, only), strict=True) if one]
     count = sum(len(bank.layers) for bank in banks)
     found = {count: 1.0}
     for merged, (similarity, *_) in enumerate(mergers([absolute_cosine(bank.rows.double()) for bank in banks]), 1):
+        if again and similarity == 0.0:  # stored as they are
+            break
         found[count - merged] = similarity
     return found
 
@@ -121,12 +124,10 @@ def _root(model: nn.Module) -> nn.Module:
     """The network that shares, without what is around it (DDP, a compiled or averaged model)."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"fold takes a network that shares templates, not {type(model).__name__}")
-    try:
-        network = Plan.of(model).model
-    except ConfigError:
-        network = model
-        if read_banks(model):
-            raise ConfigError("this network is folded already: fold the one that it was made from") from None
+    plan = plan_of(model)
+    network = model if plan is None else plan.model
+    if plan is None and (banks := read_banks(model)):
+        network = banks[0].root
     if not read_banks(network):
         raise ConfigError(
             "fold needs a network that shares templates: compress it with SoftSharing, and fold it before finalize"
@@ -134,6 +135,17 @@ def _root(model: nn.Module) -> nn.Module:
     if any(is_sharded(parameter.data) for parameter in network.parameters()):
         raise ConfigError("fold needs a whole network: load its full state into a copy that was compressed alike")
     return network
+
+
+def _check_known(banks: Sequence[Bank], labels: Sequence[Sequence[int]]) -> None:
+    """Of layers that an earlier fold stored themselves, how alike they were is no longer known."""
+    for bank, own in zip(banks, labels, strict=True):
+        used = bank.rows != 0
+        if bool((used.sum(1) <= 1).all()) and len(set(own)) < int(used.any(0).sum()):
+            raise ConfigError(
+                f"{bank.layers[0]} and others of its group are stored as they are, and how alike they were is not known "
+                "here: fold the network that this one was made from (of a run, with its checkpoint.pt), or others, by only="
+            )
 
 
 def _chosen(banks: Sequence[Bank], only: Selector | None) -> list[bool]:
@@ -145,21 +157,19 @@ def _chosen(banks: Sequence[Bank], only: Selector | None) -> list[bool]:
     return chosen
 
 
-def _check_finite(banks: Sequence[Bank]) -> None:
-    for bank in banks:
-        for layer, row in zip(bank.layers, bank.rows @ bank.gram.to(bank.rows), strict=True):
-            if not bool(torch.isfinite(row).all()):
-                raise DivergenceError(f"{layer} is not finite, so training has diverged: fold an earlier checkpoint")
-
-
 def _labels(
-    banks: Sequence[Bank], chosen: Sequence[bool], threshold: float | None, layers: int | None
+    banks: Sequence[Bank], chosen: Sequence[bool], threshold: float | None, layers: int | None, again: bool
 ) -> list[list[int]]:
+    """Which stored layer each is to be, by bank; of those that are not chosen, each its own, or what an earlier fold made it."""
     matrices = [absolute_cosine(bank.rows.double()) for bank, one in zip(banks, chosen, strict=True) if one]
     if layers is not None and layers > (most := sum(len(matrix) for matrix in matrices)):
         raise ConfigError(f"layers={layers}: only {most} layers share")
     folded = iter(cluster(matrices, threshold, layers))
-    return [next(folded) if one else list(range(len(bank.layers))) for bank, one in zip(banks, chosen, strict=True)]
+    return [next(folded) if one else _kept(bank, again) for bank, one in zip(banks, chosen, strict=True)]
+
+
+def _kept(bank: Bank, again: bool) -> list[int]:
+    return cluster([absolute_cosine(bank.rows.double())], 1.0, None)[0] if again else list(range(len(bank.layers)))
 
 
 def _fold_one(network: nn.Module, name: str, bank: Bank, labels: list[int]) -> tuple[Folding, dict[str, Any]]:

@@ -20,13 +20,15 @@ from paretorch.sharing.similarity import absolute_cosine
 class Bank:
     """Layers (in the order of the model) that are mixed from the same templates.
 
-    rows: their coefficients. templates: as they are mixed. relaxed: whether masks or precisions act on them.
+    rows: their coefficients. templates: as they are mixed. relaxed: whether masks or precisions act on them. root: the
+    module that holds them.
     """
 
     sites: tuple[Site, ...]
     rows: Tensor
     templates: tuple[Tensor, ...]
     relaxed: bool
+    root: nn.Module
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -85,7 +87,8 @@ def _bank(members: Sequence[tuple[Site, Mix]]) -> Bank:
     for row, (_, mix) in zip(rows, members, strict=True):
         row[[names.index(name) for name in mix.names]] = whole(mix.coefficients())
     relaxed = any(mix.has_chains for _, mix in members)
-    return Bank(tuple(site for site, _ in members), rows, tuple(templates[name] for name in names), relaxed)
+    stored = tuple(templates[name] for name in names)
+    return Bank(tuple(site for site, _ in members), rows, stored, relaxed, members[0][1]._root[0])
 
 
 def layer_similarity(
