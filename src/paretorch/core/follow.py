@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from paretorch.core.kinds import CASTS, MOVES, NORMS, POINTWISE, REDUCTIONS, SPATIAL
 from paretorch.core.labels import FIXED, Layer, Network
-from paretorch.core.looking import doubles
+from paretorch.core.looking import doubles, first_sentence
 from paretorch.core.quiet import quiet
 from paretorch.core.values import Named, Value, along, is_wide, leaves, mapped, unlabelled
 from paretorch.errors import ConfigError
@@ -33,9 +33,8 @@ def follow(model: nn.Module, example: Tensor) -> Network:
         with torch.no_grad(), quiet():
             exported = torch.export.export(model, (example[:1],), strict=False)
     except Exception as error:
-        told = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(
-            f"the channels of this model cannot be followed, since torch.export fails: {told[0]}"
+            f"the channels of this model cannot be followed, since torch.export fails: {first_sentence(error)}"
         ) from error
     finally:
         for module, mode in modes.items():
