@@ -83,6 +83,43 @@ def _errors(setting: str) -> list[str]:
     return [_error(json.loads(file.read_text())["result"]["test_accuracy"]) for file in files]
 
 
+def test_the_table_of_similarities() -> None:
+    from paretorch.studies.similarities import by_distance
+
+    page, folder = PAGE.read_text(), PAGE.parents[1] / "results/sharing-wrn28-4"
+    titles = {
+        "swrn-2": "SWRN-28-4-2",
+        "swrn-2-dropout": "the same with dropout",
+        "swrn-2-slow": "and α at a tenth of the rate",
+        "swrn-4": "SWRN-28-4-4",
+        "swrn-6": "SWRN-28-4-6",
+    }
+    many, second = [], []
+    for setting, title in titles.items():
+        runs = [json.loads(file.read_text())["metrics"] for file in sorted(folder.glob(f"{setting}-seed*.json"))]
+        rows = [{row["epoch"]: row["similarities"] for row in run if "similarities" in row} for run in runs]
+        cells = [[by_distance(matrix) for matrix in kept[200]] for kept in rows]
+        told = [", ".join(f"{even:.2f} / {odd:.2f}" for even, odd in stage) for stage in zip(*cells, strict=True)]
+        assert f"| {title} | {' | '.join(told)} |" in page
+        if setting in ("swrn-4", "swrn-6"):
+            many += [one for stages in cells for one in stages]
+        else:
+            second += [stages[1] for stages in cells]
+        for kept in rows:
+            for epoch, limit in ((50, 0.09), (100, 0.03)):
+                assert _apart(kept[epoch], kept[200]) < limit + 0.005
+    assert (round(min(even for even, _ in many), 2), round(max(even for even, _ in many), 2)) == (0.32, 0.65)
+    assert round(max(odd for _, odd in many), 2) == 0.10
+    assert (len(second), sum(even > 0.95 and odd < 0.2 for even, odd in second)) == (9, 7)
+
+
+def _apart(one: list[list[list[float]]], other: list[list[list[float]]]) -> float:
+    """The mean distance of similarities of different layers."""
+    pairs = [(torch.tensor(a), torch.tensor(b)) for a, b in zip(one, other, strict=True)]
+    unlike = [(a - b).abs()[~torch.eye(len(a), dtype=torch.bool)].mean() for a, b in pairs]
+    return float(torch.stack(unlike).mean())
+
+
 def _late_error(setting: str) -> str:
     """Mean over the last ten epochs and all seeds."""
     files = (PAGE.parents[1] / "results/sharing-wrn28-4").glob(f"{setting}-seed*.json")

@@ -24,6 +24,9 @@ def study(
     table: Annotated[bool, typer.Option("--table", help="Run nothing; show what the results so far say.")] = False,
     layers: Annotated[bool, typer.Option("--layers", help="Run nothing; show the sparsity of each layer.")] = False,
     curves: Annotated[bool, typer.Option("--curves", help="Run nothing; draw the metric over the epochs.")] = False,
+    similarities: Annotated[
+        bool, typer.Option("--similarities", help="Run nothing; draw how alike layers that share became.")
+    ] = False,
     seeds: Annotated[str | None, typer.Option(help="Seeds such as 0,1,2.", show_default="the study's own")] = None,
     parallel: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     minutes: Annotated[
@@ -57,6 +60,8 @@ def study(
 
         pare study sharing-shortest-paths --curves
 
+        pare study sharing-wrn28-4 --similarities --only swrn-2,swrn-6
+
         pare study dense-vgg16 --seeds 0 --set epochs=2 --out tried
     """
     from dataclasses import replace
@@ -81,7 +86,7 @@ def study(
             raise ConfigError(f"{name} is a study of ticket searches, which has no settings to choose by --only.")
         if minutes is not None:
             raise ConfigError(f"{name} is a study of ticket searches, which have no --minutes: stop them with Ctrl-C.")
-        if layers or curves:
+        if layers or curves or similarities:
             raise ConfigError(
                 f"{name} is a study of ticket searches: use --table, or see {out / name}/tickets.jsonl and .svg."
             )
@@ -92,6 +97,9 @@ def study(
     asked = chosen.only(patterns) if patterns else chosen
     if curves:
         _draw(asked, out)
+        return
+    if similarities:
+        _draw_similarities(asked, out)
         return
     if table or layers:
         _show_stored(asked, out, table, layers)
@@ -134,6 +142,17 @@ def _draw(study: "Study", out: Path) -> None:
     path = out / study.name / f"{metric}.svg"
     save(picture, path)
     typer.echo(f"{path}: {metric.replace('_', ' ')} over the epochs")
+
+
+def _draw_similarities(study: "Study", out: Path) -> None:
+    from paretorch.studies import similarities
+
+    target = out / study.name
+    found = similarities.similarities(study, target)
+    typer.echo("Mean similarity of layers an even / an odd number apart, by group:")
+    for name, matrices in found.items():
+        typer.echo(similarities.told(name, matrices))
+    typer.echo(str(similarities.draw_similarities(study, target)))
 
 
 def _tickets(study: "Study", out: Path, runs: Path, parallel: int, options: list[str], table: bool) -> None:

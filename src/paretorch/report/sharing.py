@@ -12,9 +12,9 @@ _LABEL = 20.0  # the room that a number needs
 
 
 def group_title(number: int, layers: Sequence[str]) -> str:
-    """A group of layers by its number and its first and last layer, such as those of one stage."""
+    """A group of layers by its number and its first and last layer, such as those of one stage, where they have names."""
     first, last = (name.removesuffix(".weight") for name in (layers[0], layers[-1]))
-    return f"Group {number}: {first} … {last}"
+    return f"Group {number}: {first} … {last}" if first != last else f"Group {number}: {len(layers)} layers"
 
 
 def heat_map(ident: str, title: str, names: Sequence[str], rows: Sequence[Sequence[float]]) -> str:

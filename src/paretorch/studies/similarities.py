@@ -1,0 +1,58 @@
+"""How alike the layers of a study's networks became: a matrix a group and run, and whether it is a chessboard.
+
+Where layers an even number apart are alike, and those an odd number apart are not, the network runs two layers in turn:
+the pattern that the thesis reports (chapter 3).
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from paretorch.errors import ConfigError
+from paretorch.report.similarities import Matrix, write_similarities
+from paretorch.studies.results import collect
+from paretorch.studies.study import Study
+
+
+def similarities(study: Study, target: Path) -> dict[str, list[Matrix]]:
+    """By run, a matrix for each group of layers, as they were at the end."""
+    found: dict[str, list[Matrix]] = {}
+    for name in sorted(collect(study, target)[0]):  # seeds of a setting side by side
+        rows = json.loads((target / f"{name}.json").read_text())["metrics"]
+        kept = [row["similarities"] for row in rows if "similarities" in row]
+        if kept:
+            found[name] = kept[-1]
+    if not found:
+        raise ConfigError(f"No run of {study.name} in {target.parent} so far has layers that share.")
+    sizes = {name: [len(matrix) for matrix in own] for name, own in found.items()}
+    first = next(iter(sizes))
+    for name, own in sizes.items():
+        if own != sizes[first]:
+            raise ConfigError(
+                f"{name} has other groups of layers than {first}: choose settings of one network by --only."
+            )
+    return found
+
+
+def draw_similarities(study: Study, target: Path) -> Path:
+    """A page with a picture for each group and run."""
+    columns = similarities(study, target)
+    groups = [["layer"] * len(matrix) for matrix in next(iter(columns.values()))]  # their names are in no result
+    return write_similarities(target / "similarities.html", title=study.title, groups=groups, columns=columns)
+
+
+def by_distance(matrix: Matrix) -> tuple[float, float]:
+    """The mean similarity of layers an even number apart, and of those an odd number apart."""
+    values = np.asarray(matrix)
+    places = np.arange(len(values))
+    apart = np.abs(places[:, None] - places)
+    even, odd = (apart % 2 == 0) & (apart > 0), apart % 2 == 1
+    return float(values[even].mean()) if even.any() else float("nan"), float(values[odd].mean())
+
+
+def told(name: str, matrices: Sequence[Matrix]) -> str:
+    """One line a run."""
+    pairs = (by_distance(matrix) for matrix in matrices)
+    return f"{name}: {', '.join(f'{even:.2f} / {odd:.2f}' for even, odd in pairs)}"
