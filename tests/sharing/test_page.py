@@ -83,6 +83,15 @@ def _errors(setting: str) -> list[str]:
     return [_error(json.loads(file.read_text())["result"]["test_accuracy"]) for file in files]
 
 
+def test_the_stage_that_became_two_layers() -> None:
+    found = []
+    for file in sorted((PAGE.parents[1] / "results/sharing-wrn28-4/fold/two").glob("seed*.json")):
+        points = {one["name"]: one["accuracy"] for one in json.loads(file.read_text())["points"]}
+        found.append(f"{_error(points['model'])} and {_error(points['folded'])}")
+    assert f"by seed: {', '.join(found)} (" in PAGE.read_text()
+    assert len(found) == 3
+
+
 def test_the_table_of_similarities() -> None:
     from paretorch.studies.similarities import by_distance
 
