@@ -106,6 +106,17 @@ def test_what_is_no_grid_of_fp32(values: object) -> None:
     assert read_grid(np.asarray(values, dtype=dtype)) is None
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_largest_numbers_have_grids_too() -> None:
+    """Above the very largest there is no next number, only infinity: an interval without an end was searched for its step."""
+    largest = np.finfo(np.float32).max
+    values = np.array([[1.0, 0.5, 0.1], [1.0, 0.5, 0.3]], dtype=np.float32) * largest
+    grid = read_grid(values, (1,))
+    assert grid is not None
+    np.testing.assert_array_equal(_values(grid)[:, :2], values[:, :2])
+    assert grid.exact
+
+
 def test_zeros_and_negative_zeros_are_code_zero() -> None:
     values = np.array([[0.0, -0.0], [0.5, -0.0]], dtype=np.float32)
     grid = read_grid(values)

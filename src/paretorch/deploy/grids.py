@@ -26,6 +26,7 @@ WIDTHS = (2, 4, 6, 8, 10, 12, 16)  # bits that a code may take
 _BINARY_BITS = 16  # |c| < 2**16 on a binary grid: up to 17 bits of precision within one tensor
 _MOST = 512  # magnitudes, where steps are any numbers; with a power of two, 2^15
 _SAMPLE = 4096
+_TOP = np.finfo(np.float32).max
 _NEAR = 4.0 * 2.0**-24  # two values, their ratio and a product are each off by half a unit in the last place
 
 
@@ -207,12 +208,12 @@ def _fit(sizes: Floats) -> tuple[NDArray[np.int16], np.float32, bool] | None:
 
 def _step(sizes: Floats, numbers: NDArray[np.float64]) -> np.float32 | None:
     """The fp32 number s with fl(c · s) equal to the magnitude for every code c."""
-    half = np.spacing(sizes).astype(np.float64) / 2
+    half = np.spacing(np.minimum(sizes, np.nextafter(_TOP, np.float32(0)))).astype(np.float64) / 2
     low = float(np.max((sizes - half) / numbers))
-    high = float(np.min((sizes + half) / numbers))
+    high = min(float(np.min((sizes + half) / numbers)), float(_TOP))
     step = np.nextafter(np.float32(low), np.float32(0))
     codes = numbers.astype(np.float32)
-    with np.errstate(under="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         while step <= high:
             if step > 0 and np.array_equal(codes * step, sizes):
                 return np.float32(step)
