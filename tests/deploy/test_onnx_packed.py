@@ -196,6 +196,15 @@ def test_half_precision_is_packed_too(form: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(run(path, x), run(plain, x), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_step_for_every_value_is_no_gain(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Any numbers are multiples of themselves; their steps are as many bytes as they are, or twice as many."""
+    model, x = nn.Linear(1, 2000).to(dtype), torch.randn(3, 1).to(dtype)
+    plain = export_onnx(model, x, tmp_path / "plain.onnx", weights="fp32")
+    packed = export_onnx(model, x, tmp_path / "packed.onnx")
+    assert packed.stat().st_size == plain.stat().st_size
+
+
 def test_an_unknown_form_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match='"packed", "qdq" or "fp32"'):
         export_onnx(nn.Linear(3, 2), torch.zeros(2, 3), tmp_path / "net.onnx", weights="int3")

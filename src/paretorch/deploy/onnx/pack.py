@@ -57,7 +57,7 @@ def find_packing(weights: Mapping[str, NDArray[Any]], form: str) -> Packing:
         if grid is None:
             continue
         layout = choose_layout(grid.codes, form)
-        if layout is not None and layout.bits * values.size // 8 + _OVERHEAD < values.nbytes:
+        if layout is not None and layout.bits * values.size // 8 + grid.steps.nbytes + _OVERHEAD < values.nbytes:
             grids[name], layouts[name] = grid, layout
     return Packing(grids, layouts)
 
