@@ -42,6 +42,20 @@ class Kept(nn.Module):
         self.register_buffer("start", self.weight.data if shared else torch.zeros(3, 4))
 
 
+class Counting(nn.Linear):
+    """A layer with a state of its own beside its tensors."""
+
+    def __init__(self, seen: int) -> None:
+        super().__init__(2, 2)
+        self.seen = seen
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.seen)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.seen = int(state)
+
+
 class Shared(nn.Module):
     """A batch norm under two names, and two whose weights are one."""
 
@@ -65,6 +79,14 @@ def test_a_parameter_and_a_buffer_in_one_memory(shared: bool, tmp_path: Path) ->
     assert torch.equal(found.weight, model.weight)
     assert torch.equal(found.start, model.weight)
     assert isinstance(found.weight, nn.Parameter)
+
+
+def test_extra_state_is_given_to_its_module(tmp_path: Path) -> None:
+    """It is made anew whenever it is asked for, so that nobody reads what is written into it."""
+    save(nn.Sequential(Counting(5), Counting(7)), tmp_path / "x.pare")
+    again = nn.Sequential(Counting(0), Counting(0))
+    load(tmp_path / "x.pare", into=again)
+    assert [layer.seen for layer in again] == [5, 7]
 
 
 def test_ties_do_not_change_shapes(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX, register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
 from paretorch.deploy.blob import BlobReader, storage_key
@@ -103,7 +103,7 @@ def _check_names(module: nn.Module, names: list[str]) -> None:
 
 
 def fill(module: nn.Module, reader: BlobReader) -> None:
-    """Copy every tensor of the file into the module, and tie what the file ties."""
+    """Copy every tensor of the file into the module, tie what the file ties, and give modules their extra state."""
     _check_names(module, reader.names)
     state: dict[str, Tensor] = module.state_dict()
     if bare := [name for name, tensor in state.items() if tensor.is_meta]:
@@ -124,6 +124,10 @@ def fill(module: nn.Module, reader: BlobReader) -> None:
     for name, tensor in reader.tensors(state, most, room):
         if isinstance(tensor, str):
             _tie(module, state, name, tensor)
+    for name, tensor in state.items():
+        path, _, leaf = name.rpartition(".")
+        if leaf == _EXTRA_STATE_KEY_SUFFIX:  # no tensor of the module, which made it for the state
+            module.get_submodule(path).set_extra_state(tensor)
 
 
 def _some(names: set[str]) -> str:
