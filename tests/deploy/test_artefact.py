@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -265,6 +266,18 @@ def test_a_step_a_channel_costs_its_codes(axis: int, tmp_path: Path) -> None:
     assert found.total < weight.numel() * 2 / 8 * 1.02 + 32 * 4 + 60
     again = roundtrip(Bag(w=weight), tmp_path / "x.pare", Bag(w=torch.zeros_like(weight)))
     assert np.array_equal(bits(again["w"]), bits(weight))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_many_rows_without_steps_take_no_time(dtype: torch.dtype) -> None:
+    """A step a row is not looked for where it could not pay, nor in the other rows once a row has none."""
+    torch.manual_seed(0)
+    single = torch.randn(100_000, 1).to(dtype)
+    twice = torch.randint(-8, 8, (5_000, 64)) * 0.1 * torch.rand(5_000, 1)  # rounded twice
+    start = time.process_time()
+    assert encoded_size({"single": single}) < single.nbytes
+    assert encoded_size({"twice": twice}) < twice.nbytes
+    assert time.process_time() - start < 2.0
 
 
 def test_a_zoo_network_is_rebuilt_by_name(tmp_path: Path) -> None:

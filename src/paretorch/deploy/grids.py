@@ -75,14 +75,14 @@ def read_grid(values: NDArray[Any], axes: tuple[int | None, ...] = (None, 0, 1),
     """
     if values.dtype != np.float32 or not values.size or not np.isfinite(values).all():
         return None
-    whole = None
+    whole, fit = None, _fit if near else _exact
     if None in axes:
-        whole = _binary(values) or along(values, None, _fit)
+        whole = _binary(values) or along(values, None, fit)
     found = [whole]
     for axis in axes:
         if axis is not None and axis < values.ndim:
-            found.append(along(values, axis, _fit) if whole is None or not whole.exact else _coarser(whole, axis))
-    return cheapest([grid for grid in found if grid is not None and (grid.exact or near)])
+            found.append(along(values, axis, fit) if whole is None or not whole.exact else _coarser(whole, axis))
+    return cheapest(found)
 
 
 def cheapest(grids: Sequence[Grid | None]) -> Grid | None:
@@ -204,6 +204,12 @@ def _fit(sizes: Floats) -> tuple[NDArray[np.int16], np.float32, bool] | None:
     if not len(near):
         return None
     return near[0].astype(np.int16), np.float32(np.mean(wide / near[0])), False
+
+
+def _exact(sizes: Floats) -> tuple[NDArray[np.int16], np.float32, bool] | None:
+    """As `_fit`, but None where some product is off: so the first slice that is ends the search."""
+    found = _fit(sizes)
+    return found if found is not None and found[2] else None
 
 
 def _step(sizes: Floats, numbers: NDArray[np.float64]) -> np.float32 | None:

@@ -104,8 +104,10 @@ def _steps(words: Array, dtype: torch.dtype, shape: tuple[int, ...], on_grid: Gr
     # On a binary grid there is nothing else to find; but in half precision one is found for numbers that were rounded, too.
     if on_grid is not None and (dtype not in HALF or on_grid.digits < digits(dtype)):
         return None
+    # A step is four bytes, a code a quarter of one or more: slices of a value or two have nothing to gain, and may be many.
+    axes = tuple(axis for axis in (0, 1) if 4 * shape[axis] + words.size // 4 < words.nbytes)
     floats = values.to_floats(words, dtype).reshape(shape)
-    stepped = read_rounded(floats, dtype, (0, 1)) if dtype in HALF else read_grid(floats, (0, 1))
+    stepped = read_rounded(floats, dtype, axes) if dtype in HALF else read_grid(floats, axes)
     # That a few values of so few digits have large codes says nothing.
     if dtype in HALF and stepped is not None and np.unique(stepped.codes).size > words.size // 4:
         return None
