@@ -69,3 +69,15 @@ def test_only_vectors_of_norms_are_rounded(tmp_path: Path) -> None:
     assert torch.equal(after["0.place"], before["0.place"])
     assert torch.equal(after["1.weight"], before["1.weight"])
     assert torch.equal(after["0.norm.weight"], before["0.norm.weight"].bfloat16().float())
+
+
+def test_a_fold_that_its_dtype_cannot_hold_is_refused(tmp_path: Path) -> None:
+    """A small variance makes a large weight: in fp16 an infinity, which was saved without a word."""
+    norm = nn.BatchNorm1d(3).half().eval()
+    with torch.no_grad():
+        norm.weight.fill_(400.0)
+        norm.running_var.zero_()
+    with pytest.raises(ConfigError, match=r"beyond torch\.float16 once it is folded"):
+        save(norm, tmp_path / "x.pare", fold_norms=True)
+    assert not (tmp_path / "x.pare").exists()
+    save(norm, tmp_path / "x.pare")

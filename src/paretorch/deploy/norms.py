@@ -42,7 +42,12 @@ def prepared_state(model: nn.Module, norms: torch.dtype, fold: bool) -> dict[str
         # Two norms that share a tensor would need two folded weights.
         alone = all(owners[storage_key(tensor)] == 1 for tensor in own.values())
         folds = fold and alone and isinstance(module, _BatchNorm) and own.keys() >= _FOLDED
-        for name, tensor in (_folded(own, module) if folds else own).items():
+        vectors = _folded(own, module) if folds else own
+        for name, tensor in vectors.items():
+            if bool((own[name].isfinite() & ~tensor.isfinite()).any()):
+                raise ConfigError(
+                    f"fold_norms=True: a {type(module).__name__} has a {name} beyond {tensor.dtype} once it is folded; save it without"
+                )
             stays = norms == torch.float32 or (folds and name == "running_var")
             kept = tensor if stays else tensor.to(norms).to(tensor.dtype)
             if bool((tensor.isfinite() & ~kept.isfinite()).any()):
