@@ -78,6 +78,13 @@ def test_the_picture_says_what_it_shows() -> None:
     assert not [one for one in root.iter() if one.tag.endswith(("script", "image", "a"))]
 
 
+@pytest.mark.parametrize("name", ["a\x1b[31m\x00", "half \ud800"])
+def test_any_name_of_a_folder_can_be_drawn_and_told(name: str) -> None:
+    points = [Point(name, "ours", 16_000, 0.885)]
+    ET.fromstring(draw(name, points).encode())
+    assert as_text(points).replace("\n", "").isprintable()
+
+
 def test_bytes_go_by_their_logarithm() -> None:
     root = ET.fromstring(draw("t", [Point(str(n), "f", 10**n, 0.5 + n / 100) for n in (3, 4, 5)]))
     marks = [one for one in root.iter(f"{SVG}path") if "bytes" in str(one.findtext(f"{SVG}title"))]

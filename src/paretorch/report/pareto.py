@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paretorch.deploy.text import human, table
+from paretorch.deploy.text import human, printable, table
 from paretorch.report.marks import mark
 from paretorch.report.picture import in_report_colours
 from paretorch.report.svg import WIDTH, figure, line, path, text, ticks
@@ -47,9 +47,8 @@ def as_text(points: Sequence[Point]) -> str:
     """A table, smallest file first; a star marks the front."""
     rows = [["file", "kind", "bytes", "accuracy", "front"]]
     for row in as_rows(points):
-        rows.append(
-            [row["name"], row["family"], f"{row['bytes']:,}", f"{row['accuracy']:.2%}", "*" if row["front"] else ""]
-        )
+        name, front = printable(row["name"]), "*" if row["front"] else ""
+        rows.append([name, row["family"], f"{row['bytes']:,}", f"{row['accuracy']:.2%}", front])
     return "\n".join(table(rows))
 
 

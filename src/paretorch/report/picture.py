@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from paretorch.deploy.container import write_file
 from paretorch.report.style import CSS
 
 SERIES = ("#1f6feb", "#b45309", "#0f766e", "#7c3aed", "#6b7280", "#be185d")
+_NO_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # control characters and half characters
 _HEAT = ("#08306b", "#1c5ca3", "#3f8fc5", "#79b7d9", "#a6cbe5", "#c6dcf0", "#dfeaf6")
 _STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#57606a}.grid{stroke:#e4e8ec}.axis{stroke:#57606a}"
@@ -21,7 +23,7 @@ _STYLE = (
 
 def save(chart: str, file: Path) -> None:
     """Write a chart as a file of its own, with its colours, all or nothing."""
-    write_file(file, alone(chart, _STYLE, "#fff").encode("utf-8", "replace"))  # a title may hold half a character
+    write_file(file, alone(chart, _STYLE, "#fff").encode())
 
 
 def in_report_colours(chart: str) -> str:
@@ -31,8 +33,8 @@ def in_report_colours(chart: str) -> str:
 
 
 def alone(chart: str, css: str, ground: str) -> str:
-    """An <svg> with a name space, a style sheet, and a ground to stand on."""
-    head, _, rest = chart.partition(">")
+    """An <svg> with a name space, a style sheet, and a ground to stand on; what no XML may hold is a question mark in it."""
+    head, _, rest = _NO_XML.sub("?", chart).partition(">")
     below = f'<rect x="-4" y="-4" width="102%" height="102%" fill="{ground}"/>'
     # The title must stay the first thing inside: that is what is read aloud.
     title, mark, others = rest.partition("</desc>")
