@@ -162,3 +162,17 @@ def test_bad_input_is_named() -> None:
         fold("shared", threshold=0.9)
     with pytest.raises(ConfigError, match="before finalize"):
         fold(plan.finalize(), threshold=0.9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_whatever_torch_takes_for_the_default_dtype(dtype: torch.dtype) -> None:
+    network = build("linear")
+    attach(network, "fewer")
+    expected = layer_similarity(network)[0].matrix
+    torch.set_default_dtype(dtype)
+    try:
+        assert torch.equal(layer_similarity(network)[0].matrix, expected)
+        small = fold(fold(network), layers=3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {tensor.dtype for tensor in small.state_dict().values()} == {torch.float32}

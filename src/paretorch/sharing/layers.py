@@ -83,7 +83,7 @@ def _bank(members: Sequence[tuple[Site, Mix]]) -> Bank:
             templates |= {n: whole(t) for n, t in zip(mix.names, mix.templates(), strict=True) if n not in templates}
         mix.train(mode)
     names = sorted(templates, key=lambda name: int(name.rpartition("_")[2]))
-    rows = torch.zeros(len(members), len(names), device=templates[names[0]].device)
+    rows = torch.zeros(len(members), len(names), dtype=torch.float32, device=templates[names[0]].device)
     for row, (_, mix) in zip(rows, members, strict=True):
         row[[names.index(name) for name in mix.names]] = whole(mix.coefficients())
     relaxed = any(mix.has_chains for _, mix in members)
