@@ -176,3 +176,18 @@ def test_whatever_torch_takes_for_the_default_dtype(dtype: torch.dtype) -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert {tensor.dtype for tensor in small.state_dict().values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("folded", [False, True])
+def test_two_networks_in_one_module_keep_to_themselves(folded: bool) -> None:
+    networks = [build("linear", seed) for seed in (0, 1)]
+    for network in networks:
+        attach(network, "fewer")
+    both = nn.ModuleDict({name: fold(one) if folded else one for name, one in zip("ab", networks, strict=True)})
+    found = layer_similarity(both)
+    assert [one.layers[0] for one in found] == ["a.1.weight", "b.1.weight"]
+    for one, network in zip(found, networks, strict=True):
+        torch.testing.assert_close(one.matrix, layer_similarity(network)[0].matrix)
+    with pytest.raises(ConfigError, match="2 networks that share: give fold one of them"):
+        fold(both)
+    assert len(fold(both["b"]).paretorch_folding) == 1

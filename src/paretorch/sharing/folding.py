@@ -124,14 +124,14 @@ def _root(model: nn.Module) -> nn.Module:
     """The network that shares, without what is around it (DDP, a compiled or averaged model)."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"fold takes a network that shares templates, not {type(model).__name__}")
-    plan = plan_of(model)
-    network = model if plan is None else plan.model
-    if plan is None and (banks := read_banks(model)):
-        network = banks[0].root
-    if not read_banks(network):
+    roots = {bank.root for bank in read_banks(model)}
+    if not roots:
         raise ConfigError(
             "fold needs a network that shares templates: compress it with SoftSharing, and fold it before finalize"
         )
+    if len(roots) > 1:
+        raise ConfigError(f"this {type(model).__name__} has {len(roots)} networks that share: give fold one of them")
+    network = roots.pop()
     if any(is_sharded(parameter.data) for parameter in network.parameters()):
         raise ConfigError("fold needs a whole network: load its full state into a copy that was compressed alike")
     return network

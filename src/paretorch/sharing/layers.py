@@ -58,11 +58,11 @@ def read_banks(model: nn.Module) -> list[Bank]:
             mix = chain._modules.get(Mix.room)
             if isinstance(mix, Mix):
                 owners.setdefault(mix, []).append((module, attribute, name))
-    groups: dict[str, list[tuple[Site, Mix]]] = {}
+    groups: dict[tuple[nn.Module, str], list[tuple[Site, Mix]]] = {}  # by network and bank
     for mix, own in owners.items():
         _, attribute, name = own[0]
         site = Site(f"{name}.{attribute}" if name else attribute, mix.decision, tuple(own))
-        groups.setdefault(mix.names[0].rpartition("_")[0], []).append((site, mix))
+        groups.setdefault((mix._root[0], mix.names[0].rpartition("_")[0]), []).append((site, mix))
     return [_bank(members) for members in groups.values()]
 
 
