@@ -60,10 +60,16 @@ def test_recalibrate_estimates_batch_norm_afresh() -> None:
     torch.testing.assert_close(model[1].running_mean, inside.mean((0, 1, 3, 4)), rtol=1e-4, atol=1e-5)
     per_batch = torch.stack([one.var((0, 2, 3)) for one in inside])
     torch.testing.assert_close(model[1].running_var, per_batch.mean(0), rtol=1e-4, atol=1e-5)
+    kept = {name: value.clone() for name, value in model[1].state_dict().items()}
     with pytest.raises(ConfigError, match="no batch"):
         plan.harden(recalibrate=[])
+    with pytest.raises(RuntimeError, match="channels"):
+        plan.harden(recalibrate=[batches[0], batches[0][:, :1]])
     with pytest.raises(ConfigError, match="not one tensor"):
         plan.harden(recalibrate=batches[0])
+    with pytest.raises(ConfigError, match="a list of tensors, not 20"):
+        plan.harden(recalibrate=20)
+    assert all(torch.equal(kept[name], value) for name, value in model[1].state_dict().items()), "not left half-way"
 
 
 def test_harden_clears_the_momentum_of_dropped_weights() -> None:

@@ -13,15 +13,18 @@ from paretorch.errors import ConfigError
 def recalibrate_norms(model: nn.Module, batches: Iterable[Any]) -> None:
     """Average the batch statistics over the given inputs (a tensor, or a tuple that begins with it, a batch).
 
-    They may be anywhere, as a data loader gives them: each goes to where the model is.
+    They may be anywhere, as a data loader gives them: each goes to where the model is. Where one fails, or there is none,
+    the statistics are what they were.
     """
-    if isinstance(batches, Tensor):
-        raise ConfigError("recalibrate: give batches, such as a data loader or a list of tensors, not one tensor")
+    if isinstance(batches, Tensor) or not any(hasattr(batches, name) for name in ("__iter__", "__getitem__")):
+        given = "one tensor" if isinstance(batches, Tensor) else repr(batches)
+        raise ConfigError(f"recalibrate: give batches, such as a data loader or a list of tensors, not {given}")
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:
         return
     place = norms[0].get_buffer("running_mean").device
     momenta = {norm: norm.momentum for norm in norms}
+    before = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
     seen = False
     try:
         with in_eval(model):
@@ -33,8 +36,12 @@ def recalibrate_norms(model: nn.Module, batches: Iterable[Any]) -> None:
                 inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
                 model(inputs.to(place) if isinstance(inputs, Tensor) else inputs)
                 seen = True
+            if not seen:
+                raise ConfigError("recalibrate: the loader gave no batch")
+    except BaseException:
+        for buffer, value in before:
+            buffer.copy_(value)
+        raise
     finally:
         for norm, momentum in momenta.items():
             norm.momentum = momentum
-    if not seen:
-        raise ConfigError("recalibrate: the loader gave no batch")
