@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from paretorch import SMOL, ContinuousSparsification, SoftSharing, compress, fold, load, save
 from paretorch.core.method import Method
-from paretorch.errors import ConfigError
+from paretorch.errors import ConfigError, PareWarning
 from paretorch.sharing.folding import levels
 from paretorch.zoo import build as build_network
 from tests.sharing.test_folding import mixes
@@ -93,7 +93,10 @@ def test_layers_that_are_stored_themselves_are_not_joined() -> None:
     torch.manual_seed(0)
     whole = fold(_shared(_linear(), SoftSharing(templates=4)))
     assert whole.paretorch_folding[0].stored == 4
-    assert torch.equal(fold(whole, threshold=0.9)(_x()), whole(_x()))
+    with pytest.warns(PareWarning, match=r"0\.weight and others of its group are stored as they are, .* so they stay"):
+        small = fold(whole, threshold=0.9)
+    assert torch.equal(small(_x()), whole(_x()))
+    assert torch.equal(fold(whole)(_x()), whole(_x()))
     assert levels(whole) == {4: 1.0}
     for words in ({"layers": 3}, {"threshold": 0.0}):
         with pytest.raises(ConfigError, match=r"0\.weight and others of its group .* with its checkpoint\.pt"):

@@ -124,8 +124,13 @@ def test_pare_fold_of_a_run_without_a_checkpoint(run: Path) -> None:
     network = load(run / "folded.pare")
     expected = torch.load(run.parent / "output.pt")
     torch.testing.assert_close(network(torch.ones(1, 3, 8, 8)), expected, rtol=1e-4, atol=1e-5)
+    own = build("swrn-22-1", classes=4)  # as many templates as layers
+    compress(own, SoftSharing(**own.sharing), steps=9)
+    save(fold(own), run / "model.pare")
+    for more in (words, ("fold", str(run), "--curve")):
+        assert "model.pare stores every layer itself" in pare(*more, code=2)
     save(build("resnet20"), run / "model.pare")
-    assert "compress it with SoftSharing" in pare(*words, code=2)
+    assert "shares no templates: train it with SoftSharing" in pare(*words, code=2)
 
 
 def test_pare_fold_by_number_of_layers(run: Path) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paretorch.training.task import Task
 
 Matrix = list[list[float]]
+_NOT_SHARED = "the network of {} shares no templates: train it with SoftSharing"
 
 
 def shared_network(folder: Path, root: str | None = None) -> nn.Module:
@@ -31,13 +32,12 @@ def shared_network(folder: Path, root: str | None = None) -> nn.Module:
     """
     from paretorch import zoo
     from paretorch.cli.inputs import SHAPES
-    from paretorch.deploy import load
     from paretorch.training.checkpoint import Checkpoint
     from paretorch.training.tasks.language import CARRIED
 
     path = folder / "checkpoint.pt"
     if not path.exists() and (folder / "model.pare").exists():
-        return load(folder / "model.pare").eval()
+        return _of_artefact(folder)
     if not path.exists():
         raise ConfigError(f"{folder} holds no checkpoint.pt and no model.pare: give the folder of a run")
     checkpoint = Checkpoint.load(path, torch.device("cpu"))
@@ -49,7 +49,7 @@ def shared_network(folder: Path, root: str | None = None) -> nn.Module:
     except (KeyError, ValueError, AttributeError) as error:
         raise ArtefactError(f"{path} is not the checkpoint of a run of this version") from error
     if "sharing" not in plan:
-        raise ConfigError(f"the network of {folder} shares no templates: train it with SoftSharing")
+        raise ConfigError(_NOT_SHARED.format(folder))
     methods = [_class(fields)(**_fields(fields)) for fields in plan.values()]
     example = None
     if any(method.on_activations for method in methods):
@@ -60,6 +60,22 @@ def shared_network(folder: Path, root: str | None = None) -> nn.Module:
     except RuntimeError as error:
         raise ArtefactError(f"{path} does not fit the network that its configuration names") from error
     return network.eval()
+
+
+def _of_artefact(folder: Path) -> nn.Module:
+    from paretorch.deploy import load
+    from paretorch.sharing.layers import read_banks
+
+    network = load(folder / "model.pare").eval()
+    banks = read_banks(network)
+    if not banks:
+        raise ConfigError(_NOT_SHARED.format(folder))
+    if all(bank.unfolded for bank in banks):
+        raise ConfigError(
+            f"{folder} has no checkpoint.pt, and its model.pare stores every layer itself, not how alike they are: "
+            "fold a run whose checkpoint is there"
+        )
+    return network
 
 
 def kept_similarities(run: Path, beside: Sequence[Path], sizes: Sequence[int]) -> dict[str, list[Matrix]]:

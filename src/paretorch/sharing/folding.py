@@ -19,12 +19,15 @@ from paretorch.core.mixing import share
 from paretorch.core.recalibrate import recalibrate_norms
 from paretorch.core.sites import Selector, check_patterns
 from paretorch.core.tensors import is_sharded
+from paretorch.core.warn import warn
 from paretorch.errors import ConfigError
 from paretorch.sharing.clusters import check_limits, cluster, collapse, mergers
 from paretorch.sharing.layers import Bank, read_banks
 from paretorch.sharing.loops import loops_in_words
 from paretorch.sharing.similarity import absolute_cosine
 from paretorch.sharing.unfolding import opened, plan_of
+
+_WHAT_TO_FOLD = "fold the network that this one was made from (of a run, with its checkpoint.pt)"
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,11 @@ def fold(
     network = copy.deepcopy(_root(model))
     again = plan_of(network) is None
     network, banks = opened(network)
-    labels = _labels(banks, _chosen(banks, only), threshold, layers, again)
+    chosen = _chosen(banks, only)
+    labels = _labels(banks, chosen, threshold, layers, again)
     if again:
         _check_known(banks, labels)
+        _tell_unknown([bank for bank, one in zip(banks, chosen, strict=True) if one], threshold)
     edits: list[dict[str, Any]] = list(network.__dict__.get("paretorch_edits", []))
     foldings = []
     with torch.no_grad():
@@ -140,12 +145,19 @@ def _root(model: nn.Module) -> nn.Module:
 def _check_known(banks: Sequence[Bank], labels: Sequence[Sequence[int]]) -> None:
     """Of layers that an earlier fold stored themselves, how alike they were is no longer known."""
     for bank, own in zip(banks, labels, strict=True):
-        used = bank.rows != 0
-        if bool((used.sum(1) <= 1).all()) and len(set(own)) < int(used.any(0).sum()):
-            raise ConfigError(
-                f"{bank.layers[0]} and others of its group are stored as they are, and how alike they were is not known "
-                "here: fold the network that this one was made from (of a run, with its checkpoint.pt), or others, by only="
-            )
+        if bank.stored and len(set(own)) < int((bank.rows != 0).any(0).sum()):
+            raise ConfigError(f"{_unknown(bank)}: {_WHAT_TO_FOLD}, or others, by only=")
+
+
+def _tell_unknown(banks: Sequence[Bank], threshold: float | None) -> None:
+    """Warn of layers that may have been alike enough, and stay."""
+    unknown = [bank for bank in banks if bank.unfolded]
+    if unknown and threshold is not None and threshold < 1.0:
+        warn(f"{_unknown(unknown[0])}, so they stay: {_WHAT_TO_FOLD}")
+
+
+def _unknown(bank: Bank) -> str:
+    return f"{bank.layers[0]} and others of its group are stored as they are, and how alike they were is not known here"
 
 
 def _chosen(banks: Sequence[Bank], only: Selector | None) -> list[bool]:

@@ -36,6 +36,16 @@ class Bank:
         return tuple(site.name for site in self.sites)
 
     @property
+    def stored(self) -> bool:
+        """Whether each layer is one tensor, times a scale, as a fold may leave them: how alike they were is then not known."""
+        return bool(((self.rows != 0).sum(1) <= 1).all())
+
+    @property
+    def unfolded(self) -> bool:
+        """Whether that is a tensor of its own for each layer."""
+        return self.stored and len(self.templates) == len(self.sites)
+
+    @property
     def gram(self) -> Tensor:
         """⟨T_i, T_j⟩."""
         flat = torch.stack([template.flatten() for template in self.templates]).double()
