@@ -129,3 +129,14 @@ def test_it_trains_on() -> None:
     small = fold(fold(_shared(_linear())), layers=2).train()
     small(_x()).square().mean().backward()
     assert all(parameter.grad is not None for parameter in small.parameters())
+
+
+def test_the_levels_of_orthogonal_mixtures_go_on_to_one() -> None:
+    network = _shared(_linear(3))
+    with torch.no_grad():
+        for mix, row in zip(mixes(network), ([1.0, 0.0], [0.0, 1.0], [1.0, 1.0]), strict=True):
+            mix.s.copy_(torch.tensor(row))
+    whole = fold(network)
+    assert levels(whole) == pytest.approx(levels(network), abs=1e-6)
+    for count in levels(whole):
+        assert max(fold(whole, layers=count).paretorch_folding[0].runs) == count

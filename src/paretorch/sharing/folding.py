@@ -118,8 +118,9 @@ def levels(model: nn.Module, only: Selector | None = None) -> dict[int, float]:
     banks = [bank for bank, one in zip(banks, _chosen(banks, only), strict=True) if one]
     count = sum(len(bank.layers) for bank in banks)
     found = {count: 1.0}
-    for merged, (similarity, *_) in enumerate(mergers([absolute_cosine(bank.rows.double()) for bank in banks]), 1):
-        if again and similarity == 0.0:  # stored as they are
+    merging = mergers([absolute_cosine(bank.rows.double()) for bank in banks])
+    for merged, (similarity, which, *_) in enumerate(merging, 1):
+        if again and similarity == 0.0 and banks[which].stored:
             break
         found[count - merged] = similarity
     return found
