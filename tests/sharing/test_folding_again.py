@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from paretorch import SMOL, ContinuousSparsification, SoftSharing, compress, fold, load, save
 from paretorch.core.method import Method
-from paretorch.errors import ConfigError, PareWarning
+from paretorch.errors import ArtefactError, ConfigError, PareWarning
 from paretorch.sharing.folding import levels
 from paretorch.zoo import build as build_network
 from tests.sharing.test_folding import mixes
@@ -140,3 +140,13 @@ def test_the_levels_of_orthogonal_mixtures_go_on_to_one() -> None:
     assert levels(whole) == pytest.approx(levels(network), abs=1e-6)
     for count in levels(whole):
         assert max(fold(whole, layers=count).paretorch_folding[0].runs) == count
+
+
+def test_a_network_that_is_folded_otherwise_takes_no_file(tmp_path: Path) -> None:
+    network = _shared(_linear())
+    save(fold(network, layers=2), tmp_path / "two.pare")
+    other = fold(network)
+    before = other(_x())
+    with pytest.raises(ArtefactError, match=r"0\.weight is shared already: give the network as it was before"):
+        load(tmp_path / "two.pare", into=other)
+    assert torch.equal(other(_x()), before)

@@ -143,6 +143,9 @@ def share(root: nn.Module, bank: str, count: int, weights: Sequence[str], uses: 
     """
     found = {site.name: site for site in find_sites(root)}
     if missing := [name for name in weights if name not in found]:
+        module, _, attribute = missing[0].rpartition(".")
+        if f"{module}.parametrizations.{attribute}.0.{Mix.room}.s".lstrip(".") in root.state_dict():
+            raise ConfigError(f"{missing[0]} is shared already: give the network as it was before it was folded")
         raise ConfigError(f"there is no weight {missing[0]} to share")
     sites = [found[name] for name in weights]
     like = sites[0].weight
