@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from paretorch import compress
+from paretorch import ContinuousSparsification, compress
 from paretorch.errors import ConfigError
 from paretorch.sharing import SoftSharing, layer_similarity, reparametrize
 from paretorch.sharing.clusters import cluster, collapse
@@ -186,3 +186,11 @@ def test_unshared_networks_are_compared_by_their_weights() -> None:
         layer_similarity(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), exclude="haed")
     with pytest.raises(ConfigError, match="by=3: give a function"):
         layer_similarity(network, by=3)  # type: ignore[arg-type]
+
+
+def test_weights_that_are_computed_are_not_told_as_unequal() -> None:
+    pruned = build("linear")
+    plan = compress(pruned, ContinuousSparsification(target=0.5), steps=4)
+    with pytest.raises(ConfigError, match=r"0\.weight is computed .* plan\.finalize\(\)"):
+        layer_similarity(pruned)
+    assert len(layer_similarity(plan.finalize())[0].layers) == 4

@@ -117,9 +117,18 @@ def layer_similarity(
     check_patterns(find_sites(model, dims=0), include=include, exclude=exclude)
     groups = share_groups(choose(find_sites(model), include, exclude), by)
     if not groups:
-        raise ConfigError("layer_similarity finds no two layers of one kind and one weight shape")
+        raise ConfigError(f"layer_similarity finds no two layers of one kind and one weight shape{_computed(model)}")
     found = []
     for group in groups:
         rows = torch.stack([whole(site.weight).flatten().float() for site in group])
         found.append(Similarity(tuple(site.name for site in group), absolute_cosine(rows).cpu()))
     return found
+
+
+def _computed(model: nn.Module) -> str:
+    """Why there may be none: weights that are not stored, but computed when they are read."""
+    for name, module in model.named_modules():
+        if parametrize.is_parametrized(module):
+            weight = f"{name}.{next(iter(module.parametrizations))}".lstrip(".")
+            return f": {weight} is computed (by a plan, a weight norm), so give plain weights, as plan.finalize() does"
+    return ""
