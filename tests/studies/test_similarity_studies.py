@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError
 from paretorch.studies import load_study, study_names
-from paretorch.studies.similarities import by_distance, similarities
+from paretorch.studies.similarities import by_distance, similarities, told
 from paretorch.training import Runtime, train
 
 _TINY = {
@@ -56,6 +56,7 @@ def test_a_chessboard_is_told_by_what_is_an_even_number_apart() -> None:
     even, odd = by_distance([[1.0, 0.3], [0.3, 1.0]])
     assert math.isnan(even)
     assert odd == 0.3
+    assert told("run", [[[1.0, 0.3], [0.3, 1.0]]]) == "run: – / 0.30"
 
 
 def test_other_networks_are_not_put_side_by_side(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ the pattern that the thesis reports (chapter 3).
 """
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,6 +54,7 @@ def by_distance(matrix: Matrix) -> tuple[float, float]:
 
 
 def told(name: str, matrices: Sequence[Matrix]) -> str:
-    """One line a run."""
-    pairs = (by_distance(matrix) for matrix in matrices)
-    return f"{name}: {', '.join(f'{even:.2f} / {odd:.2f}' for even, odd in pairs)}"
+    """One line a run; groups of two layers have none that are an even number apart."""
+    pairs = [by_distance(matrix) for matrix in matrices]
+    parts = (f"{'–' if math.isnan(even) else f'{even:.2f}'} / {odd:.2f}" for even, odd in pairs)
+    return f"{name}: {', '.join(parts)}"
