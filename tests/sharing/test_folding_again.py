@@ -110,19 +110,28 @@ def test_without_what_is_around_it() -> None:
     assert found.paretorch_edits == expected.paretorch_edits
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("method", [ContinuousSparsification(target=0.5), SMOL(target_bits=3.0, init_bits=6.0)])
-def test_what_was_pruned_or_quantized_is_what_stays_stored(method: Method, tmp_path: Path) -> None:
+def test_what_was_pruned_or_quantized_is_what_stays_stored(method: Method, dtype: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    network = nn.Sequential(*(nn.Linear(24, 24) for _ in range(4)))
+    network = nn.Sequential(*(nn.Linear(24, 24) for _ in range(4))).to(dtype)
     plan = compress(network, SoftSharing(templates=2), method, steps=2)
     for _ in range(2):
-        network(torch.randn(4, 24)).square().mean().backward()
+        network(torch.randn(4, 24, dtype=dtype)).float().square().mean().backward()
         plan.step()
     whole = fold(network)
     few = fold(whole, layers=1)
     assert few.paretorch_folding[0].runs == (1, 1, 1, 1)
     assert few.paretorch_folding[0].stored == 2, "their mixture would be neither sparse nor coarse"
     assert save(few, tmp_path / "few.pare").total <= 1.02 * save(whole, tmp_path / "whole.pare").total
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [8, 64, 512])
+def test_what_is_neither_is_one_weight(dtype: torch.dtype, width: int) -> None:
+    torch.manual_seed(0)
+    network = _shared(nn.Sequential(*(nn.Linear(width, width) for _ in range(3))).to(dtype))
+    assert fold(fold(network), layers=1).paretorch_folding[0].stored == 1
 
 
 def test_it_trains_on() -> None:

@@ -60,4 +60,5 @@ def _is_coded(template: Tensor) -> bool:
     """Whether a template is pruned or quantized, so that its file is small, and that of a mixture would not be."""
     if float((template == 0).double().mean()) > _ZEROS:
         return True
-    return template.dtype.itemsize >= 4 and len(template.unique()) <= _FEW * template.numel()
+    finest = 2 / torch.finfo(template.dtype).eps  # values of a grid with as many bits as the dtype has digits
+    return len(template.unique()) <= min(_FEW * template.numel(), finest)
