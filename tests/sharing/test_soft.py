@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from paretorch import ContinuousSparsification, SoftSharing, compress, layer_similarity
-from paretorch.errors import ConfigError
+from paretorch.errors import ConfigError, PareWarning
 from paretorch.sharing import fold
 from paretorch.sharing.banks import bank
 from paretorch.sharing.domains import orthogonal
@@ -111,7 +111,8 @@ def test_frozen_weights_have_frozen_templates() -> None:
     network = nn.Sequential(*(nn.Linear(4, 4) for _ in range(2)), *(nn.Linear(5, 5) for _ in range(2)))
     for i in (0, 1, 2):
         network[i].weight.requires_grad_(False)
-    compress(network, SoftSharing(templates=1), steps=1)
+    with pytest.warns(PareWarning, match=r"2\.weight is frozen, and shares .* such as 3\.weight: exclude it"):
+        compress(network, SoftSharing(templates=1), steps=1)
     assert not network.paretorch_template_0_0.requires_grad
     assert network.paretorch_template_1_0.requires_grad, "one of its layers is trained"
 

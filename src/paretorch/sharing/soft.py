@@ -118,6 +118,12 @@ class SoftSharing(Method):
             warn(
                 f"{count} templates for {len(group)} layers like {group[0].name}: more numbers than without sharing",
             )
+        trained = [site.name for site in group if site.weight.requires_grad]
+        if frozen := [site.name for site in group if trained and not site.weight.requires_grad]:
+            warn(
+                f"{frozen[0]} is frozen, and shares templates with weights that are trained, such as {trained[0]}: "
+                "exclude it, or it changes with them",
+            )
         weights = [site.weight for site in group]
         values, decisions = bank(weights, count, self.domain, self.start, seed_for(seed, group[0].name))
         templates = template_sites(root, number, group, values)
