@@ -20,6 +20,8 @@ def test_the_curve_of_one_group() -> None:
     compress(network, SoftSharing(), steps=4)
     for only, counts in (("[012]", [3, 2, 1]), (nn.Conv1d, [2, 1]), (None, [5, 4, 3, 2])):
         assert [point.layers for point in folding_curve(network, lambda _: 0.0, only)] == counts
+    with pytest.raises(ConfigError, match="layers=1: 2 groups of layers share, each for itself, so at least 2 stay"):
+        fold(network, layers=1)
     with pytest.raises(ConfigError, match="selects none of the layers that share"):
         next(folding_curve(network, lambda _: 0.0, "head*"))
     with pytest.raises(ConfigError, match="compress it with SoftSharing"):

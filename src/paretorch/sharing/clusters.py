@@ -35,7 +35,7 @@ def cluster(matrices: Sequence[Tensor], threshold: float | None, layers: int | N
     left = sum(len(matrix) for matrix in matrices)
     if layers is not None and layers < len(matrices):
         raise ConfigError(
-            f"layers={layers}: there are {len(matrices)} groups of layers of different shapes, so at least {len(matrices)} stay"
+            f"layers={layers}: {len(matrices)} groups of layers share, each for itself, so at least {len(matrices)} stay"
         )
     least = 0.0 if threshold is None else threshold - (_MULTIPLES if threshold == 1.0 else _TOLD)
     for similarity, which, one, other in mergers(matrices):
