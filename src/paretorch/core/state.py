@@ -10,6 +10,7 @@ Buffers on the root and no submodule: a model that iterates over its children (`
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from functools import partial
@@ -23,6 +24,7 @@ from paretorch.core.relaxation import PREFIX
 from paretorch.errors import ConfigError
 
 _NEAR = 0.05
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of a function in a list, another one in every process
 
 
 class PlanState:
@@ -185,4 +187,4 @@ def _flatten(config: dict[str, Any]) -> dict[str, str]:
     flat: dict[str, str] = {}
     for key, value in config.items():
         flat |= {f"{key}.{k}": str(v) for k, v in value.items()} if isinstance(value, dict) else {key: str(value)}
-    return flat
+    return {key: _ADDRESS.sub("", text) for key, text in flat.items()}
