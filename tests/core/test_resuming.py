@@ -1,5 +1,6 @@
 """Going on from a state: what is the same plan, and what of the decisions' optimizers goes over."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 from paretorch import ContinuousSparsification, compress
 from paretorch.errors import ConfigError
 
-from .tiny import small_net
+from .tiny import batch, both, small_net, train
 
 OPTIONS: dict[str, Any] = {
     "predicates in a list": lambda: {"exclude": ["4", lambda name, module: name == "5"]},
@@ -28,3 +29,18 @@ def test_functions_among_options_are_the_same_in_another_process(make: Any) -> N
     begun().load_state_dict(state)
     with pytest.raises(ConfigError, match=r"init was 0\.0, is 0\.1"):
         begun(init=0.1).load_state_dict(state)
+
+
+def test_going_back_to_before_the_first_step_takes_the_same_steps_again() -> None:
+    model = small_net()
+    plan = compress(model, *both(), steps=8)
+    optimizer = torch.optim.SGD(plan.param_groups(), lr=0.05, momentum=0.9)
+    saved = copy.deepcopy((model.state_dict(), plan.state_dict(), optimizer.state_dict()))
+    after = []
+    for _ in range(2):
+        model.load_state_dict(saved[0])
+        plan.load_state_dict(saved[1])
+        optimizer.load_state_dict(copy.deepcopy(saved[2]))
+        train(plan, optimizer, batch(), 3)
+        after.append(copy.deepcopy(model.state_dict()))
+    assert all(torch.equal(after[0][key], after[1][key]) for key in after[0])

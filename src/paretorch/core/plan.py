@@ -19,12 +19,13 @@ from paretorch.core.foreign import Watch
 from paretorch.core.fused import FusedStep
 from paretorch.core.leave import Attached
 from paretorch.core.method import Method, Term
+from paretorch.core.own_optimizers import follow_decisions, load_state, optimizer_of
 from paretorch.core.recalibrate import recalibrate_norms
 from paretorch.core.relaxation import Chain
 from paretorch.core.sites import Site
 from paretorch.core.spots import Spot
 from paretorch.core.state import PlanState
-from paretorch.core.tensors import is_sharded, local, on_one_gpu, whole, write
+from paretorch.core.tensors import local, on_one_gpu, whole, write
 from paretorch.core.update import (
     add_price,
     advance,
@@ -101,7 +102,7 @@ class Plan:
             if not self.is_hard:
                 for term in self._terms:
                     term.prepare()
-                    self._optimizer(term)
+                    optimizer_of(term)
                 if scaler is None and on_one_gpu(decisions) and self._fused.fits(self._terms):
                     done = self._fused(self._terms, self._state.step, self._chains, weights)
                 if not done:
@@ -130,28 +131,13 @@ class Plan:
             else:
                 optimizer.step()
 
-    def _optimizer(self, term: Term) -> torch.optim.Optimizer | None:
-        # Made at the first step: sharding after `compress` replaces the parameter objects.
-        if term.optimizer is None:
-            parameters, build = term.decisions(), term.method.optimizer
-            term.trained = parameters
-            term.optimizer = build(parameters) if build else term.method.decisions_optimizer(parameters, term.steps)
-            if build and not isinstance(term.optimizer, torch.optim.Optimizer):
-                raise ConfigError(f"optimizer: the function returned {term.optimizer!r}, which is no optimizer")
-        return term.optimizer
-
     def _follow(self, hard: bool) -> None:
         """A state was loaded. By assignment it replaces decisions: what their optimizers know goes over to the new ones."""
         self._set_phase(hard)
         for term in self._terms:
             if estimates := self._state.estimates(term.method.room):
                 term.method = replace(term.method, **estimates)
-            old = term.optimizer
-            if old is not None and any(map(_replaced, term.trained, term.decisions())):
-                term.optimizer = None
-                new = self._optimizer(term)
-                assert new is not None
-                new.load_state_dict(old.state_dict())
+            follow_decisions(term)
 
     def penalty(self) -> Tensor:
         """The price now, λ_keep Σ keep + λ_bits Σ keep·bits; for logging, the plan adds its gradient itself."""
@@ -323,9 +309,7 @@ class Plan:
                 f"this is no state of this plan, it has {min(unknown)!r}: give what plan.state_dict() returned"
             )
         for term in self._terms:
-            optimizer = self._optimizer(term)
-            if optimizer is not None and term.method.room in state:
-                optimizer.load_state_dict(state[term.method.room])
+            load_state(term, state.get(term.method.room))
 
     def methods(self) -> tuple[Method, ...]:
         """The methods, in the order given."""
@@ -337,8 +321,3 @@ class Plan:
         spots = self._attached.spots
         outputs = f", {len(spots)} activations" if spots else ""
         return f"Plan({names}: {len(self._sites)} weights{outputs}, {phase})"
-
-
-def _replaced(old: nn.Parameter, new: nn.Parameter) -> bool:
-    # FSDP2 shows whole ones in place of its sharded ones for a while.
-    return old is not new and is_sharded(old) == is_sharded(new)
