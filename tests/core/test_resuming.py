@@ -1,6 +1,7 @@
 """Going on from a state: what is the same plan, and what of the decisions' optimizers goes over."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,3 +45,23 @@ def test_going_back_to_before_the_first_step_takes_the_same_steps_again() -> Non
         train(plan, optimizer, batch(), 3)
         after.append(copy.deepcopy(model.state_dict()))
     assert all(torch.equal(after[0][key], after[1][key]) for key in after[0])
+
+
+STATES: dict[str, Callable[[], Any]] = {
+    "nothing": lambda: None,
+    "no state of an optimizer": lambda: {"sparsity": {}},
+    "of another network": lambda: _state(nn.Sequential(nn.Linear(54, 4), nn.Linear(4, 3))),
+}
+
+
+def _state(model: nn.Module) -> dict[str, Any]:
+    plan = compress(model, *both(), steps=8)
+    plan.step()
+    return plan.state_dict()
+
+
+@pytest.mark.parametrize("make", STATES.values(), ids=STATES.keys())
+def test_what_is_no_state_of_the_plan_is_told(make: Callable[[], Any]) -> None:
+    plan = compress(small_net(), *both(), steps=8)
+    with pytest.raises(ConfigError, match=r"is no state of .*: give what plan\.state_dict\(\) returned"):
+        plan.load_state_dict(make())

@@ -35,7 +35,13 @@ def load_state(term: Term, state: dict[str, Any] | None) -> None:
     if state is None:
         term.optimizer = None
     elif (optimizer := optimizer_of(term)) is not None:
-        optimizer.load_state_dict(state)
+        try:
+            optimizer.load_state_dict(state)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"this is no state of this plan, that of {term.method.room} does not fit the decisions: "
+                "give what plan.state_dict() returned for the same model and methods"
+            ) from error
 
 
 def _replaced(old: nn.Parameter, new: nn.Parameter) -> bool:

@@ -5,7 +5,7 @@ loss.backward(); optimizer.step(); plan.step(); optimizer.zero_grad()
 plan.harden(optimizer); small = plan.finalize()
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -304,6 +304,8 @@ class Plan:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the decisions' optimizers; load the model's own state first."""
+        if not isinstance(state, Mapping):
+            raise ConfigError(f"a {type(state).__name__} is no state of a plan: give what plan.state_dict() returned")
         if unknown := state.keys() - {term.method.room for term in self._terms}:
             raise ConfigError(
                 f"this is no state of this plan, it has {min(unknown)!r}: give what plan.state_dict() returned"
