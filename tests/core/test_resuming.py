@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from paretorch import ContinuousSparsification, compress
+from paretorch import ContinuousSparsification, Plan, compress
+from paretorch.core.own_optimizers import optimizer_of
 from paretorch.errors import ConfigError
 
 from .tiny import batch, both, small_net, train
@@ -65,3 +66,35 @@ def test_what_is_no_state_of_the_plan_is_told(make: Callable[[], Any]) -> None:
     plan = compress(small_net(), *both(), steps=8)
     with pytest.raises(ConfigError, match=r"is no state of .*: give what plan\.state_dict\(\) returned"):
         plan.load_state_dict(make())
+
+
+def _begun() -> Plan:
+    plan = compress(small_net(), *both(), steps=8)
+    train(plan, torch.optim.SGD(plan.param_groups(), lr=0.05), batch(), 2)
+    return plan
+
+
+def test_how_optimizers_run_is_not_taken_from_a_run_on_another_device() -> None:
+    plan, other = _begun(), _begun()
+    state = copy.deepcopy(other.state_dict())
+    for one in state.values():
+        for group in one["param_groups"]:
+            there = {"fused": True, "foreach": False, "lr": torch.tensor(0.5)}
+            group |= {**there, "capturable": True} if "betas" in group else there
+    plan.load_state_dict(state)
+    groups = [group for one in plan.state_dict().values() for group in one["param_groups"]]
+    assert [(group["fused"], group["foreach"], group["lr"]) for group in groups] == [(False, True, 0.5)] * 2
+    assert all(type(group["lr"]) is float for group in groups)
+    assert not groups[1]["capturable"]
+    train(plan, torch.optim.SGD(plan.param_groups(), lr=0.05), batch(), 1)
+
+
+def test_what_optimizers_know_goes_with_the_model_to_another_device() -> None:
+    plan = _begun()
+    plan.model.to("meta")
+    for term in plan._terms:
+        optimizer = optimizer_of(term)
+        assert optimizer is not None
+        known = [value for one in optimizer.state.values() for value in one.values()]
+        assert known
+        assert all(value.device.type == "meta" for value in known if value.dim())

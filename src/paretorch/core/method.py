@@ -170,6 +170,7 @@ class Term:
     coupling: Coupling | None = None
     optimizer: torch.optim.Optimizer | None = None
     trained: list[nn.Parameter] = field(default_factory=list)  # the decisions that it was made for
+    place: torch.device | None = None  # where they were then
     weights: int = 0
     _sample: Sample | None = None
     _layout: tuple[object, ...] = ()

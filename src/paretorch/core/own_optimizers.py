@@ -3,19 +3,23 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paretorch.core.method import Term
 from paretorch.core.tensors import is_sharded
 from paretorch.errors import ConfigError
 
+_OF_DEVICES = ("fused", "foreach", "capturable")
+
 
 def optimizer_of(term: Term) -> torch.optim.Optimizer | None:
     """The optimizer of the term's decisions; None where they are not trained."""
+    if term.optimizer is not None and term.relaxations[0].decision.device != term.place:
+        _renew(term)
     # Made at the first step: sharding after `compress` replaces the parameter objects.
     if term.optimizer is None:
         parameters, build = term.decisions(), term.method.optimizer
-        term.trained = parameters
+        term.trained, term.place = parameters, parameters[0].device
         term.optimizer = build(parameters) if build else term.method.decisions_optimizer(parameters, term.steps)
         if build and not isinstance(term.optimizer, torch.optim.Optimizer):
             raise ConfigError(f"optimizer: the function returned {term.optimizer!r}, which is no optimizer")
@@ -24,10 +28,15 @@ def optimizer_of(term: Term) -> torch.optim.Optimizer | None:
 
 def follow_decisions(term: Term) -> None:
     """Where other parameters have taken the place of the decisions: what their optimizer knows goes over to the new ones."""
-    old = term.optimizer
-    if old is not None and any(map(_replaced, term.trained, term.decisions())):
-        term.optimizer = None
-        load_state(term, old.state_dict())
+    if term.optimizer is not None and any(map(_replaced, term.trained, term.decisions())):
+        _renew(term)
+
+
+def _renew(term: Term) -> None:
+    """Another optimizer, for the decisions as they are and where they are now, with what the old one knows."""
+    assert term.optimizer is not None
+    known, term.optimizer = term.optimizer.state_dict(), None
+    load_state(term, known)
 
 
 def load_state(term: Term, state: dict[str, Any] | None) -> None:
@@ -36,12 +45,19 @@ def load_state(term: Term, state: dict[str, Any] | None) -> None:
         term.optimizer = None
     elif (optimizer := optimizer_of(term)) is not None:
         try:
-            optimizer.load_state_dict(state)
+            groups = [_as_here(*pair) for pair in zip(optimizer.param_groups, state["param_groups"], strict=True)]
+            optimizer.load_state_dict({**state, "param_groups": groups})
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"this is no state of this plan, that of {term.method.room} does not fit the decisions: "
                 "give what plan.state_dict() returned for the same model and methods"
             ) from error
+
+
+def _as_here(own: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+    """The options of a group, but for those that depend on the device: a state may come from another one."""
+    lr = torch.as_tensor(saved["lr"]).to(own["lr"]) if isinstance(own["lr"], Tensor) else float(saved["lr"])
+    return {**saved, **{name: own[name] for name in _OF_DEVICES if name in own and name in saved}, "lr": lr}
 
 
 def _replaced(old: nn.Parameter, new: nn.Parameter) -> bool:
