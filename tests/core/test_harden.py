@@ -116,3 +116,13 @@ def test_finalize_hardens_first() -> None:
     assert torch.equal(small(batch()), expected)
     with pytest.raises(ConfigError, match="no plan"):
         Plan.of(small)
+
+
+def test_what_is_no_optimizer_is_refused_before_anything_is_rounded() -> None:
+    _, plan, optimizer = trained()
+    for wrong in ([optimizer], torch.optim.lr_scheduler.StepLR(optimizer, 1)):
+        with pytest.raises(ConfigError, match=r"plan\.harden takes the optimizer of the weights, not (list|StepLR)"):
+            plan.harden(wrong)  # type: ignore[arg-type]
+    assert not plan.is_hard
+    with pytest.raises(ConfigError, match=r"plan\.step takes a GradScaler or nothing, not SGD"):
+        plan.step(optimizer)  # type: ignore[arg-type]

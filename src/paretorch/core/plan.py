@@ -94,6 +94,8 @@ class Plan:
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """After `optimizer.step()` (and before `scaler.update()`): price, update and clip; then the schedules advance."""
         self._require_life()
+        if scaler is not None and not hasattr(scaler, "unscale_"):
+            raise ConfigError(f"plan.step takes a GradScaler or nothing, not {type(scaler).__name__}")
         decisions = self._decisions()
         self._watch.before(decisions)
         with torch.no_grad():
@@ -177,6 +179,10 @@ class Plan:
         Refuses, with nothing changed, weights or decisions that are not finite.
         """
         self._require_life()
+        if optimizer is not None and not hasattr(optimizer, "state"):
+            raise ConfigError(
+                f"plan.harden takes the optimizer of the weights, not {type(optimizer).__name__}: give one, or none"
+            )
         if not self.is_hard:
             self.require_finite()
             for term in self._terms:
