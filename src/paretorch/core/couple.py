@@ -155,7 +155,7 @@ def _shake(model: nn.Module) -> None:
     """Biases and statistics away from the zeros and ones they start with, so that nothing hides behind these."""
     generator = torch.Generator().manual_seed(0)
     for tensor in model.state_dict().values():
-        if tensor.dim() == 1 and tensor.is_floating_point():
+        if isinstance(tensor, Tensor) and tensor.dim() == 1 and tensor.is_floating_point():
             tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
 
 

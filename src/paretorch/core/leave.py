@@ -1,5 +1,6 @@
 """Leaving: the plain network behind the relaxations, as a state, as a list of edits, and as a module again."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,7 +73,8 @@ class Attached:
                 *head, _, attribute, _ = key.split(".")  # head.parametrizations.attribute.original
                 found[".".join([*head, attribute])] = plain[id(value)]
             elif key in own:
-                rest[key] = whole(value).clone()
+                # Extra state of a module may be anything.
+                rest[key] = whole(value).clone() if isinstance(value, Tensor) else copy.deepcopy(value)
         if gone := [s.name for s in self.sites if not isinstance(s, Template) and s.name not in found]:
             raise ConfigError(f"{gone[0]} is no longer a weight of the model: change layers before compress, not after")
         found = {**rest, **found}
