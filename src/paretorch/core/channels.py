@@ -94,10 +94,10 @@ class Coupling:
         layers = list(net.layers.values())
         self._rows = self._counts(net, (layer.rows for layer in layers))
         self._columns = self._counts(net, (_ONE if one.columns is None else one.columns for one in layers))
-        entries = torch.tensor([float(layer.entries) for layer in layers])
+        entries = torch.tensor([layer.entries for layer in layers], dtype=torch.float32)
         units = {
-            "weights": entries * torch.tensor([float(layer.weight in counted) for layer in layers]),
-            "macs": entries * torch.tensor([float(layer.positions) for layer in layers]),
+            "weights": entries * torch.tensor([layer.weight in counted for layer in layers], dtype=torch.float32),
+            "macs": entries * torch.tensor([layer.positions for layer in layers], dtype=torch.float32),
         }
         all_of = self._rows.sum(1) * self._columns.sum(1)
         self._units = {unit: each / torch.dot(all_of, each) for unit, each in units.items()}
@@ -155,7 +155,7 @@ class Coupling:
 
     def least(self, unit: str, multiple: int) -> float:
         """The smallest share that leaves every layer a channel, or `multiple` of them."""
-        ranked = self._ranked(torch.zeros(self.count))
+        ranked = self._ranked(torch.zeros(self.count, dtype=torch.float32))
         return float(self.share(self._first(ranked, len(self._padding.sets)), unit, multiple))
 
     def keep_best(self, score: Tensor, share: float, unit: str, multiple: int) -> Tensor:

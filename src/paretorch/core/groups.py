@@ -51,7 +51,7 @@ class Blocks(Grouping):
         self.block = block + tuple(shape[len(block) :])
         self.grid = tuple(math.ceil(n / b) for n, b in zip(self.shape, self.block, strict=True))
         self.sizes: Tensor
-        self.register_buffer("sizes", self.reduce(torch.ones(shape)), persistent=False)
+        self.register_buffer("sizes", self.reduce(torch.ones(shape, dtype=torch.float32)), persistent=False)
 
     def expand(self, decision: Tensor) -> Tensor:
         for axis, (n, b) in enumerate(zip(self.shape, self.block, strict=True)):

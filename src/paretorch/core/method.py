@@ -201,7 +201,7 @@ class Term:
         found: dict[int, tuple[nn.Parameter, list[Relaxation], Tensor]] = {}
         for r in self.relaxations:
             decision = r.decision
-            zeros = torch.zeros(decision.shape, device=decision.device)
+            zeros = torch.zeros(decision.shape, dtype=torch.float32, device=decision.device)
             _, members, sizes = found.setdefault(id(decision), (decision, [], zeros))
             members.append(r)
             sizes += torch.as_tensor(r.grouping.sizes, device=sizes.device).expand(r.grouping.grid).reshape(sizes.shape)
@@ -217,7 +217,7 @@ class Term:
         """Module, side and channels that stay, where whole channels go."""
         if self.coupling is None:
             return []
-        keep = torch.ones(self.coupling.count + 1)  # the last: rows without a decision
+        keep = torch.ones(self.coupling.count + 1, dtype=torch.float32)  # the last: rows without a decision
         for r in self.relaxations:
             assert isinstance(r.grouping, Channels)
             rows = r.survives(r.grid(whole(r.decision)))

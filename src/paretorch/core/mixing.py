@@ -157,7 +157,7 @@ def share(root: nn.Module, bank: str, count: int, weights: Sequence[str], uses: 
     for i in range(count):
         root.register_parameter(f"{bank}_{i}", nn.Parameter(torch.zeros_like(like).detach(), trained))
     for site, own in zip(sites, uses, strict=True):
-        mix = Mix([f"{bank}_{i}" for i in own], torch.zeros(len(own), device=like.device))
+        mix = Mix([f"{bank}_{i}" for i in own], torch.zeros(len(own), dtype=torch.float32, device=like.device))
         mix.requires_grad_(trained)
         mix.bind(root)
         attach_mixed(site, Chain([mix]).train(site.owners[0][0].training))

@@ -18,7 +18,7 @@ class Padding:
             own = one[free[one]]
             free[own] = False
             self.sets += [own] if len(own) else []
-        self.member = torch.zeros(len(self.sets), rows.shape[1])
+        self.member = torch.zeros(len(self.sets), rows.shape[1], dtype=torch.float32)
         for member, own in zip(self.member, self.sets, strict=True):
             member[own] = 1.0
         each = [int(rows[:, own].max()) for own in self.sets]  # rows of one decision: several in a grouped layer

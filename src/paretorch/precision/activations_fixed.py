@@ -98,7 +98,7 @@ class FixedPrecision(OutputRelaxation):
     def __init__(self, method: FixedActivations, spot: Spot, grouping: Grouping) -> None:
         super().__init__(grouping, 0.0, spot.device)
         self.number = float(method.bits)
-        ends = torch.tensor([0.0, method.top, method.top * method.share], device=spot.device)
+        ends = torch.tensor([0.0, method.top, method.top * method.share], dtype=torch.float32, device=spot.device)
         self.register_buffer("ends", ends, persistent=False)
         steps = torch.full(grouping.grid, 2**method.bits - 1, dtype=torch.int32, device=spot.device)
         self.steps: Tensor

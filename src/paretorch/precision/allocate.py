@@ -90,7 +90,7 @@ def _least(term: Term, index: int, r: "Precision") -> float:
 def _kept(term: Term, index: int, r: "Precision") -> Tensor:
     kept = term.chains[index].survives(but=r)
     shape = r.grouping.shape
-    return torch.ones(shape, device=r.decision.device) if kept is None else kept.expand(shape)
+    return torch.ones(shape, dtype=torch.float32, device=r.decision.device) if kept is None else kept.expand(shape)
 
 
 def _paying(term: Term, index: int, r: "Precision", kept: Tensor, p: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ class SoftSharing(Method):
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
         fused = on_one_gpu(parameters)
-        lr = torch.full((), self.lr, device=parameters[0].device) if fused else self.lr
+        lr = torch.full((), self.lr, dtype=torch.float32, device=parameters[0].device) if fused else self.lr
         if self.solver == "adam":
             return torch.optim.Adam(parameters, lr=lr, fused=fused, foreach=False if not fused else None)
         nesterov = self.momentum > 0
@@ -149,7 +149,7 @@ class SoftSharing(Method):
 
     def schedule(self, term: Term, step: Tensor) -> None:
         passed = [(step >= drop * term.steps).to(torch.float32) for drop in self.drops]
-        exponent = torch.stack(passed).sum() if passed else torch.zeros((), device=step.device)
+        exponent = torch.stack(passed).sum() if passed else torch.zeros((), dtype=torch.float32, device=step.device)
         rate = self.lr * torch.exp(exponent * math.log(_DROP))
         term.set_scalar("rate", rate)
         if self.optimizer is None and term.optimizer is not None:

@@ -146,13 +146,13 @@ class ContinuousSparsification(Pruning):
         late = max(self.anneal, self.gradient_anneal) * term.steps
         backward = geometric(progress(step, late), self.final_temperature)
         if term.coupling is not None:
-            steep = torch.where(step >= max(late, _STILL * term.steps), _STEEP, 1.0)
-            forward, backward = forward * steep, backward * steep
+            still = step >= max(late, _STILL * term.steps)
+            forward, backward = (torch.where(still, _STEEP * one, one) for one in (forward, backward))
         term.set_scalar("temperature", forward)
         term.set_scalar("gradient_temperature", backward)
 
     def price(self, term: Term) -> Tensor | None:
-        return torch.full((), self.penalty, device=term.scalars.device) if self.penalty else None
+        return term.scalars.new_full((), self.penalty) if self.penalty else None
 
     def steer(self, term: Term, step: Tensor) -> None:
         if self.target is None:
@@ -199,13 +199,13 @@ class ContinuousSparsification(Pruning):
 
 def _opening(gate: str, init: float) -> float:
     """How much of each weight is kept at the start."""
-    return float(GATES[gate].value(torch.tensor(float(init)), torch.tensor(1.0)))
+    return float(GATES[gate].value(*torch.tensor([init, 1.0], dtype=torch.float32)))
 
 
 def _moves(device: torch.device) -> Tensor:
     """0 and 4⁻ᵏ: by how many spreads of s the shift may move in one step."""
     powers = torch.exp2(-torch.arange(0, 13, 2, device=device, dtype=torch.float32))
-    return torch.cat([torch.zeros(1, device=device), powers])
+    return torch.cat([powers.new_zeros(1), powers])
 
 
 def _sparsity(term: Term) -> Tensor:

@@ -93,7 +93,7 @@ class _Planes(Quantized):
         self.planes = planes
         w = weight.detach().to(torch.float32)
         self.register_buffer("delta", (w.abs().max() / (2.0**bits - 1.0)).clamp_min(TINY))
-        powers = torch.tensor([2.0**b for b in range(self.planes)], device=device)
+        powers = torch.tensor([2.0**b for b in range(self.planes)], dtype=torch.float32, device=device)
         self.register_buffer("powers", powers.view(-1, *(1,) * w.dim()), persistent=False)
         self.register_buffer("active", torch.ones_like(self.powers))
         binary = self._binary(torch.round(w / self.delta))

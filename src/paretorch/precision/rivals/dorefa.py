@@ -39,7 +39,7 @@ class _Squashed(Quantized):
     def __init__(self, grouping: Grouping, bits: int, weight: Tensor, rescale: bool) -> None:
         super().__init__(grouping, bits, 0.0, weight.device)
         self.decision.requires_grad_(False)
-        self.register_buffer("c", torch.ones((), device=weight.device))
+        self.register_buffer("c", torch.ones((), dtype=torch.float32, device=weight.device))
         if rescale and bits > 1:
             w = weight.detach().to(torch.float32)
             self.c.copy_((deviation(w) / deviation(self(w)).clamp_min(TINY)).clamp_min(TINY))

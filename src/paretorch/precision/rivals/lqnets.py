@@ -62,11 +62,11 @@ class _Basis(Quantized):
         self.inner = grouping
         self.decision.requires_grad_(False)
         unit = _QUARTILE * deviation(weight.detach().to(torch.float32)).clamp_min(TINY) / 2.0 ** (bits - 1)
-        powers = torch.tensor([2.0**i for i in range(bits)], device=weight.device)
+        powers = torch.tensor([2.0**i for i in range(bits)], dtype=torch.float32, device=weight.device)
         self.decision.data.copy_((powers * unit).view(-1, *(1,) * len(grouping.grid)).expand(self.grouping.grid))
         self.codes: Tensor
         signs = list(itertools.product((-1.0, 1.0), repeat=bits))
-        self.register_buffer("codes", torch.tensor(signs, device=weight.device), persistent=False)
+        self.register_buffer("codes", torch.tensor(signs, dtype=torch.float32, device=weight.device), persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
         w = weight.detach().to(torch.float32)

@@ -49,7 +49,7 @@ class _Clipped(OutputRelaxation):
     def __init__(self, method: PACTActivations, spot: Spot, grouping: Grouping) -> None:
         super().__init__(grouping, 0.0, spot.device)
         self.number, self.decay = float(method.bits), method.alpha_decay
-        self.alpha = nn.Parameter(torch.tensor([method.alpha], device=spot.device))
+        self.alpha = nn.Parameter(torch.tensor([method.alpha], dtype=torch.float32, device=spot.device))
         steps = torch.full(grouping.grid, 2**method.bits - 1, dtype=torch.int32, device=spot.device)
         self.register_buffer("steps", steps, persistent=False)
 

@@ -81,7 +81,7 @@ class _Searched(Quantized):
         shape = weight.shape
         super().__init__(Stack(Broadcast(shape, tuple(shape)), 2**bits), bits, 0.0, weight.device)
         w = weight.detach().to(torch.float32)
-        values = torch.linspace(-1.0, 1.0, 2**bits, device=weight.device)
+        values = torch.linspace(-1.0, 1.0, 2**bits, dtype=torch.float32, device=weight.device)
         self.register_buffer("values", values.view(-1, *(1,) * w.dim()), persistent=False)
         self.register_buffer("c", (outermost(bits) * deviation(w)).clamp_min(TINY))
         # As sharp as this, the average over values is about w (0.23 of a normal layer's size away with 2 bits).

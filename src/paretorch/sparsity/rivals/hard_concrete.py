@@ -59,7 +59,7 @@ class HardConcrete(Rival):
         return sgd(parameters, self.lr, self.momentum)
 
     def price(self, term: Term) -> Tensor | None:
-        return torch.full((), self.penalty, device=term.scalars.device) if self.penalty else None
+        return term.scalars.new_full((), self.penalty) if self.penalty else None
 
     def round(self, term: Term, factor: float) -> None:
         gates = [r for r in term.relaxations if isinstance(r, _Gate)]

@@ -29,7 +29,7 @@ class MagnitudePruning(FollowingRival):
         return _Later(grouping, site.weight.device)
 
     def goal(self, step: Tensor, steps: int) -> Tensor:
-        return torch.full((), self.need_target(), device=step.device)
+        return torch.full((), self.need_target(), dtype=torch.float32, device=step.device)
 
     def schedule(self, term: Term, step: Tensor) -> None:
         term.set_scalar("goal", self.goal(step, term.steps))  # until rounding no mask is looked at

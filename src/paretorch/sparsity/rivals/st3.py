@@ -78,9 +78,9 @@ class _Soft(Following):
         self.rescale = method.rescale
         self.inner = tuple(axis for axis in range(len(shape)) if axis != site.channel_axis)
         channels = [n if axis == site.channel_axis else 1 for axis, n in enumerate(shape)]
-        self.register_buffer("cut", torch.zeros(1, device=site.weight.device))
-        self.register_buffer("moved", torch.zeros(1, device=site.weight.device))
-        self.register_buffer("scale", torch.ones(channels, device=site.weight.device))
+        self.register_buffer("cut", torch.zeros(1, dtype=torch.float32, device=site.weight.device))
+        self.register_buffer("moved", torch.zeros(1, dtype=torch.float32, device=site.weight.device))
+        self.register_buffer("scale", torch.ones(channels, dtype=torch.float32, device=site.weight.device))
 
     def forward(self, weight: Tensor) -> Tensor:
         own = weight.detach().to(torch.float32)

@@ -56,7 +56,7 @@ class StochasticSparsification(Rival):
         return sgd(parameters, self.lr, self.momentum)
 
     def price(self, term: Term) -> Tensor | None:
-        return torch.full((), self.penalty, device=term.scalars.device) if self.penalty else None
+        return term.scalars.new_full((), self.penalty) if self.penalty else None
 
     def round(self, term: Term, factor: float) -> None:
         members = [r for r in term.relaxations if isinstance(r, _Bernoulli)]

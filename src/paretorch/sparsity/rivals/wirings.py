@@ -32,7 +32,7 @@ class DNW(FollowingRival):
         return _Through(grouping, site.weight.device)
 
     def goal(self, step: Tensor, steps: int) -> Tensor:
-        return torch.full((), self.need_target(), device=step.device)
+        return torch.full((), self.need_target(), dtype=torch.float32, device=step.device)
 
 
 class _Through(Following):
