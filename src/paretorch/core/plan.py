@@ -69,10 +69,8 @@ class Plan:
     @staticmethod
     def of(model: nn.Module) -> "Plan":
         """The plan of a compressed model, through wrappers (DDP, averaged and compiled models)."""
-        for module in model.modules():
-            plan = module.__dict__.get(_ATTRIBUTE)
-            if isinstance(plan, Plan):
-                return plan
+        for plan in plans_of(model):
+            return plan
         raise ConfigError("this model has no plan: make one with paretorch.compress(model, ...)")
 
     # Training
@@ -329,3 +327,9 @@ class Plan:
         spots = self._attached.spots
         outputs = f", {len(spots)} activations" if spots else ""
         return f"Plan({names}: {len(self._sites)} weights{outputs}, {phase})"
+
+
+def plans_of(model: nn.Module) -> Iterator[Plan]:
+    """The plans of a model and its parts: of several networks, or of one and an average of it."""
+    found = (module.__dict__.get(_ATTRIBUTE) for module in model.modules())
+    return (plan for plan in found if isinstance(plan, Plan))

@@ -29,7 +29,9 @@ class Sample:
         most = total if total <= WHOLE else max(_LEAST, _SIZE // len(chains))
         self._strides = [stride_for(_size(chain), most) for chain in chains]
         counts = [math.ceil(_size(chain) / k) for chain, k in zip(chains, self._strides, strict=True)]
-        shares = [torch.full((n,), _size(c) / n / total, dtype=torch.float32) for c, n in zip(chains, counts, strict=True)]
+        shares = [
+            torch.full((n,), _size(c) / n / total, dtype=torch.float32) for c, n in zip(chains, counts, strict=True)
+        ]
         self.share = torch.cat(shares).to(device)
         self._absent = [torch.full((n,), math.inf, dtype=torch.float32, device=device) for n in counts]
         self.is_whole = all(k == 1 for k in self._strides)

@@ -144,7 +144,9 @@ class ActivationPrecision(Leveled, OutputRelaxation):
         super().__init__(method, grouping, seed, spot.device)
         self.register_buffer("bounds", torch.tensor(bounds, dtype=torch.float32, device=spot.device), persistent=False)
         self.decay = 0.0 if alpha is None else alpha[1]
-        self.alpha = None if alpha is None else nn.Parameter(torch.tensor([alpha[0]], dtype=torch.float32, device=spot.device))
+        self.alpha = (
+            None if alpha is None else nn.Parameter(torch.tensor([alpha[0]], dtype=torch.float32, device=spot.device))
+        )
 
     @property
     def keeps_zero(self) -> bool:

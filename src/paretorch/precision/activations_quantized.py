@@ -100,7 +100,9 @@ def replay(model: nn.Module, modules: list[str], grid: Sequence[int]) -> None:
     parameter = next(model.parameters(), None)
     device = None if parameter is None else parameter.device
     steps = torch.full(tuple(grid), 255, dtype=torch.int32, device=device)
-    place(model, modules, QuantizedActivation(inner, steps, torch.tensor([0.0, 1.0], dtype=torch.float32, device=device)))
+    place(
+        model, modules, QuantizedActivation(inner, steps, torch.tensor([0.0, 1.0], dtype=torch.float32, device=device))
+    )
 
 
 def known_bounds(module: nn.Module) -> tuple[float, float] | None:
