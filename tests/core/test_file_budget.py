@@ -128,7 +128,7 @@ def test_a_budget_that_leaves_no_group_is_told_as_such(group: str | tuple[int, i
 
 
 def test_a_run_to_a_budget_goes_on_whatever_the_model_started_from() -> None:
-    """Biases of other values take other bytes, and so the budget gives other targets."""
+    """Statistics of other values take other bytes, and so the budget gives other targets."""
 
     def attached(model: nn.Module, budget: int = 3000) -> tuple[paretorch.Plan, torch.optim.Optimizer]:
         plan = compress(model, ContinuousSparsification(), SMOL(), steps=20, budget=budget)
@@ -139,8 +139,8 @@ def test_a_run_to_a_budget_goes_on_whatever_the_model_started_from() -> None:
     state = copy.deepcopy([plan.model.state_dict(), plan.state_dict(), optimizer.state_dict()])
     train(plan, optimizer, batch(16), 13)
     other = wide_net()
-    for parameter in other.parameters():
-        nn.init.uniform_(parameter, -0.001, 0.001)
+    for value in (*other.parameters(), *(one for one in other.buffers() if one.dim())):
+        nn.init.uniform_(value, -0.001, 0.001)
     again, optimizer = attached(other)
     assert again.methods() != plan.methods()
     for owner, one in zip((other, again, optimizer), state, strict=True):
@@ -152,3 +152,17 @@ def test_a_run_to_a_budget_goes_on_whatever_the_model_started_from() -> None:
     assert all(torch.equal(value, other.state_dict()[key]) for key, value in plan.model.state_dict().items())
     with pytest.raises(ConfigError, match=r"this state belongs to another plan: .*target_bits was"):
         attached(wide_net(), budget=6000)[0].model.load_state_dict(state[0])
+
+
+@pytest.mark.parametrize("methods", [(ContinuousSparsification(), SMOL()), (SMOL(exclude="8"),)], ids=["both", "some"])
+def test_ranks_that_start_from_other_values_have_the_same_targets(methods: tuple[Method, ...]) -> None:
+    def started(seed: int) -> nn.Module:
+        model = wide_net()
+        torch.manual_seed(seed)
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                module.reset_parameters()
+        return model
+
+    plans = [compress(started(seed), *methods, steps=4, budget=6000) for seed in range(3)]
+    assert len({tuple(method.share for method in plan.methods()) for plan in plans}) == 1

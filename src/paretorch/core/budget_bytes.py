@@ -37,7 +37,8 @@ def assign_targets(
     """Methods without a target get one from the budget."""
     weights = {id(site.weight): site for sites in chosen.values() for site in sites}
     state = model.state_dict(keep_vars=True)
-    trained = as_trained(state.values())
+    # Whatever is trained starts from zeros here: ranks, which may start from different values, then have the same targets.
+    trained = as_trained(torch.zeros_like(one) if _trains(one) else one for one in state.values())
     empty = {
         key: torch.zeros_like(value) if id(value) in weights else likely
         for (key, value), likely in zip(state.items(), trained, strict=True)
@@ -62,6 +63,10 @@ def assign_targets(
     return tuple(method.aim(shares[method.unit]) for method in methods)
 
 
+def _trains(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
 def as_trained(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     """The values, but with those that are alike at the start (norms, biases) as different as training makes them.
 
@@ -74,7 +79,7 @@ def as_trained(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
             continue
         values = whole(tensor)
         if values.is_floating_point() and values.numel() > 1 and bool((values == values.flatten()[0]).all()):
-            values = values + torch.rand(values.shape, generator=generator).to(values)
+            values = values + torch.rand(values.shape, generator=generator, dtype=torch.float32).to(values)
         yield values
 
 
