@@ -96,7 +96,7 @@ class Plan:
             raise ConfigError(f"plan.step takes a GradScaler or nothing, not {type(scaler).__name__}")
         decisions = self._decisions()
         self._watch.before(decisions)
-        with torch.no_grad():
+        with torch.no_grad(), self._exactly():
             weights = [original(site).data for site in self._sites]
             done = False
             if not self.is_hard:
@@ -113,6 +113,10 @@ class Plan:
             for decision in decisions:
                 decision.grad = None
         self._watch.after(decisions)
+
+    def _exactly(self) -> torch.autocast:
+        """Counts and averages are not those of a loop's autocast."""
+        return torch.autocast(self._state.step.device.type, enabled=False)
 
     def _update(self, scaler: torch.amp.GradScaler | None) -> None:
         """Price and update the decisions of all methods, from the same state."""
@@ -148,8 +152,9 @@ class Plan:
         """Step, sparsity, bits, temperature … as numbers; reads them from the device, so call it when you log."""
         self._require_life()
         values: dict[str, Tensor] = {}
-        for term in self._terms:
-            values |= term.method.measure(term)
+        with self._exactly():
+            for term in self._terms:
+                values |= term.method.measure(term)
         numbers = {name: float(value) for name, value in values.items()}
         if bad := [name for name, value in numbers.items() if value != value]:
             raise DivergenceError(
@@ -211,7 +216,7 @@ class Plan:
         self.soften(before)
         # Masks first: a dropped weight costs no bits, whatever its precision.
         for term in sorted(self._terms, key=lambda one: -one.method.order):
-            with torch.no_grad():
+            with torch.no_grad(), self._exactly():
                 term.method.round(term, min(factor, 1.0) if term.method.room in given else factor)
             for relaxation in term.relaxations:
                 relaxation.hard = True
