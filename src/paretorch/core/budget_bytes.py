@@ -67,7 +67,7 @@ def _trains(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def as_trained(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+def as_trained(tensors: Iterable[Any]) -> Iterator[Any]:
     """The values, but with those that are alike at the start (norms, biases) as different as training makes them.
 
     A vector of ones is told by one number and costs a file next to nothing; after training it takes its four bytes a value.
