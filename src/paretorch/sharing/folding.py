@@ -80,10 +80,10 @@ def fold(
     only: fold the groups with a layer that this selects (a pattern, type or predicate); the others keep their layers.
     recalibrate: training batches (inputs, or tuples that begin with them), from which batch norm's statistics are estimated
     anew where a fold is not exact: what the old ones were measured on is then no longer what the layers give.
-    The copy is of what was given to `compress`, without DDP and the like around it, hardened and finalized; or of what
-    an earlier fold, or `load`, gave, where its layers are mixtures still. Where templates
-    are fewer than the layers left, or carry masks or precisions, they are what is stored, and layers are mixed from
-    them. `paretorch_folding` of the copy is the list of `Folding`: loops in words, scales, errors.
+    The copy is of what was given to `compress`, without DDP and the like around it, hardened and finalized; or of what an
+    earlier fold, or `load`, gave, where its layers are mixtures still. Where templates are fewer than the layers left, or
+    carry masks or precisions, they are what is stored, and layers are mixed from them. `paretorch_folding` of the copy is
+    the list of `Folding`: loops in words, scales, errors.
     """
     check_limits(threshold, layers)
     if threshold is None and layers is None:
