@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, Dataset
 
 import paretorch as pt
 from paretorch.errors import ConfigError
-from paretorch.training.callback import Follower
 from paretorch.training.lightning import PlanCallback as LightningCallback
 from paretorch.training.transformers import PlanCallback as TransformersCallback
 from tests.meeting import both_ranks
@@ -326,28 +325,3 @@ def test_two_ranks_train_like_one(tmp_path: Path, framework: str) -> None:
 def _numbers(value: Tensor) -> Tensor:
     """What a plan keeps as the bits of its numbers, as numbers: ranks add in another order, which the last bits show."""
     return value.view(torch.float32) if value.dtype == torch.int32 and value.dim() else value
-
-
-class Pair(nn.Module):
-    """Two networks with plans of their own, or one and an average of it, which comes first."""
-
-    def __init__(self, average: bool) -> None:
-        super().__init__()
-        net = Net()
-        self.plan, self.optimizer = compressed(net)
-        self.first = torch.optim.swa_utils.AveragedModel(net) if average else Net()
-        if not average:
-            compressed(self.first)
-        self.second = net
-
-
-def test_the_plan_that_is_followed_is_that_of_the_network_that_is_trained() -> None:
-    pair = Pair(average=True)
-    assert Follower(pair, [pair.optimizer]).plan is pair.plan
-
-
-def test_of_two_networks_that_are_trained_none_is_left_behind_without_a_word() -> None:
-    pair = Pair(average=False)
-    other = torch.optim.SGD(pt.Plan.of(pair.first).param_groups(), lr=0.1)
-    with pytest.raises(ConfigError, match="a callback follows one: compress both as one module"):
-        Follower(pair, [pair.optimizer, other])
