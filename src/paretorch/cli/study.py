@@ -152,7 +152,7 @@ def _draw_similarities(study: "Study", out: Path) -> None:
     typer.echo("Mean similarity of layers an even / an odd number apart, by group:")
     for name, matrices in found.items():
         typer.echo(similarities.told(name, matrices))
-    typer.echo(str(similarities.draw_similarities(study, target)))
+    typer.echo(str(similarities.draw_similarities(study, target, found)))
 
 
 def _tickets(study: "Study", out: Path, runs: Path, parallel: int, options: list[str], table: bool) -> None:

@@ -7,7 +7,6 @@ it gives the same weights again, and the one with the fewest digits is the cheap
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -20,11 +19,6 @@ HALF = (torch.float16, torch.bfloat16)
 _MOST = 512  # |c|
 _CLEAR = 32  # codes up to here are told by a step that is known to 8 digits
 Wide = NDArray[np.float64]
-
-
-def digits(dtype: torch.dtype) -> int:
-    """The binary digits of a number."""
-    return 1 - round(math.log2(torch.finfo(dtype).eps))
 
 
 def read_rounded(values: Floats, dtype: torch.dtype, axes: tuple[int | None, ...] = (None, 0, 1)) -> Grid | None:

@@ -20,12 +20,17 @@ def power_of_two(exponent: Tensor) -> Tensor:
     return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
 
 
+def digits(dtype: torch.dtype) -> int:
+    """The binary digits of a number of this dtype: 24 of fp32, 11 of fp16, 8 of bf16."""
+    return 1 - round(math.log2(torch.finfo(dtype).eps))
+
+
 def require_digits(name: str, dtype: torch.dtype, bits: int) -> None:
     """Refuse more bits than a number of this dtype has binary digits: the last ones would be rounded away, and count."""
-    digits = 1 - round(math.log2(torch.finfo(dtype).eps))
-    if bits > digits:
+    most = digits(dtype)
+    if bits > most:
         raise ConfigError(
-            f"{name} is {dtype}, which holds at most {digits} bits, not {bits}: give fewer, or compress model.float()"
+            f"{name} is {dtype}, which holds at most {most} bits, not {bits}: give fewer, or compress model.float()"
         )
 
 

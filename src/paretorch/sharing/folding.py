@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.mixing import share
+from paretorch.core.plan import plans_of
 from paretorch.core.recalibrate import recalibrate_norms
 from paretorch.core.sites import Selector, check_patterns
 from paretorch.core.tensors import is_sharded
@@ -25,7 +26,7 @@ from paretorch.sharing.clusters import check_limits, cluster, collapse, mergers
 from paretorch.sharing.layers import Bank, read_banks
 from paretorch.sharing.loops import loops_in_words
 from paretorch.sharing.similarity import absolute_cosine
-from paretorch.sharing.unfolding import opened, plan_of
+from paretorch.sharing.unfolding import opened
 
 _WHAT_TO_FOLD = "fold the network that this one was made from (of a run, with its checkpoint.pt)"
 
@@ -89,7 +90,7 @@ def fold(
     if threshold is None and layers is None:
         threshold = 1.0
     network = copy.deepcopy(_root(model))
-    again = plan_of(network) is None
+    again = next(plans_of(network), None) is None
     network, banks = opened(network)
     chosen = _chosen(banks, only)
     labels = _labels(banks, chosen, threshold, layers, again)
@@ -113,7 +114,7 @@ def fold(
 def levels(model: nn.Module, only: Selector | None = None) -> dict[int, float]:
     """By the number of layers left, from all that share to one a group, the threshold at which `fold` leaves as many."""
     network = _root(model)
-    again = plan_of(network) is None
+    again = next(plans_of(network), None) is None
     banks = read_banks(network)
     banks = [bank for bank, one in zip(banks, _chosen(banks, only), strict=True) if one]
     count = sum(len(bank.layers) for bank in banks)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.mixing import unshare
-from paretorch.core.plan import Plan
-from paretorch.errors import ConfigError, DivergenceError
+from paretorch.core.plan import plans_of
+from paretorch.errors import DivergenceError
 from paretorch.sharing.layers import Bank, read_banks
 
 _FEW = 0.25  # of the weights: as many values or fewer are a grid
@@ -22,17 +22,9 @@ _ZEROS = 0.01
 _SEEN = 2**17  # weights of a template, about: to sort millions takes seconds
 
 
-def plan_of(model: nn.Module) -> Plan | None:
-    """The plan of a model, if it has one."""
-    try:
-        return Plan.of(model)
-    except ConfigError:
-        return None
-
-
 def opened(network: nn.Module) -> tuple[nn.Module, list[Bank]]:
     """The network, changed in place, and what its layers are mixed from."""
-    plan = plan_of(network)
+    plan = next(plans_of(network), None)
     if plan is not None:
         plan.harden()
     banks = read_banks(network)

@@ -6,7 +6,7 @@ the pattern that the thesis reports (chapter 3).
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,9 +37,8 @@ def similarities(study: Study, target: Path) -> dict[str, list[Matrix]]:
     return found
 
 
-def draw_similarities(study: Study, target: Path) -> Path:
-    """A page with a picture for each group and run."""
-    columns = similarities(study, target)
+def draw_similarities(study: Study, target: Path, columns: Mapping[str, Sequence[Matrix]]) -> Path:
+    """A page with a picture for each group and run, of what `similarities` found."""
     groups = [["layer"] * len(matrix) for matrix in next(iter(columns.values()))]  # their names are in no result
     return write_similarities(target / "similarities.html", title=study.title, groups=groups, columns=columns)
 
