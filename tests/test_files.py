@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paretorch.deploy.container import write_file
-from paretorch.files import replacing
+from paretorch.support.files import replacing
 from paretorch.training.files import alone_in, write_atomically
 
 WAYS = pytest.mark.parametrize("write", [write_file, write_atomically])

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import paretorch as pt
-from paretorch.core.looking import doubles
 from paretorch.errors import ConfigError
+from paretorch.support.eval_mode import doubles
 from tests.core.through_nets import Net
 
 METHOD = pt.ContinuousSparsification(target=0.3, group="channel")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import paretorch as pt
-from paretorch.core.looking import run_example
 from paretorch.deploy.fast import optimize
 from paretorch.errors import ConfigError, DivergenceError
+from paretorch.support.eval_mode import run_example
 
 
 class Raising(nn.Module):

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from paretorch.cli.bench_sources import Source
-from paretorch.core.looking import in_eval, run_example
 from paretorch.errors import ArtefactError, ConfigError, MissingExtraError, PareError
 from paretorch.report.pareto import Point, as_rows
+from paretorch.support.eval_mode import in_eval, run_example
 from paretorch.training.files import write_atomically
 
 if TYPE_CHECKING:

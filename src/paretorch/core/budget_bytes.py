@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from paretorch.core.method import Method
 from paretorch.core.sites import Site
-from paretorch.core.tensors import whole
-from paretorch.core.warn import warn
 from paretorch.errors import ConfigError, MissedTargetWarning
+from paretorch.support.sharded import whole
+from paretorch.support.warn import warn
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan

@@ -16,8 +16,8 @@ from paretorch.core.groups import Grouping
 from paretorch.core.labels import FIXED, Network
 from paretorch.core.padding import Padding
 from paretorch.core.relaxation import Relaxation
-from paretorch.core.tensors import whole
 from paretorch.errors import DivergenceError
+from paretorch.support.sharded import whole
 
 TIE = 1e-6  # shares are summed in fp32: two that are as near to a target as that are equally near, and more is kept
 _ONE = torch.zeros(1)  # the one column of a depthwise convolution

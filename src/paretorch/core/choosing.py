@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from paretorch.core.method import Method
 from paretorch.core.sites import Site, check_patterns, choose
-from paretorch.core.warn import warn
 from paretorch.errors import ConfigError, LeftOutWarning
+from paretorch.support.warn import warn
 
 
 def choose_sites(method: Method, sites: Sequence[Site], named: Sequence[Site]) -> list[Site]:

@@ -20,16 +20,16 @@ from paretorch.core.leave import earlier_edits
 from paretorch.core.method import Method, Term
 from paretorch.core.mixing import Mix, install, on_templates
 from paretorch.core.noise import seed_for
-from paretorch.core.options import require_count
 from paretorch.core.outputs import relax_outputs, zeros_moved
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation
 from paretorch.core.sites import Site, Template, find_sites
 from paretorch.core.spots import attach_output
 from paretorch.core.state import PlanState
-from paretorch.core.tensors import is_sharded
 from paretorch.core.zeros import tell_of_zeros
 from paretorch.errors import ConfigError
+from paretorch.support.checks import require_count
+from paretorch.support.sharded import is_sharded
 
 
 def compress(

@@ -14,8 +14,8 @@ from paretorch.core.channels import Coupling
 from paretorch.core.cut import channel_edits, keep_channels
 from paretorch.core.follow import follow
 from paretorch.core.labels import Network
-from paretorch.core.looking import doubles, in_eval, run_example
 from paretorch.errors import ConfigError
+from paretorch.support.eval_mode import doubles, in_eval, run_example
 
 _TOLERANCE = 1e-4  # of the largest output: sums of fewer terms are rounded differently
 

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from paretorch.core.kinds import CASTS, MOVES, NORMS, POINTWISE, REDUCTIONS, SPATIAL
 from paretorch.core.labels import FIXED, Layer, Network
-from paretorch.core.looking import doubles, first_sentence
-from paretorch.core.quiet import quiet
 from paretorch.core.values import Named, Value, along, is_wide, leaves, mapped, unlabelled
 from paretorch.errors import ConfigError
+from paretorch.support.eval_mode import doubles, first_sentence
+from paretorch.support.silence import quiet
 
 
 def follow(model: nn.Module, example: Tensor) -> Network:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paretorch.core.tensors import local
-from paretorch.core.warn import warn
+from paretorch.support.sharded import local
+from paretorch.support.warn import warn
 
 _STEPS = 16  # a gradient scaler skips some of the first
 

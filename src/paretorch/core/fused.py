@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.method import Term
-from paretorch.core.own_code import own_code
 from paretorch.core.relaxation import Chain
 from paretorch.core.update import add_price, advance, clip_weights, gradients_of
-from paretorch.core.warn import warn
+from paretorch.support.dynamo import own_code
+from paretorch.support.warn import warn
 
 _State = dict[str, Tensor]
 _SMALL = 2**22  # decisions: up to here launches cost more than memory traffic

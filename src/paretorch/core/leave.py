@@ -15,8 +15,8 @@ from paretorch.core.mixing import Mix
 from paretorch.core.relaxation import Chain
 from paretorch.core.sites import Site, Template
 from paretorch.core.spots import Spot, detach_output, edit_of, state_of
-from paretorch.core.tensors import is_sharded, whole
 from paretorch.errors import ConfigError
+from paretorch.support.sharded import is_sharded, whole
 
 EDITS = "paretorch_edits"
 

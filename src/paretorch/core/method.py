@@ -19,8 +19,8 @@ from paretorch.core.groups import Group, Grouping
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation, scalars_of
 from paretorch.core.sample import Sample
 from paretorch.core.sites import Selector, Site
-from paretorch.core.tensors import total, whole
 from paretorch.errors import ConfigError
+from paretorch.support.sharded import total, whole
 
 if TYPE_CHECKING:
     from paretorch.core.mixing import Mixture

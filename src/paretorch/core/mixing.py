@@ -18,8 +18,8 @@ from paretorch.core.groups import Broadcast
 from paretorch.core.relaxation import Chain, Relaxation
 from paretorch.core.sites import Site, Template, find_sites
 from paretorch.core.state import PlanState
-from paretorch.core.tensors import gather
 from paretorch.errors import ConfigError
+from paretorch.support.sharded import gather
 
 Shares = Callable[[Tensor, bool], Tensor]  # decisions, whether they are rounded -> coefficients
 

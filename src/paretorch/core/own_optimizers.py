@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.method import Term
-from paretorch.core.tensors import is_sharded
 from paretorch.errors import ConfigError
+from paretorch.support.sharded import is_sharded
 
 _OF_DEVICES = ("fused", "foreach", "capturable")
 

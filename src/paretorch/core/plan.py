@@ -25,7 +25,6 @@ from paretorch.core.relaxation import Chain
 from paretorch.core.sites import Site
 from paretorch.core.spots import Spot
 from paretorch.core.state import PlanState
-from paretorch.core.tensors import local, on_one_gpu, whole, write
 from paretorch.core.update import (
     add_price,
     advance,
@@ -38,6 +37,7 @@ from paretorch.core.update import (
     warn_undecided,
 )
 from paretorch.errors import ConfigError, DivergenceError
+from paretorch.support.sharded import local, on_one_gpu, whole, write
 
 _ATTRIBUTE = "_paretorch_plan"
 

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paretorch.core.looking import in_eval
 from paretorch.errors import ConfigError
+from paretorch.support.eval_mode import in_eval
 
 
 def recalibrate_norms(model: nn.Module, batches: Iterable[Any]) -> None:

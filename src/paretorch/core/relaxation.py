@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.groups import Grouping
-from paretorch.core.tensors import gather, whole
+from paretorch.support.sharded import gather, whole
 
 PREFIX = "paretorch_"
 

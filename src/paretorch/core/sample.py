@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paretorch.core.relaxation import Chain, Relaxation
-from paretorch.core.tensors import whole
+from paretorch.support.sharded import whole
 
 WHOLE = 2**20
 _SIZE = 2**17

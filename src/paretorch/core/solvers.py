@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from paretorch.core.tensors import on_one_gpu
+from paretorch.support.sharded import on_one_gpu
 
 
 def sgd(parameters: list[nn.Parameter], lr: float, momentum: float, weight_decay: float = 0.0) -> torch.optim.Optimizer:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.looking import Hook, run_example, watched
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation
 from paretorch.core.sites import Site
 from paretorch.errors import ConfigError
+from paretorch.support.eval_mode import Hook, run_example, watched
 
 BOUNDED: tuple[type[nn.Module], ...] = (nn.Sigmoid, nn.Hardsigmoid, nn.Tanh, nn.Softsign, nn.Hardtanh)  # ReLU6 is one
 _CHILD = f"{PREFIX}activation"

@@ -7,9 +7,9 @@ from paretorch.core.attach import original
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Chain, Relaxation
 from paretorch.core.sites import Site
-from paretorch.core.tensors import local, shard_like, whole, write
-from paretorch.core.warn import warn
 from paretorch.errors import DivergenceError, UndecidedWarning
+from paretorch.support.sharded import local, shard_like, whole, write
+from paretorch.support.warn import warn
 
 _FELT = 0.01
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from paretorch.core.method import Method
 from paretorch.core.sites import Site
-from paretorch.core.warn import warn
+from paretorch.support.warn import warn
 
 _MANY = 0.25  # of a weight; fewer may be chance, in half precision or after weight decay
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from paretorch.core.looking import in_eval
 from paretorch.errors import ConfigError
+from paretorch.support.eval_mode import in_eval
 
 
 def measure_accuracy(model: nn.Module, data: Iterable[tuple[Tensor, Tensor]]) -> float:

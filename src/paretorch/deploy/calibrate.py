@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.looking import run_example, watched
-from paretorch.core.options import require_number
 from paretorch.core.spots import BOUNDED
 from paretorch.deploy.onnx.int8 import overrides
 from paretorch.errors import ConfigError, MissingExtraError, PareError
+from paretorch.support.checks import require_number
+from paretorch.support.eval_mode import run_example, watched
 
 _ACTIVATIONS: tuple[type[nn.Module], ...] = (nn.ReLU, nn.GELU, nn.SiLU, nn.LeakyReLU, *BOUNDED)
 _SAMPLE = 2**16  # values of one activation and batch by which a percentile is told

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from paretorch.errors import ArtefactError, PareError
-from paretorch.files import replacing
+from paretorch.support.files import replacing
 
 VERSION = 2
 _KEY = "pare"

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.quiet import quiet
 from paretorch.deploy.plain import copied
 from paretorch.errors import ConfigError
+from paretorch.support.silence import quiet
 
 _PATIENCE = 600  # seconds the measuring process may take
 Call = Callable[[], object]

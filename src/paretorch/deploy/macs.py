@@ -12,8 +12,8 @@ import math
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from paretorch.core.looking import Hook, run_example, watched
 from paretorch.core.sites import is_conv1d
+from paretorch.support.eval_mode import Hook, run_example, watched
 
 
 def count_macs(model: nn.Module, example: Tensor) -> dict[str, int]:

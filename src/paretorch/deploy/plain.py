@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from paretorch.core.looking import first_sentence
 from paretorch.core.relaxation import PREFIX
 from paretorch.errors import ConfigError
+from paretorch.support.eval_mode import first_sentence
 
 
 def plain(model: Any, who: str) -> nn.Module:

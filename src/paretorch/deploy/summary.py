@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.options import require_number
 from paretorch.deploy.accuracy import measure_accuracy
 from paretorch.deploy.artefact import StrPath, open_artefact, sizes, sizes_in_file
 from paretorch.deploy.filling import Blank
@@ -23,6 +22,7 @@ from paretorch.deploy.sizes import KINDS, Sizes, TensorSize
 from paretorch.deploy.structure import MACS, Activation, Shared, activations_of, macs_by_tensor, shared_of
 from paretorch.errors import ConfigError
 from paretorch.report import write_html  # here, not in to_html: a later import would put the room over pt.report
+from paretorch.support.checks import require_number
 
 _DENSE = "dense"  # the name of the baseline among latencies
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

@@ -18,10 +18,8 @@ from torch import Tensor, nn
 from paretorch.core.groups import Broadcast, Grouping
 from paretorch.core.method import Term
 from paretorch.core.noise import uniform
-from paretorch.core.options import require_number
 from paretorch.core.sites import Site
 from paretorch.core.spots import OutputRelaxation, Spot
-from paretorch.core.tensors import whole
 from paretorch.errors import ConfigError
 from paretorch.precision.activations_quantized import (
     LEAST_ALPHA,
@@ -37,6 +35,8 @@ from paretorch.precision.activations_quantized import (
 from paretorch.precision.allocate import allocate
 from paretorch.precision.leveled import Leveled
 from paretorch.precision.smol import SMOL
+from paretorch.support.checks import require_number
+from paretorch.support.sharded import whole
 
 
 @dataclass(frozen=True, kw_only=True)

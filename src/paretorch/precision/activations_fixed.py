@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Term
-from paretorch.core.options import require_count, require_number
 from paretorch.core.sites import Selector, Site
 from paretorch.core.spots import OutputRelaxation, Spot
 from paretorch.errors import ConfigError
 from paretorch.precision.activations_quantized import QuantizedActivation, clip, edit, quantize_uniform
 from paretorch.precision.grid import MAX_BITS
+from paretorch.support.checks import require_count, require_number
 
 
 @dataclass(frozen=True, kw_only=True)

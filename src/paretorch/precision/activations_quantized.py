@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.spots import BOUNDED, has_state, place
-from paretorch.core.tensors import gather
 from paretorch.errors import ConfigError
+from paretorch.support.sharded import gather
 
 KIND = "quantize_activation"
 ADDED = ("steps", "bounds")  # what such a module has in its state

@@ -10,8 +10,8 @@ from torch import Tensor
 from paretorch.core.attach import original
 from paretorch.core.budget import raise_levels
 from paretorch.core.method import Term
-from paretorch.core.tensors import whole, write
 from paretorch.precision.grid import MAX_BITS, real_bits, s_of_bits
+from paretorch.support.sharded import whole, write
 
 if TYPE_CHECKING:
     from paretorch.precision.smol import Precision

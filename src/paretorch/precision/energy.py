@@ -12,9 +12,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from paretorch.core.options import require_number
 from paretorch.errors import ConfigError
 from paretorch.precision.grid import MAX_BITS
+from paretorch.support.checks import require_number
 
 _POWER = (0.0, 1.0, 2.41, 3.83)  # by bits; no bits, no multiplication
 _LATENCY = (0.0, 1.0, 1.91, 2.10)

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from paretorch.core.options import require_number
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import PREFIX
 from paretorch.errors import ConfigError
+from paretorch.support.checks import require_number
 
 _APART = 2**26  # steps between the samples of one step: no run is as long, and all samples stay within 32 bits
 MOST = 2**32 // _APART - 1

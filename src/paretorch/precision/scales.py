@@ -19,8 +19,8 @@ from torch import Tensor
 
 from paretorch.core.sample import some, stride_for
 from paretorch.core.sites import Site
-from paretorch.core.tensors import whole
 from paretorch.errors import ConfigError
+from paretorch.support.sharded import whole
 
 _MOST = 60
 _STEADY = 0.6  # above a half, so that a layer at the border between two scales does not go to and fro

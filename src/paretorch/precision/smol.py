@@ -28,18 +28,18 @@ from paretorch.core.attach import original
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Term
 from paretorch.core.noise import uniform
-from paretorch.core.options import require_number
 from paretorch.core.schedule import cubic, progress
 from paretorch.core.sites import Site
 from paretorch.core.solvers import adam
-from paretorch.core.tensors import whole
-from paretorch.core.warn import warn
 from paretorch.errors import ConfigError, MissedTargetWarning
 from paretorch.precision.allocate import allocate, make_room
 from paretorch.precision.grid import MAX_BITS, level_above, power_of_two, quantize, real_bits, require_digits, s_of_bits
 from paretorch.precision.leveled import Leveled
 from paretorch.precision.scales import Scaled, check_scale, exponent_for, follow, lead_for
 from paretorch.precision.zeros import are_found, count_search
+from paretorch.support.checks import require_number
+from paretorch.support.sharded import whole
+from paretorch.support.warn import warn
 
 _QUIET = 0.5  # bits of a target: below, the noise of what will be zero is held to what it loses
 _FELT = 0.05  # bits above the target that are worth a word

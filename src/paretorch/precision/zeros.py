@@ -13,8 +13,8 @@ from torch import Tensor
 from paretorch.core.attach import original
 from paretorch.core.method import Term
 from paretorch.core.sample import some, stride_for
-from paretorch.core.tensors import whole
 from paretorch.precision.grid import real_bits
+from paretorch.support.sharded import whole
 
 if TYPE_CHECKING:
     from paretorch.precision.smol import Precision

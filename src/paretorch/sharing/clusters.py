@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from paretorch.core.options import require_count, require_number
 from paretorch.errors import ConfigError
+from paretorch.support.checks import require_count, require_number
 
 _NO_PART = 1e-9  # of the largest scale of a group
 _TOLD = 1e-6  # similarities are told in fp32

@@ -19,14 +19,14 @@ from paretorch.core.mixing import share
 from paretorch.core.plan import plans_of
 from paretorch.core.recalibrate import recalibrate_norms
 from paretorch.core.sites import Selector, check_patterns
-from paretorch.core.tensors import is_sharded
-from paretorch.core.warn import warn
 from paretorch.errors import ConfigError
 from paretorch.sharing.clusters import check_limits, cluster, collapse, mergers
 from paretorch.sharing.layers import Bank, read_banks
 from paretorch.sharing.loops import loops_in_words
 from paretorch.sharing.similarity import absolute_cosine
 from paretorch.sharing.unfolding import opened
+from paretorch.support.sharded import is_sharded
+from paretorch.support.warn import warn
 
 _WHAT_TO_FOLD = "fold the network that this one was made from (of a run, with its checkpoint.pt)"
 

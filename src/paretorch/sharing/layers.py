@@ -10,10 +10,10 @@ from torch.nn.utils import parametrize
 from paretorch.core.mixing import Mix
 from paretorch.core.relaxation import Chain
 from paretorch.core.sites import Selector, Site, check_patterns, choose, find_sites
-from paretorch.core.tensors import whole
 from paretorch.errors import ConfigError
 from paretorch.sharing.banks import By, check_by, share_groups
 from paretorch.sharing.similarity import absolute_cosine
+from paretorch.support.sharded import whole
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,16 +24,16 @@ from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Term
 from paretorch.core.mixing import Mix, Mixture
 from paretorch.core.noise import seed_for
-from paretorch.core.options import require_count, require_number
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.sites import Site
-from paretorch.core.tensors import on_one_gpu, whole, write
-from paretorch.core.warn import warn
 from paretorch.errors import ConfigError
 from paretorch.sharing.banks import By, bank, check_by, share_groups, template_sites
 from paretorch.sharing.clusters import cluster, collapse
 from paretorch.sharing.domains import DOMAINS
 from paretorch.sharing.similarity import absolute_cosine, recurrence, recurrence_slope
+from paretorch.support.checks import require_count, require_number
+from paretorch.support.sharded import on_one_gpu, whole, write
+from paretorch.support.warn import warn
 
 _DROP = 0.2
 

@@ -26,16 +26,16 @@ from torch import Tensor, nn
 from paretorch.core.channels import Coupling
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
-from paretorch.core.options import require_count, require_number
 from paretorch.core.rank import threshold_for
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.schedule import cubic, geometric, progress
 from paretorch.core.sites import Site
 from paretorch.core.solvers import sgd
-from paretorch.core.tensors import whole, write
 from paretorch.errors import ConfigError
 from paretorch.sparsity.gates import GATES
 from paretorch.sparsity.pruning import Pruning
+from paretorch.support.checks import require_count, require_number
+from paretorch.support.sharded import whole, write
 
 _STILL = 0.9  # of the steps: then whole channels, where these go, are chosen at the latest
 _STEEP = 1e6  # times the temperature: gates have no slope then

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from paretorch.core.method import Method, Term
-from paretorch.core.options import require_a_group, require_number
-from paretorch.core.warn import warn
 from paretorch.errors import MissedTargetWarning
+from paretorch.support.checks import require_a_group, require_number
+from paretorch.support.warn import warn
 
 _MISSED = 0.05  # of the weights: a target that is further away than that from what rounding gives was not met
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paretorch.errors import PareError
-from paretorch.files import replacing, sweep
+from paretorch.support.files import replacing, sweep
 
 
 def write_atomically(path: Path, data: bytes | memoryview) -> None:

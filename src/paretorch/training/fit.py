@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from paretorch.errors import ArtefactError, DivergenceError
-from paretorch.signals import on_sigterm
+from paretorch.support.signals import on_sigterm
 from paretorch.training import optimizers, schedules
 from paretorch.training.checkpoint import Checkpoint, random_state, require_same, restore_random
 from paretorch.training.compression import harden

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.looking import in_eval, run_example
 from paretorch.errors import ConfigError
+from paretorch.support.eval_mode import in_eval, run_example
 from paretorch.training.compression import DRAWN, attach
 from paretorch.training.files import alone_in
 from paretorch.training.finish import finish, read_result

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.looking import first_sentence, trying
 from paretorch.deploy.fast.account import Account, Choice
 from paretorch.deploy.fast.candidates import candidate, is_layer
 from paretorch.deploy.fast.capture import capture, difference, replaced, tensors_of
 from paretorch.deploy.fast.measure import Call, Timer, is_faster, speedup, timer
 from paretorch.deploy.plain import copied
 from paretorch.errors import ConfigError
+from paretorch.support.eval_mode import first_sentence, trying
 
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 _COARSE = 2e-2  # bf16 and fp16: a few units in the last place

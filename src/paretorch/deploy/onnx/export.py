@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.looking import trying
-from paretorch.core.options import require_number
 from paretorch.deploy.artefact import StrPath
 from paretorch.deploy.calibrate import check_percentile, quantize_int8
 from paretorch.deploy.container import beside
@@ -26,6 +24,8 @@ from paretorch.deploy.plain import copied
 from paretorch.deploy.plain import plain as plain_module
 from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.precision.activations_quantized import QuantizedActivation
+from paretorch.support.checks import require_number
+from paretorch.support.eval_mode import trying
 
 _FLIPS = 0.05
 _HALF = 1e-2  # of fp16, which has three digits

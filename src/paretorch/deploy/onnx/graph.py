@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.quiet import quiet
 from paretorch.errors import ConfigError
+from paretorch.support.silence import quiet
 
 INPUT, OUTPUT = "input", "output"  # of the graph
 OPSET = 20  # where nothing needs a later one

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from paretorch.core.channels import Coupling
 from paretorch.core.couple import couple
 from paretorch.core.cut import channel_edits, keep_channels
-from paretorch.core.options import require_count
 from paretorch.errors import ConfigError, MissingExtraError
+from paretorch.support.checks import require_count
 
 
 def prune_channels(

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
-from paretorch.core.options import require_number
 from paretorch.core.sites import Site
 from paretorch.core.solvers import adam
-from paretorch.core.tensors import whole, write
 from paretorch.precision.rivals.rival import TINY, Quantized, Rival, Stack, outermost, through
+from paretorch.support.checks import require_number
+from paretorch.support.sharded import whole, write
 
 _SHARPEST, _SOFTEST = 0.01, 0.49
 

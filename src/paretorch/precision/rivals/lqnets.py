@@ -21,10 +21,10 @@ from torch import Tensor
 from paretorch.core.attach import original
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
-from paretorch.core.options import require_number
 from paretorch.core.sites import Site
-from paretorch.core.tensors import whole, write
 from paretorch.precision.rivals.rival import TINY, Quantized, Rival, Stack, deviation, through
+from paretorch.support.checks import require_number
+from paretorch.support.sharded import whole, write
 
 _QUARTILE = 0.6745
 _RIDGE = 1e-6  # two bits with equal codes everywhere have no best basis of their own

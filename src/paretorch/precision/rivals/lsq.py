@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
-from paretorch.core.options import require_number
 from paretorch.core.schedule import progress
 from paretorch.core.sites import Site
 from paretorch.core.solvers import sgd
-from paretorch.core.tensors import whole, write
 from paretorch.precision.rivals.rival import TINY, Quantized, Rival, through
+from paretorch.support.checks import require_number
+from paretorch.support.sharded import whole, write
 
 
 @dataclass(frozen=True, kw_only=True)

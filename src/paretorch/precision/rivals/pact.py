@@ -19,8 +19,8 @@ from paretorch.core.attach import original
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.sites import Site
-from paretorch.core.tensors import whole, write
 from paretorch.precision.rivals.rival import TINY, Quantized, Rival, through
+from paretorch.support.sharded import whole, write
 
 _COEFFICIENTS = {2: (3.12, 2.064), 3: (7.509, 6.892), 4: (12.68, 12.80), 5: (17.74, 18.64), 8: (31.76, 35.04)}
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.groups import Grouping
-from paretorch.core.options import require_number
 from paretorch.core.spots import OutputRelaxation, Spot
 from paretorch.precision.activations_fixed import GivenBits
 from paretorch.precision.activations_quantized import QuantizedActivation, clip, edit, learned_end, quantize_uniform
+from paretorch.support.checks import require_number
 
 
 @dataclass(frozen=True, kw_only=True)

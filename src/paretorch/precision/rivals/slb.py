@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from paretorch.core.attach import original
 from paretorch.core.groups import Broadcast, Grouping
 from paretorch.core.method import Term
-from paretorch.core.options import require_number
 from paretorch.core.schedule import geometric, progress
 from paretorch.core.sites import Site
 from paretorch.core.solvers import adam
-from paretorch.core.tensors import whole, write
 from paretorch.precision.rivals.rival import TINY, Quantized, Rival, Stack, deviation, outermost, through
+from paretorch.support.checks import require_number
+from paretorch.support.sharded import whole, write
 
 _WAY = 10.0  # that a score should be able to go: several times as far as the scores of neighbouring values are apart
 

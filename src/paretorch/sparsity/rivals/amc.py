@@ -24,15 +24,15 @@ from paretorch.core.attach import chains_of, original
 from paretorch.core.budget import keep_best
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
-from paretorch.core.options import require_count, require_number
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.sites import Site
-from paretorch.core.tensors import whole, write
 from paretorch.errors import ConfigError
 from paretorch.sparsity.rivals.amc_agent import Agent, noise
 from paretorch.sparsity.rivals.amc_layers import FEATURES, Walk, layers_of
 from paretorch.sparsity.rivals.rival import Rival
+from paretorch.support.checks import require_count, require_number
+from paretorch.support.sharded import whole, write
 
 
 @dataclass(frozen=True, kw_only=True)

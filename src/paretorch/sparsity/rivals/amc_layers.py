@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from paretorch.core.attach import chains_of
-from paretorch.core.looking import watched
 from paretorch.core.sites import is_conv1d
+from paretorch.support.eval_mode import watched
 
 FEATURES = 11
 

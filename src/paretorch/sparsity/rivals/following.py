@@ -21,10 +21,10 @@ from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.sample import WHOLE
-from paretorch.core.tensors import whole, write
 from paretorch.errors import ConfigError
 from paretorch.sparsity.rivals.quantile import quantile
 from paretorch.sparsity.rivals.rival import Rival, boundary
+from paretorch.support.sharded import whole, write
 
 _CAP = 2**14  # scores of a layer, where the network is not read whole
 _TINY = 1e-12  # the least |s| after rounding

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from paretorch.core.groups import Grouping
-from paretorch.core.options import require_count, require_number
 from paretorch.core.schedule import cubic, progress
 from paretorch.core.sites import Site
 from paretorch.errors import ConfigError
 from paretorch.sparsity.rivals.following import Following, FollowingRival
+from paretorch.support.checks import require_count, require_number
 
 
 @dataclass(frozen=True, kw_only=True)

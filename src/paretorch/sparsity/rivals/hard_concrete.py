@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
-from paretorch.core.options import require_number
 from paretorch.core.sites import Site
 from paretorch.core.solvers import sgd
-from paretorch.core.tensors import whole, write
 from paretorch.sparsity.rivals.rival import Rival
 from paretorch.sparsity.rivals.sampling import Drawn
+from paretorch.support.checks import require_number
+from paretorch.support.sharded import whole, write
 
 _GAMMA, _ZETA, _BETA = -0.1, 1.1, 2.0 / 3.0
 _LEAST = 0.01  # the least gate of a kept weight, where gates have to be raised

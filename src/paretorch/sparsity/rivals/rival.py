@@ -9,10 +9,10 @@ from torch import Tensor
 
 from paretorch.core.budget import keep_best
 from paretorch.core.method import Term
-from paretorch.core.options import require_number
-from paretorch.core.tensors import whole
 from paretorch.errors import ConfigError
 from paretorch.sparsity.pruning import Pruning
+from paretorch.support.checks import require_number
+from paretorch.support.sharded import whole
 
 
 @dataclass(frozen=True, kw_only=True)

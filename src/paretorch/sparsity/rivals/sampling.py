@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from paretorch.core.groups import Grouping
 from paretorch.core.noise import uniform
-from paretorch.core.options import require_count
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import Relaxation
 from paretorch.errors import ConfigError
+from paretorch.support.checks import require_count
 
 
 class Drawn(Relaxation):

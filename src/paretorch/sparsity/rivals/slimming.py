@@ -24,9 +24,9 @@ from paretorch.core.method import Term
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.sites import Site
 from paretorch.core.solvers import sgd
-from paretorch.core.tensors import whole, write
 from paretorch.errors import ConfigError
 from paretorch.sparsity.rivals.rival import Rival
+from paretorch.support.sharded import whole, write
 
 _TINY = 1e-8  # the least |s| of a kept weight
 

@@ -22,12 +22,12 @@ from torch import Tensor
 from paretorch.core.attach import original
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
-from paretorch.core.options import require_number
 from paretorch.core.schedule import cubic, progress
 from paretorch.core.sites import Site
-from paretorch.core.tensors import whole
 from paretorch.errors import ConfigError
 from paretorch.sparsity.rivals.following import Following, FollowingRival
+from paretorch.support.checks import require_number
+from paretorch.support.sharded import whole
 
 
 @dataclass(frozen=True, kw_only=True)

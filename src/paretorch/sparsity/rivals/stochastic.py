@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
-from paretorch.core.options import require_number
 from paretorch.core.plan import Plan
 from paretorch.core.sites import Site
 from paretorch.core.solvers import sgd
-from paretorch.core.tensors import whole, write
 from paretorch.sparsity.rivals.rival import Rival, sparsity
 from paretorch.sparsity.rivals.sampling import Drawn
+from paretorch.support.checks import require_number
+from paretorch.support.sharded import whole, write
 
 _NEVER = -1e9  # the score of what was dropped for good
 

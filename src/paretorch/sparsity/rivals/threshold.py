@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from paretorch.core.attach import original
 from paretorch.core.groups import Group, Grouping
 from paretorch.core.method import Term
-from paretorch.core.options import require_a_group, require_number
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.sites import Site
 from paretorch.core.solvers import sgd
-from paretorch.core.tensors import whole, write
 from paretorch.sparsity.rivals.rival import Rival, boundary
+from paretorch.support.checks import require_a_group, require_number
+from paretorch.support.sharded import whole, write
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from paretorch.core.method import Method
-from paretorch.core.options import require_number
 from paretorch.core.sites import Selector
 from paretorch.sparsity.tickets.state import Decisions, Masks, Weights
+from paretorch.support.checks import require_number
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paretorch.core.options import require_count, require_number
 from paretorch.errors import ConfigError
 from paretorch.sparsity.tickets.continuous import CS, SequentialCS
 from paretorch.sparsity.tickets.magnitude import IMP, IMPC
 from paretorch.sparsity.tickets.rhythm import TicketMethod
 from paretorch.sparsity.tickets.stochastic import ISS
 from paretorch.sparsity.tickets.supermask import StochasticSupermask, Supermask
+from paretorch.support.checks import require_count, require_number
 
 METHODS: dict[str, type[TicketMethod]] = {
     one.name: one for one in (CS, IMP, IMPC, ISS, SequentialCS, Supermask, StochasticSupermask)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.relaxation import PREFIX, Relaxation
-from paretorch.core.tensors import whole
 from paretorch.errors import DivergenceError
+from paretorch.support.sharded import whole
 
 Weights = dict[str, Tensor]
 """The state of the plain network (biases and norms too), with the weights θ behind any mask."""

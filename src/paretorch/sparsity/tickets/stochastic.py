@@ -11,11 +11,11 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from paretorch.core.options import require_number
 from paretorch.core.sites import Selector
 from paretorch.sparsity.rivals.stochastic import StochasticSparsification
 from paretorch.sparsity.tickets.rhythm import RoundEnd, TicketMethod
 from paretorch.sparsity.tickets.state import Decisions, Masks
+from paretorch.support.checks import require_number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paretorch.core.looking import run_example
 from paretorch.errors import ConfigError
+from paretorch.support.eval_mode import run_example
 from paretorch.zoo.data import Images
 
 _COARSE = 8
