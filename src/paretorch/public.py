@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
-from paretorch.core.budget_bytes import Edit, Meter
 from paretorch.core.compress import compress as _compress
+from paretorch.core.finish.byte_budget import Edit, Meter
 from paretorch.core.method import Method
 from paretorch.core.plan import Plan
 

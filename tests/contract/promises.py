@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paretorch import Plan
-from paretorch.core.update import add_price, advance, gradients_of
+from paretorch.core.step.update import add_price, advance, gradients_of
 from tests.contract.loop import equal, snapshot, train
 
 Run = tuple[nn.Module, Plan, torch.optim.Optimizer, Tensor]

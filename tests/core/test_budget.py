@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paretorch import SMOL, ContinuousSparsification
-from paretorch.core.budget import keep_best, raise_levels
-from paretorch.core.budget_bytes import ByteBudget, Edit, assign_targets
+from paretorch.core.attach.sites import find_sites
 from paretorch.core.compress import compress
-from paretorch.core.sites import find_sites
+from paretorch.core.finish.byte_budget import ByteBudget, Edit, assign_targets
+from paretorch.core.finish.keep_best import keep_best, raise_levels
 from paretorch.errors import ConfigError, DivergenceError
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from torch import nn
 
 import paretorch as pt
-from paretorch.core.couple import couple
-from paretorch.core.cut import channel_edits, cut_state, keep_channels
+from paretorch.core.channels.couple import couple
+from paretorch.core.channels.cut import channel_edits, cut_state, keep_channels
 from paretorch.deploy.macs import count_macs
 from paretorch.errors import ConfigError
 from tests.core.coupled_nets import NETS, Excited, Residual, Written

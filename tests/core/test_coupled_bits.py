@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import paretorch as pt
-from paretorch.core.attach import original
+from paretorch.core.attach.weights import original
 from paretorch.core.method import Method
 from paretorch.precision.grid import s_of_bits
 from paretorch.precision.rivals import LSQ, Uniform

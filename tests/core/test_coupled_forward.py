@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import paretorch as pt
-from paretorch.core.couple import couple
+from paretorch.core.channels.couple import couple
 
 X = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(1))
 Between = Callable[[Tensor], Tensor]

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 import paretorch as pt
-from paretorch.core.couple import couple
-from paretorch.core.cut import channel_edits, cut_state, keep_channels
+from paretorch.core.channels.couple import couple
+from paretorch.core.channels.cut import channel_edits, cut_state, keep_channels
 from paretorch.deploy.rivals.channels import prune_channels
 from paretorch.errors import ConfigError
 from tests.core.through_nets import Again, Branches, Net, Own, Reused

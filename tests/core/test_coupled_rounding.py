@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 
-from paretorch.core.couple import couple
-from paretorch.core.cut import channel_edits, keep_channels
-from paretorch.core.rank import threshold_for
+from paretorch.core.channels.couple import couple
+from paretorch.core.channels.cut import channel_edits, keep_channels
+from paretorch.core.channels.threshold import threshold_for
 from tests.core.coupled_nets import NETS, Residual
 
 X = torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(1))

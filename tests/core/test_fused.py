@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import paretorch as pt
-from paretorch.core import fused
 from paretorch.core import plan as plans
+from paretorch.core.step import fused
 from paretorch.precision.rivals import Uniform
 from paretorch.sharing import soft
 from paretorch.sparsity.rivals import DNW, ST3, GradualMagnitude

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import paretorch as pt
-from paretorch.core.cut import keep_channels
+from paretorch.core.channels.cut import keep_channels
 
 X = torch.randn(4, 3, 4, 4, generator=torch.Generator().manual_seed(1))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch import SMOL, ContinuousSparsification, Plan, SMOLActivations, compress
-from paretorch.core.attach import original
+from paretorch.core.attach.weights import original
 from paretorch.core.method import Method
 from paretorch.errors import DivergenceError
 from paretorch.precision.rivals import LSQ

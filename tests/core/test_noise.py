@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from paretorch.core.noise import seed_for, uniform
+from paretorch.core.step.noise import seed_for, uniform
 
 SHAPE = torch.Size((400, 500))
 COUNT = SHAPE.numel()

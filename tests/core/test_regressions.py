@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from paretorch import SMOL, ContinuousSparsification, Plan, compress
-from paretorch.core.budget_bytes import ByteBudget
-from paretorch.core.noise import uniform
+from paretorch.core.finish.byte_budget import ByteBudget
+from paretorch.core.step.noise import uniform
 from paretorch.errors import ConfigError, DivergenceError, UndecidedWarning
 from paretorch.sparsity.rivals import MagnitudePruning
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paretorch import ContinuousSparsification, Plan, compress
-from paretorch.core.own_optimizers import optimizer_of
+from paretorch.core.step.optimizers import optimizer_of
 from paretorch.errors import ConfigError
 
 from .tiny import batch, both, small_net, train

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from paretorch import SMOL, ContinuousSparsification, compress
-from paretorch.core import sample
 from paretorch.core.method import Term
 from paretorch.core.plan import Plan
+from paretorch.core.step import sample
 
 
 def prepared(plan: Plan) -> list[Term]:

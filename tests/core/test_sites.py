@@ -9,8 +9,8 @@ from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 from paretorch import SMOL, ContinuousSparsification, SoftSharing, compress
+from paretorch.core.attach.sites import Selector, choose, find_sites
 from paretorch.core.method import Method
-from paretorch.core.sites import Selector, choose, find_sites
 from paretorch.errors import ConfigError
 from paretorch.precision.rivals import LSQ
 from paretorch.sparsity.rivals import MagnitudePruning

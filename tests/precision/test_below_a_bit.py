@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import paretorch as pt
-from paretorch.core.attach import original
-from paretorch.core.noise import uniform
+from paretorch.core.attach.weights import original
+from paretorch.core.step.noise import uniform
 
 
 def _noise(network: nn.Module, plan: pt.Plan) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paretorch import SMOL, ContinuousSparsification, Plan, compress
 from paretorch.core.method import Method
-from paretorch.core.noise import seed_for, uniform
+from paretorch.core.step.noise import seed_for, uniform
 from paretorch.errors import ConfigError
 from paretorch.precision.scales import lead_for
 from tests.precision.algorithm_5 import Smol, q

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from paretorch import Plan, compress
-from paretorch.core.attach import original
-from paretorch.core.fused import _places, _state, _update
-from paretorch.core.update import advance
+from paretorch.core.attach.weights import original
+from paretorch.core.step.fused import _places, _state, _update
+from paretorch.core.step.update import advance
 from paretorch.deploy import load, save
 from paretorch.errors import PareWarning
 from paretorch.precision.rivals import BSQ, SLB, DoReFa

@@ -44,7 +44,7 @@ def test_first_blocks_stems_and_heads_keep_their_weights() -> None:
 def test_imagenet_has_twelve_groups() -> None:
     with torch.device("meta"):
         network = build("swrn-50-2")
-    from paretorch.core.sites import choose, find_sites
+    from paretorch.core.attach.sites import choose, find_sites
     from paretorch.sharing.banks import share_groups
 
     groups = share_groups(choose(find_sites(network), None, network.sharing["exclude"]))

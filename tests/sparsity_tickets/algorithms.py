@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from paretorch.core.noise import seed_for, uniform
+from paretorch.core.step.noise import seed_for, uniform
 from paretorch.training.task import mix
 from tests.sparsity_tickets.points import MASKED, RECIPE, Points
 

@@ -10,23 +10,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from paretorch.core.attach import attach
-from paretorch.core.budget_bytes import ByteBudget, Edit, Meter, assign_targets
-from paretorch.core.channels import Channels, Coupling
-from paretorch.core.choosing import choose_sites
-from paretorch.core.couple import couple
+from paretorch.core.attach.activations import attach_output
+from paretorch.core.attach.choose import choose_sites
+from paretorch.core.attach.outputs import relax_outputs, zeros_moved
+from paretorch.core.attach.sites import Site, Template, find_sites
+from paretorch.core.attach.templates import Mix, install, on_templates
+from paretorch.core.attach.weights import attach
+from paretorch.core.attach.zeros import tell_of_zeros
+from paretorch.core.channels.couple import couple
+from paretorch.core.channels.coupling import Channels, Coupling
+from paretorch.core.finish.byte_budget import ByteBudget, Edit, Meter, assign_targets
+from paretorch.core.finish.finalize import earlier_edits
 from paretorch.core.groups import grouping
-from paretorch.core.leave import earlier_edits
 from paretorch.core.method import Method, Term
-from paretorch.core.mixing import Mix, install, on_templates
-from paretorch.core.noise import seed_for
-from paretorch.core.outputs import relax_outputs, zeros_moved
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation
-from paretorch.core.sites import Site, Template, find_sites
-from paretorch.core.spots import attach_output
 from paretorch.core.state import PlanState
-from paretorch.core.zeros import tell_of_zeros
+from paretorch.core.step.noise import seed_for
 from paretorch.errors import ConfigError
 from paretorch.support.checks import require_count
 from paretorch.support.sharded import is_sharded

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.budget import keep_best
-from paretorch.core.channels import Channels, Coupling
+from paretorch.core.attach.sites import Selector, Site
+from paretorch.core.channels.coupling import Channels, Coupling
+from paretorch.core.finish.keep_best import keep_best
 from paretorch.core.groups import Group, Grouping
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation, scalars_of
-from paretorch.core.sample import Sample
-from paretorch.core.sites import Selector, Site
+from paretorch.core.step.sample import Sample
 from paretorch.errors import ConfigError
 from paretorch.support.sharded import total, whole
 
 if TYPE_CHECKING:
-    from paretorch.core.mixing import Mixture
+    from paretorch.core.attach.templates import Mixture
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 

@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach import original
-from paretorch.core.budget_bytes import ByteBudget, Edit
-from paretorch.core.foreign import Watch
-from paretorch.core.fused import FusedStep
-from paretorch.core.leave import Attached
+from paretorch.core.attach.activations import Spot
+from paretorch.core.attach.sites import Site
+from paretorch.core.attach.weights import original
+from paretorch.core.finish.byte_budget import ByteBudget, Edit
+from paretorch.core.finish.finalize import Attached
+from paretorch.core.finish.recalibrate import recalibrate_norms
 from paretorch.core.method import Method, Term
-from paretorch.core.own_optimizers import follow_decisions, load_state, optimizer_of
-from paretorch.core.recalibrate import recalibrate_norms
 from paretorch.core.relaxation import Chain
-from paretorch.core.sites import Site
-from paretorch.core.spots import Spot
 from paretorch.core.state import PlanState
-from paretorch.core.update import (
+from paretorch.core.step.foreign import Watch
+from paretorch.core.step.fused import FusedStep
+from paretorch.core.step.optimizers import follow_decisions, load_state, optimizer_of
+from paretorch.core.step.update import (
     add_price,
     advance,
     check_finite,

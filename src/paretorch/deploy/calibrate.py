@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.spots import BOUNDED
+from paretorch.core.attach.activations import BOUNDED
 from paretorch.deploy.onnx.int8 import overrides
 from paretorch.errors import ConfigError, MissingExtraError, PareError
 from paretorch.support.checks import require_number

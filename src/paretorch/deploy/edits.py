@@ -6,7 +6,7 @@ the module that a file is loaded into, so that the module has the file's shapes.
 scale          {"kind": "scale", "weight": name, "exponent": k}: the weight's grid is scaled by 2**k, k not 0. The stored values
                hold the scale already; the edit lets a report read precisions exactly.
 keep_channels  {"kind": "keep_channels", "keep": hexadecimal, "size": n, "out": modules, "in": modules}: of n channels
-               those stay whose bit is set (see `paretorch.core.cut`).
+               those stay whose bit is set (see `paretorch.core.channels.cut`).
 quantize_activation  {"kind": "quantize_activation", "modules": names, "grid": shape}: the activation under these names
                becomes a `QuantizedActivation` with a map of this shape; its levels and range are in the state.
 share          {"kind": "share", "bank": "shared_<n>", "count": k, "weights": names, "uses": lists}: the weights are mixed from
@@ -25,8 +25,8 @@ from typing import Any
 
 from torch import nn
 
-from paretorch.core.cut import keep_channels
-from paretorch.core.mixing import share
+from paretorch.core.attach.templates import share
+from paretorch.core.channels.cut import keep_channels
 from paretorch.deploy.sizes import TensorSize
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.precision.activations_quantized import ADDED, KIND, MOST_STEPS, replay

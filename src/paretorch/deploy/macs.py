@@ -12,7 +12,7 @@ import math
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from paretorch.core.sites import is_conv1d
+from paretorch.core.attach.sites import is_conv1d
 from paretorch.support.eval_mode import Hook, run_example, watched
 
 

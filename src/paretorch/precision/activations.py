@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.attach.activations import OutputRelaxation, Spot
+from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Broadcast, Grouping
 from paretorch.core.method import Term
-from paretorch.core.noise import uniform
-from paretorch.core.sites import Site
-from paretorch.core.spots import OutputRelaxation, Spot
+from paretorch.core.step.noise import uniform
 from paretorch.errors import ConfigError
 from paretorch.precision.activations_quantized import (
     LEAST_ALPHA,

@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.attach.activations import OutputRelaxation, Spot
+from paretorch.core.attach.sites import Selector, Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Term
-from paretorch.core.sites import Selector, Site
-from paretorch.core.spots import OutputRelaxation, Spot
 from paretorch.errors import ConfigError
 from paretorch.precision.activations_quantized import QuantizedActivation, clip, edit, quantize_uniform
 from paretorch.precision.grid import MAX_BITS

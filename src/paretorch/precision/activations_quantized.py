@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.spots import BOUNDED, has_state, place
+from paretorch.core.attach.activations import BOUNDED, has_state, place
 from paretorch.errors import ConfigError
 from paretorch.support.sharded import gather
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paretorch.core.attach import original
-from paretorch.core.budget import raise_levels
+from paretorch.core.attach.weights import original
+from paretorch.core.finish.keep_best import raise_levels
 from paretorch.core.method import Term
 from paretorch.precision.grid import MAX_BITS, real_bits, s_of_bits
 from paretorch.support.sharded import whole, write

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paretorch.core.sample import some, stride_for
-from paretorch.core.sites import Site
+from paretorch.core.attach.sites import Site
+from paretorch.core.step.sample import some, stride_for
 from paretorch.errors import ConfigError
 from paretorch.support.sharded import whole
 

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Group, Grouping
-from paretorch.core.noise import seed_for
-from paretorch.core.sites import Site
+from paretorch.core.step.noise import seed_for
 from paretorch.errors import ConfigError
 from paretorch.precision.grid import MAX_BITS, require_digits
 from paretorch.precision.rivals.rival import Rival

@@ -24,13 +24,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach import original
+from paretorch.core.attach.sites import Site
+from paretorch.core.attach.weights import original
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Term
-from paretorch.core.noise import uniform
-from paretorch.core.schedule import cubic, progress
-from paretorch.core.sites import Site
-from paretorch.core.solvers import adam
+from paretorch.core.step.noise import uniform
+from paretorch.core.step.schedules import cubic, progress
+from paretorch.core.step.solvers import adam
 from paretorch.errors import ConfigError, MissedTargetWarning
 from paretorch.precision.allocate import allocate, make_room
 from paretorch.precision.grid import MAX_BITS, level_above, power_of_two, quantize, real_bits, require_digits, s_of_bits

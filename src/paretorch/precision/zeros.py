@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from paretorch.core.attach import original
+from paretorch.core.attach.weights import original
 from paretorch.core.method import Term
-from paretorch.core.sample import some, stride_for
+from paretorch.core.step.sample import some, stride_for
 from paretorch.precision.grid import real_bits
 from paretorch.support.sharded import whole
 

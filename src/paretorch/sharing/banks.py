@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.attach.sites import Selector, Site, Template
 from paretorch.core.relaxation import PREFIX
-from paretorch.core.sites import Selector, Site, Template
 from paretorch.errors import ConfigError
 from paretorch.sharing.domains import DOMAINS, in_turn, orthogonal
 

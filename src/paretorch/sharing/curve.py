@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from paretorch.core.sites import Selector
+from paretorch.core.attach.sites import Selector
 from paretorch.sharing.folding import fold, levels
 
 

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from paretorch.core.mixing import Shares, as_they_are
+from paretorch.core.attach.templates import Shares, as_they_are
 
 _FIRST_SHARE = 0.9  # of the template that a layer begins with, on the simplex
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.mixing import share
+from paretorch.core.attach.sites import Selector, check_patterns
+from paretorch.core.attach.templates import share
+from paretorch.core.finish.recalibrate import recalibrate_norms
 from paretorch.core.plan import plans_of
-from paretorch.core.recalibrate import recalibrate_norms
-from paretorch.core.sites import Selector, check_patterns
 from paretorch.errors import ConfigError
 from paretorch.sharing.clusters import check_limits, cluster, collapse, mergers
 from paretorch.sharing.layers import Bank, read_banks

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from paretorch.core.mixing import Mix
+from paretorch.core.attach.sites import Selector, Site, check_patterns, choose, find_sites
+from paretorch.core.attach.templates import Mix
 from paretorch.core.relaxation import Chain
-from paretorch.core.sites import Selector, Site, check_patterns, choose, find_sites
 from paretorch.errors import ConfigError
 from paretorch.sharing.banks import By, check_by, share_groups
 from paretorch.sharing.similarity import absolute_cosine

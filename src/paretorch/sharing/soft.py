@@ -20,12 +20,12 @@ from typing import ClassVar, Self, cast
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.attach.sites import Site
+from paretorch.core.attach.templates import Mix, Mixture
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Term
-from paretorch.core.mixing import Mix, Mixture
-from paretorch.core.noise import seed_for
 from paretorch.core.relaxation import Relaxation
-from paretorch.core.sites import Site
+from paretorch.core.step.noise import seed_for
 from paretorch.errors import ConfigError
 from paretorch.sharing.banks import By, bank, check_by, share_groups, template_sites
 from paretorch.sharing.clusters import cluster, collapse

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.mixing import unshare
+from paretorch.core.attach.templates import unshare
 from paretorch.core.plan import plans_of
 from paretorch.errors import DivergenceError
 from paretorch.sharing.layers import Bank, read_banks

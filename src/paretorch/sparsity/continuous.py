@@ -23,14 +23,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.channels import Coupling
+from paretorch.core.attach.sites import Site
+from paretorch.core.channels.coupling import Coupling
+from paretorch.core.channels.threshold import threshold_for
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
-from paretorch.core.rank import threshold_for
 from paretorch.core.relaxation import Relaxation
-from paretorch.core.schedule import cubic, geometric, progress
-from paretorch.core.sites import Site
-from paretorch.core.solvers import sgd
+from paretorch.core.step.schedules import cubic, geometric, progress
+from paretorch.core.step.solvers import sgd
 from paretorch.errors import ConfigError
 from paretorch.sparsity.gates import GATES
 from paretorch.sparsity.pruning import Pruning

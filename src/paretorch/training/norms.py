@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paretorch.core.budget_bytes import Edit, Meter
+from paretorch.core.finish.byte_budget import Edit, Meter
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _VECTORS = ("weight", "bias", "running_mean", "running_var")

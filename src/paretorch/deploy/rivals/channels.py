@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.channels import Coupling
-from paretorch.core.couple import couple
-from paretorch.core.cut import channel_edits, keep_channels
+from paretorch.core.channels.couple import couple
+from paretorch.core.channels.coupling import Coupling
+from paretorch.core.channels.cut import channel_edits, keep_channels
 from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.support.checks import require_count
 

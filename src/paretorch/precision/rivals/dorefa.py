@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
-from paretorch.core.sites import Site
 from paretorch.precision.rivals.rival import TINY, Quantized, Rival, deviation, through
 
 

@@ -18,10 +18,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
-from paretorch.core.sites import Site
-from paretorch.core.solvers import adam
+from paretorch.core.step.solvers import adam
 from paretorch.precision.rivals.rival import TINY, Quantized, Rival, Stack, outermost, through
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole, write

@@ -15,11 +15,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
-from paretorch.core.schedule import progress
-from paretorch.core.sites import Site
-from paretorch.core.solvers import sgd
+from paretorch.core.step.schedules import progress
+from paretorch.core.step.solvers import sgd
 from paretorch.precision.rivals.rival import TINY, Quantized, Rival, through
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole, write

@@ -15,10 +15,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from paretorch.core.attach import original
+from paretorch.core.attach.sites import Site
+from paretorch.core.attach.weights import original
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
-from paretorch.core.sites import Site
 from paretorch.precision.rivals.rival import TINY, Quantized, Rival, through
 from paretorch.support.sharded import whole, write
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.attach.activations import OutputRelaxation, Spot
 from paretorch.core.groups import Grouping
-from paretorch.core.spots import OutputRelaxation, Spot
 from paretorch.precision.activations_fixed import GivenBits
 from paretorch.precision.activations_quantized import QuantizedActivation, clip, edit, learned_end, quantize_uniform
 from paretorch.support.checks import require_number

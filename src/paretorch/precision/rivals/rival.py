@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.attach.sites import Selector, Site, choose, find_sites
 from paretorch.core.groups import Group, Grouping
 from paretorch.core.method import Method, Term
 from paretorch.core.relaxation import Relaxation
-from paretorch.core.sites import Selector, Site, choose, find_sites
 from paretorch.errors import ConfigError
 from paretorch.support.sharded import whole
 from paretorch.support.warn import warn

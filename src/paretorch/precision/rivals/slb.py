@@ -18,12 +18,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach import original
+from paretorch.core.attach.sites import Site
+from paretorch.core.attach.weights import original
 from paretorch.core.groups import Broadcast, Grouping
 from paretorch.core.method import Term
-from paretorch.core.schedule import geometric, progress
-from paretorch.core.sites import Site
-from paretorch.core.solvers import adam
+from paretorch.core.step.schedules import geometric, progress
+from paretorch.core.step.solvers import adam
 from paretorch.precision.rivals.rival import TINY, Quantized, Rival, Stack, deviation, outermost, through
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole, write

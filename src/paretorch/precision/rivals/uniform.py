@@ -12,8 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
-from paretorch.core.sites import Site
 from paretorch.precision.grid import MAX_BITS, power_of_two, quantize, require_digits
 from paretorch.precision.rivals.rival import Quantized, Rival, through
 from paretorch.precision.scales import check_scale, exponent_for, lead_for

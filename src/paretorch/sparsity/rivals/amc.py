@@ -20,13 +20,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach import chains_of, original
-from paretorch.core.budget import keep_best
+from paretorch.core.attach.sites import Site
+from paretorch.core.attach.weights import chains_of, original
+from paretorch.core.finish.keep_best import keep_best
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import Relaxation
-from paretorch.core.sites import Site
 from paretorch.errors import ConfigError
 from paretorch.sparsity.rivals.amc_agent import Agent, noise
 from paretorch.sparsity.rivals.amc_layers import FEATURES, Walk, layers_of

@@ -16,11 +16,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from paretorch.core.attach import original
+from paretorch.core.attach.weights import original
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Relaxation
-from paretorch.core.sample import WHOLE
+from paretorch.core.step.sample import WHOLE
 from paretorch.errors import ConfigError
 from paretorch.sparsity.rivals.quantile import quantile
 from paretorch.sparsity.rivals.rival import Rival, boundary

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
-from paretorch.core.schedule import cubic, progress
-from paretorch.core.sites import Site
+from paretorch.core.step.schedules import cubic, progress
 from paretorch.errors import ConfigError
 from paretorch.sparsity.rivals.following import Following, FollowingRival
 from paretorch.support.checks import require_count, require_number

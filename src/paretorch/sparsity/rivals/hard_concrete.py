@@ -19,10 +19,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
-from paretorch.core.sites import Site
-from paretorch.core.solvers import sgd
+from paretorch.core.step.solvers import sgd
 from paretorch.sparsity.rivals.rival import Rival
 from paretorch.sparsity.rivals.sampling import Drawn
 from paretorch.support.checks import require_number

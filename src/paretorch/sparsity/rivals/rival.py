@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paretorch.core.budget import keep_best
+from paretorch.core.finish.keep_best import keep_best
 from paretorch.core.method import Term
 from paretorch.errors import ConfigError
 from paretorch.sparsity.pruning import Pruning

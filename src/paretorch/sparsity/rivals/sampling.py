@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.groups import Grouping
-from paretorch.core.noise import uniform
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import Relaxation
+from paretorch.core.step.noise import uniform
 from paretorch.errors import ConfigError
 from paretorch.support.checks import require_count
 

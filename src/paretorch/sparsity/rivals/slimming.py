@@ -18,12 +18,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.channels import Coupling
+from paretorch.core.attach.sites import Site
+from paretorch.core.channels.coupling import Coupling
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Relaxation
-from paretorch.core.sites import Site
-from paretorch.core.solvers import sgd
+from paretorch.core.step.solvers import sgd
 from paretorch.errors import ConfigError
 from paretorch.sparsity.rivals.rival import Rival
 from paretorch.support.sharded import whole, write

@@ -16,12 +16,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach import original
+from paretorch.core.attach.sites import Site
+from paretorch.core.attach.weights import original
 from paretorch.core.groups import Group, Grouping
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Relaxation
-from paretorch.core.sites import Site
-from paretorch.core.solvers import sgd
+from paretorch.core.step.solvers import sgd
 from paretorch.sparsity.rivals.rival import Rival, boundary
 from paretorch.support.checks import require_a_group, require_number
 from paretorch.support.sharded import whole, write

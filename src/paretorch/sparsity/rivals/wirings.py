@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
-from paretorch.core.sites import Site
 from paretorch.sparsity.rivals.following import Following, FollowingRival
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from paretorch.core.sites import Selector
+from paretorch.core.attach.sites import Selector
 from paretorch.errors import ConfigError
 from paretorch.sparsity.tickets.files import Row
 from paretorch.sparsity.tickets.state import Weights

@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import torch
 
-from paretorch.core.sites import Selector
+from paretorch.core.attach.sites import Selector
 from paretorch.sparsity.continuous import ContinuousSparsification
 from paretorch.sparsity.tickets.rhythm import RoundEnd, TicketMethod, require_rate
 from paretorch.sparsity.tickets.state import Decisions, Masks, drop_lowest

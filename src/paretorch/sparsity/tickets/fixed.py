@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from paretorch.core.attach.sites import Selector, Site
 from paretorch.core.compress import compress
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.plan import Plan
-from paretorch.core.sites import Selector, Site
 from paretorch.sparsity.rivals.following import Following
 from paretorch.sparsity.rivals.rival import Rival
 from paretorch.sparsity.tickets.state import Decisions, Masks, write_decisions

@@ -11,7 +11,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from paretorch.core.sites import Selector
+from paretorch.core.attach.sites import Selector
 from paretorch.errors import ConfigError
 from paretorch.sparsity.tickets.fixed import FixedMask, as_decisions
 from paretorch.sparsity.tickets.rhythm import RoundEnd, TicketMethod, require_rate

@@ -11,8 +11,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+from paretorch.core.attach.sites import Selector
 from paretorch.core.method import Method
-from paretorch.core.sites import Selector
 from paretorch.sparsity.tickets.state import Decisions, Masks, Weights
 from paretorch.support.checks import require_number
 

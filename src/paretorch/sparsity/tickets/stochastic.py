@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from paretorch.core.sites import Selector
+from paretorch.core.attach.sites import Selector
 from paretorch.sparsity.rivals.stochastic import StochasticSparsification
 from paretorch.sparsity.tickets.rhythm import RoundEnd, TicketMethod
 from paretorch.sparsity.tickets.state import Decisions, Masks

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.attach.sites import Site
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation
-from paretorch.core.sites import Site
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import Hook, run_example, watched
 

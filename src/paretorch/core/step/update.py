@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from paretorch.core.attach import original
+from paretorch.core.attach.sites import Site
+from paretorch.core.attach.weights import original
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Chain, Relaxation
-from paretorch.core.sites import Site
 from paretorch.errors import DivergenceError, UndecidedWarning
 from paretorch.support.sharded import local, shard_like, whole, write
 from paretorch.support.warn import warn

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from paretorch.core.attach.sites import Site, check_patterns, choose
 from paretorch.core.method import Method
-from paretorch.core.sites import Site, check_patterns, choose
 from paretorch.errors import ConfigError, LeftOutWarning
 from paretorch.support.warn import warn
 

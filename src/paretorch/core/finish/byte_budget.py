@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.attach.sites import Site
 from paretorch.core.method import Method
-from paretorch.core.sites import Site
 from paretorch.errors import ConfigError, MissedTargetWarning
 from paretorch.support.sharded import whole
 from paretorch.support.warn import warn

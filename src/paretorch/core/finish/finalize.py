@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach import detach, original, originals
-from paretorch.core.budget_bytes import ByteBudget, Edit
-from paretorch.core.cut import channel_edits, cut_state, keep_channels
+from paretorch.core.attach.activations import Spot, detach_output, edit_of, state_of
+from paretorch.core.attach.sites import Site, Template
+from paretorch.core.attach.templates import Mix
+from paretorch.core.attach.weights import detach, original, originals
+from paretorch.core.channels.cut import channel_edits, cut_state, keep_channels
+from paretorch.core.finish.byte_budget import ByteBudget, Edit
 from paretorch.core.method import Term
-from paretorch.core.mixing import Mix
 from paretorch.core.relaxation import Chain
-from paretorch.core.sites import Site, Template
-from paretorch.core.spots import Spot, detach_output, edit_of, state_of
 from paretorch.errors import ConfigError
 from paretorch.support.sharded import is_sharded, whole
 

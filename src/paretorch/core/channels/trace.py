@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.kinds import CASTS, MOVES, NORMS, POINTWISE, REDUCTIONS, SPATIAL
-from paretorch.core.labels import FIXED, Layer, Network
-from paretorch.core.values import Named, Value, along, is_wide, leaves, mapped, unlabelled
+from paretorch.core.channels.labels import FIXED, Layer, Network
+from paretorch.core.channels.operations import CASTS, MOVES, NORMS, POINTWISE, REDUCTIONS, SPATIAL
+from paretorch.core.channels.values import Named, Value, along, is_wide, leaves, mapped, unlabelled
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import doubles, first_sentence
 from paretorch.support.silence import quiet

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Chain
-from paretorch.core.update import add_price, advance, clip_weights, gradients_of
+from paretorch.core.step.update import add_price, advance, clip_weights, gradients_of
 from paretorch.support.dynamo import own_code
 from paretorch.support.warn import warn
 

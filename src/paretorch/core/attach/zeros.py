@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from paretorch.core.attach.sites import Site
 from paretorch.core.method import Method
-from paretorch.core.sites import Site
 from paretorch.support.warn import warn
 
 _MANY = 0.25  # of a weight; fewer may be chance, in half precision or after weight decay

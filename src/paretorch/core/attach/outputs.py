@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from paretorch.core.choosing import choose_sites
+from paretorch.core.attach.activations import Spot, find_spots, has_state, only
+from paretorch.core.attach.choose import choose_sites
+from paretorch.core.attach.sites import find_sites
 from paretorch.core.groups import grouping
 from paretorch.core.method import Method
-from paretorch.core.noise import seed_for
 from paretorch.core.relaxation import Chain
-from paretorch.core.sites import find_sites
-from paretorch.core.spots import Spot, find_spots, has_state, only
+from paretorch.core.step.noise import seed_for
 from paretorch.errors import ConfigError
 
 

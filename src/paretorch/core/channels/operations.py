@@ -1,4 +1,4 @@
-"""Operations and modules of torch by what they do to labels of channels, for `paretorch.core.follow`."""
+"""Operations and modules of torch by what they do to labels of channels, for `paretorch.core.channels.trace`."""
 
 from torch import nn
 

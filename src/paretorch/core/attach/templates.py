@@ -13,10 +13,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach import attach, detach
+from paretorch.core.attach.sites import Site, Template, find_sites
+from paretorch.core.attach.weights import attach, detach
 from paretorch.core.groups import Broadcast
 from paretorch.core.relaxation import Chain, Relaxation
-from paretorch.core.sites import Site, Template, find_sites
 from paretorch.core.state import PlanState
 from paretorch.errors import ConfigError
 from paretorch.support.sharded import gather

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.channels.labels import FIXED, Network
+from paretorch.core.channels.padding import Padding
 from paretorch.core.groups import Grouping
-from paretorch.core.labels import FIXED, Network
-from paretorch.core.padding import Padding
 from paretorch.core.relaxation import Relaxation
 from paretorch.errors import DivergenceError
 from paretorch.support.sharded import whole

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from paretorch.core.channels import TIE, Coupling
+from paretorch.core.channels.coupling import TIE, Coupling
 
 _TRIES = 128
 

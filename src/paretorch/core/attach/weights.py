@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from paretorch.core.attach.sites import Site, Template
 from paretorch.core.relaxation import Chain
-from paretorch.core.sites import Site, Template
 
 
 def attach(site: Site, chain: Chain) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.channels import Coupling
-from paretorch.core.cut import channel_edits, keep_channels
-from paretorch.core.follow import follow
-from paretorch.core.labels import Network
+from paretorch.core.channels.coupling import Coupling
+from paretorch.core.channels.cut import channel_edits, keep_channels
+from paretorch.core.channels.labels import Network
+from paretorch.core.channels.trace import follow
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import doubles, in_eval, run_example
 
