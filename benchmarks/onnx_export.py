@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch import export_onnx, zoo
-from paretorch.precision.grid import quantize
+from paretorch.methods.precision.grid import quantize
 
 
 def network(most: int = 4) -> nn.Module:

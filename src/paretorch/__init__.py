@@ -3,12 +3,12 @@
 from paretorch.core.plan import Plan
 from paretorch.deploy import export_onnx, load, optimize, report, save
 from paretorch.errors import PareError
+from paretorch.methods.precision.activations import SMOLActivations
+from paretorch.methods.precision.smol import SMOL
+from paretorch.methods.sharing import SoftSharing, fold, layer_similarity
+from paretorch.methods.sparsity.continuous import ContinuousSparsification
 from paretorch.optim import AvaGrad, AvaGradW, DelayedAdam
-from paretorch.precision.activations import SMOLActivations
-from paretorch.precision.smol import SMOL
 from paretorch.public import compress
-from paretorch.sharing import SoftSharing, fold, layer_similarity
-from paretorch.sparsity.continuous import ContinuousSparsification
 
 __version__ = "0.1.0"
 

@@ -13,8 +13,8 @@ from paretorch.cli.options import HOW, SEARCH, WHAT, WHERE
 from paretorch.cli.recipes import given, make_recipe
 from paretorch.cli.values import assignments, integers, numbers
 from paretorch.errors import ConfigError
-from paretorch.sparsity.tickets import METHODS
 from paretorch.training.recipe import Recipe
+from paretorch.workflows.tickets import METHODS
 
 _COMMANDS = ("train", "tickets", "tune")
 

@@ -11,8 +11,8 @@ from torch import nn
 import paretorch as pt
 from paretorch.core.attach.weights import original
 from paretorch.core.method import Method
-from paretorch.precision.grid import s_of_bits
-from paretorch.precision.rivals import LSQ, Uniform
+from paretorch.methods.precision.grid import s_of_bits
+from paretorch.methods.precision.rivals import LSQ, Uniform
 from tests.core.coupled_nets import NETS
 
 X = torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(1))

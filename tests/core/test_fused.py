@@ -11,9 +11,9 @@ from torch import nn
 import paretorch as pt
 from paretorch.core import plan as plans
 from paretorch.core.step import fused
-from paretorch.precision.rivals import Uniform
-from paretorch.sharing import soft
-from paretorch.sparsity.rivals import DNW, ST3, GradualMagnitude
+from paretorch.methods.precision.rivals import Uniform
+from paretorch.methods.sharing import soft
+from paretorch.methods.sparsity.rivals import DNW, ST3, GradualMagnitude
 
 _METHODS = {
     "sparsity": [pt.ContinuousSparsification(target=0.8, penalty=1e-4)],

@@ -14,9 +14,9 @@ from paretorch import SMOL, ContinuousSparsification, Plan, SMOLActivations, com
 from paretorch.core.attach.weights import original
 from paretorch.core.method import Method
 from paretorch.errors import DivergenceError
-from paretorch.precision.rivals import LSQ
-from paretorch.sharing import SoftSharing
-from paretorch.sparsity.rivals import AMC, HardConcrete, MagnitudePruning, harden_best, harden_searched
+from paretorch.methods.precision.rivals import LSQ
+from paretorch.methods.sharing import SoftSharing
+from paretorch.methods.sparsity.rivals import AMC, HardConcrete, MagnitudePruning, harden_best, harden_searched
 from tests.core.tiny import batch, train
 
 METHODS: dict[str, Callable[[], tuple[Method, ...]]] = {

@@ -12,7 +12,7 @@ from paretorch import SMOL, ContinuousSparsification, Plan, compress
 from paretorch.core.finish.byte_budget import ByteBudget
 from paretorch.core.step.noise import uniform
 from paretorch.errors import ConfigError, DivergenceError, UndecidedWarning
-from paretorch.sparsity.rivals import MagnitudePruning
+from paretorch.methods.sparsity.rivals import MagnitudePruning
 
 
 def test_trimming_a_tied_weight_counts_it_once() -> None:

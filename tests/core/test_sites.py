@@ -12,8 +12,8 @@ from paretorch import SMOL, ContinuousSparsification, SoftSharing, compress
 from paretorch.core.attach.sites import Selector, choose, find_sites
 from paretorch.core.method import Method
 from paretorch.errors import ConfigError
-from paretorch.precision.rivals import LSQ
-from paretorch.sparsity.rivals import MagnitudePruning
+from paretorch.methods.precision.rivals import LSQ
+from paretorch.methods.sparsity.rivals import MagnitudePruning
 
 
 class Scaled(nn.Module):

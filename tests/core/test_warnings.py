@@ -12,7 +12,7 @@ import paretorch as pt
 from paretorch.core.compress import compress as from_core
 from paretorch.core.method import Method
 from paretorch.errors import MissedTargetWarning, PareWarning, UndecidedWarning
-from paretorch.sparsity.rivals import DNW, GradualMagnitude, HardConcrete, harden_best
+from paretorch.methods.sparsity.rivals import DNW, GradualMagnitude, HardConcrete, harden_best
 
 
 def _net() -> nn.Module:

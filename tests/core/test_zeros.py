@@ -9,7 +9,7 @@ from torch import nn
 from paretorch import SMOL, ContinuousSparsification, compress
 from paretorch.core.method import Method
 from paretorch.errors import PareWarning
-from paretorch.precision.rivals import LSQ
+from paretorch.methods.precision.rivals import LSQ
 
 
 def _pruned(share: float) -> nn.Module:

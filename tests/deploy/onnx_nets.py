@@ -13,7 +13,7 @@ import torch
 from onnx import TensorProto, numpy_helper
 from torch import Tensor, nn
 
-from paretorch.precision.grid import quantize
+from paretorch.methods.precision.grid import quantize
 
 
 def on_grid(weight: Tensor, precision: int, scale: float = 0.125) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paretorch.deploy.grids import Grid, read_binary, read_grid
-from paretorch.precision.grid import quantize
+from paretorch.methods.precision.grid import quantize
 
 _STEPS = st.floats(2.0**-20, 2.0**20, width=32)
 

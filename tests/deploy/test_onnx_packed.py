@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from paretorch.deploy import export_onnx
 from paretorch.deploy.onnx import types as onnx_types
 from paretorch.errors import ConfigError
-from paretorch.precision.grid import quantize
+from paretorch.methods.precision.grid import quantize
 from tests.deploy.onnx_nets import Mixed, constants, loaded, on_grid, operators, opset, run, settle, types
 
 _X = torch.randn(3, 3, 4, 4, generator=torch.Generator().manual_seed(0))

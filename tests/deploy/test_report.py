@@ -15,8 +15,8 @@ from paretorch.deploy import Latency, report, save, sizes
 from paretorch.deploy.macs import count_macs
 from paretorch.deploy.text import human
 from paretorch.errors import ConfigError
-from paretorch.precision.rivals import LSQ, SLB, DoReFa, LQNets
-from paretorch.precision.rivals.rival import Rival
+from paretorch.methods.precision.rivals import LSQ, SLB, DoReFa, LQNets
+from paretorch.methods.precision.rivals.rival import Rival
 
 
 def small() -> nn.Sequential:

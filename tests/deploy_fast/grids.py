@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paretorch.precision.grid import quantize
+from paretorch.methods.precision.grid import quantize
 
 
 def on_the_grid(bits: Tensor, scale: float = 0.25, seed: int = 0) -> Tensor:

@@ -9,10 +9,10 @@ from torch import nn
 
 from paretorch import SMOL, ContinuousSparsification, compress
 from paretorch.errors import ConfigError, DivergenceError, MissedTargetWarning
-from paretorch.precision.grid import quantize
-from paretorch.precision.rivals import Uniform
-from paretorch.precision.scales import lead_for
-from paretorch.precision.shuffle import GivenPrecision, precision_map
+from paretorch.methods.precision.grid import quantize
+from paretorch.methods.precision.rivals import Uniform
+from paretorch.methods.precision.scales import lead_for
+from paretorch.methods.precision.shuffle import GivenPrecision, precision_map
 from tests.contract.cases import build
 from tests.contract.loop import equal, snapshot
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from paretorch import SMOL, ContinuousSparsification, compress, load, save
 from paretorch.errors import ConfigError
-from paretorch.precision.rivals import BSQ, DSQ, LSQ, PACT, SLB, DoReFa, LQNets, Uniform
+from paretorch.methods.precision.rivals import BSQ, DSQ, LSQ, PACT, SLB, DoReFa, LQNets, Uniform
 
 METHODS: dict[str, tuple[Any, ...]] = {
     "smol": (SMOL(target_bits=3.0),),

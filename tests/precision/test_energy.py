@@ -4,7 +4,7 @@ import pytest
 
 from paretorch import SMOL, compress, report
 from paretorch.errors import ConfigError
-from paretorch.precision.energy import estimate_energy
+from paretorch.methods.precision.energy import estimate_energy
 from tests.contract.cases import build
 
 SMOL_LAYER = {1: 0.74, 2: 0.245, 3: 0.015}

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paretorch.precision.grid import MAX_BITS, power_of_two, quantize, real_bits, s_of_bits, whole_bits
+from paretorch.methods.precision.grid import MAX_BITS, power_of_two, quantize, real_bits, s_of_bits, whole_bits
 
 
 def every_value(p: int) -> list[float]:

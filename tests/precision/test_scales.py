@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from paretorch import SMOL, ContinuousSparsification, compress
-from paretorch.precision.grid import quantize
-from paretorch.precision.scales import Scaled, follow, lead_for
+from paretorch.methods.precision.grid import quantize
+from paretorch.methods.precision.scales import Scaled, follow, lead_for
 from tests.contract.loop import optimizer_of, train
 
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from paretorch import SMOL, ContinuousSparsification, compress
 from paretorch.errors import ConfigError
-from paretorch.precision.grid import quantize
-from paretorch.precision.shuffle import GivenPrecision, precision_map
+from paretorch.methods.precision.grid import quantize
+from paretorch.methods.precision.shuffle import GivenPrecision, precision_map
 from tests.contract.cases import MODELS, build
 from tests.contract.loop import equal, optimizer_of, snapshot, train
 

@@ -14,7 +14,7 @@ from paretorch import SMOL, ContinuousSparsification, Plan, compress
 from paretorch.core.method import Method
 from paretorch.core.step.noise import seed_for, uniform
 from paretorch.errors import ConfigError
-from paretorch.precision.scales import lead_for
+from paretorch.methods.precision.scales import lead_for
 from tests.precision.algorithm_5 import Smol, q
 
 GROUPS = ["weight", "channel", "layer"]

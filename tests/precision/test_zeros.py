@@ -8,9 +8,9 @@ from torch.nn import functional as F
 import paretorch as pt
 from paretorch.core.groups import Group
 from paretorch.core.plan import Plan
-from paretorch.precision.allocate import least_bits, make_room
-from paretorch.precision.grid import real_bits
-from paretorch.precision.smol import Precision
+from paretorch.methods.precision.allocate import least_bits, make_room
+from paretorch.methods.precision.grid import real_bits
+from paretorch.methods.precision.smol import Precision
 
 
 def net() -> nn.Module:

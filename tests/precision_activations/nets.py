@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from paretorch import SMOL, Plan, SMOLActivations, compress
 from paretorch.core.method import Method
-from paretorch.precision.activations_fixed import FixedActivations
-from paretorch.precision.rivals import PACTActivations
+from paretorch.methods.precision.activations_fixed import FixedActivations
+from paretorch.methods.precision.rivals import PACTActivations
 from tests.contract.loop import optimizer_of, train
 from tests.contract.promises import Run
 

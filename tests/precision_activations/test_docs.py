@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import paretorch as pt
-from paretorch.precision.activations import SMOLActivations
+from paretorch.methods.precision.activations import SMOLActivations
 
 PAGE = (Path(__file__).parents[2] / "docs" / "activations.md").read_text()
 

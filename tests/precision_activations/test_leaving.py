@@ -11,7 +11,7 @@ from paretorch import SMOL, ContinuousSparsification, SMOLActivations, compress,
 from paretorch.deploy import report
 from paretorch.deploy.edits import check_edits
 from paretorch.errors import ArtefactError, ConfigError
-from paretorch.precision.activations_quantized import QuantizedActivation
+from paretorch.methods.precision.activations_quantized import QuantizedActivation
 from paretorch.zoo import build as build_network
 from tests.precision_activations.nets import METHODS, batch, build, run_to
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from paretorch import SMOLActivations, compress
 from paretorch.errors import ConfigError
-from paretorch.precision.activations_fixed import FixedActivations
-from paretorch.precision.rivals import PACTActivations
+from paretorch.methods.precision.activations_fixed import FixedActivations
+from paretorch.methods.precision.rivals import PACTActivations
 from tests.precision_activations.nets import batch, build
 
 

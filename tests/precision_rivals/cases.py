@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from paretorch import ContinuousSparsification, Plan, compress
 from paretorch.core.method import Method
-from paretorch.precision.rivals import BSQ, DSQ, LSQ, PACT, SLB, DoReFa, LQNets, Uniform
+from paretorch.methods.precision.rivals import BSQ, DSQ, LSQ, PACT, SLB, DoReFa, LQNets, Uniform
 from tests.contract.cases import MODELS, STEPS, build
 
 RIVALS: dict[str, Callable[[], tuple[Method, ...]]] = {

@@ -14,7 +14,7 @@ from paretorch.core.step.fused import _places, _state, _update
 from paretorch.core.step.update import advance
 from paretorch.deploy import load, save
 from paretorch.errors import PareWarning
-from paretorch.precision.rivals import BSQ, SLB, DoReFa
+from paretorch.methods.precision.rivals import BSQ, SLB, DoReFa
 from tests.contract.cases import MODELS, STEPS, build, combinations
 from tests.contract.loop import equal, optimizer_of, snapshot, train
 from tests.contract.promises import (

@@ -11,7 +11,7 @@ from torch import nn
 from paretorch import SMOL, ContinuousSparsification, compress, report
 from paretorch.deploy import load, save
 from paretorch.errors import ConfigError
-from paretorch.precision.rivals import BSQ, DSQ, LSQ, PACT, SLB, DoReFa, LQNets, Uniform, first_and_last
+from paretorch.methods.precision.rivals import BSQ, DSQ, LSQ, PACT, SLB, DoReFa, LQNets, Uniform, first_and_last
 from tests.contract.cases import build
 from tests.contract.loop import equal, snapshot
 

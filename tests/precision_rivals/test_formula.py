@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch import Plan, compress
-from paretorch.precision.rivals import BSQ, DSQ, LSQ, PACT, SLB, DoReFa, LQNets, Uniform
+from paretorch.methods.precision.rivals import BSQ, DSQ, LSQ, PACT, SLB, DoReFa, LQNets, Uniform
 from tests.contract.cases import MODELS, build
 from tests.contract.loop import optimizer_of, train
 from tests.contract.reference import quantized

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from paretorch import SMOL, ContinuousSparsification, Plan, compress
 from paretorch.core.method import Method
-from paretorch.sharing import SoftSharing
+from paretorch.methods.sharing import SoftSharing
 
 STEPS = 12
 

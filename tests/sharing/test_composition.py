@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from paretorch import SoftSharing, compress, fold
-from paretorch.precision import rivals as quantizers
-from paretorch.sparsity import rivals as pruners
+from paretorch.methods.precision import rivals as quantizers
+from paretorch.methods.sparsity import rivals as pruners
 from tests.contract.loop import optimizer_of, train
 from tests.sharing.cases import batch, build
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from paretorch import Plan, compress, export_onnx
 from paretorch.deploy import load, report, save
 from paretorch.errors import ArtefactError, ConfigError
-from paretorch.sharing import Folding, SoftSharing, fold, layer_similarity
-from paretorch.sharing.curve import folding_curve
+from paretorch.methods.sharing import Folding, SoftSharing, fold, layer_similarity
+from paretorch.methods.sharing.curve import folding_curve
 from tests.contract.loop import equal, optimizer_of, snapshot, train
 from tests.sharing.cases import attach, batch, build
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from paretorch import SMOL, ContinuousSparsification, SoftSharing, compress, fold, load, save
 from paretorch.core.method import Method
 from paretorch.errors import ArtefactError, ConfigError, PareWarning
-from paretorch.sharing.folding import levels
+from paretorch.methods.sharing.folding import levels
 from paretorch.zoo import build as build_network
 from tests.sharing.test_folding import mixes
 

@@ -8,8 +8,8 @@ from torch import nn
 
 from paretorch import compress
 from paretorch.errors import ConfigError, DivergenceError
-from paretorch.sharing import SoftSharing, fold, layer_similarity
-from paretorch.sharing.curve import folding_curve
+from paretorch.methods.sharing import SoftSharing, fold, layer_similarity
+from paretorch.methods.sharing.curve import folding_curve
 from tests.sharing.cases import attach, batch, build
 from tests.sharing.test_folding import mixes
 
@@ -125,7 +125,7 @@ def test_a_fold_of_unlike_layers_keeps_what_weighs_most() -> None:
 def test_a_sharded_network_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     network = build("linear")
     attach(network, "one")
-    monkeypatch.setattr("paretorch.sharing.folding.is_sharded", lambda _: True)
+    monkeypatch.setattr("paretorch.methods.sharing.folding.is_sharded", lambda _: True)
     with pytest.raises(ConfigError, match="load its full state into a copy"):
         fold(network, threshold=0.9)
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paretorch.sharing.clusters import cluster, collapse
-from paretorch.sharing.loops import loops_in_words, stretches
-from paretorch.sharing.similarity import absolute_cosine
+from paretorch.methods.sharing.clusters import cluster, collapse
+from paretorch.methods.sharing.loops import loops_in_words, stretches
+from paretorch.methods.sharing.similarity import absolute_cosine
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from paretorch import SoftSharing, compress, fold, load
 from paretorch.cli.app import app
-from paretorch.sharing.curve import folding_curve
+from paretorch.methods.sharing.curve import folding_curve
 from paretorch.training.recipe import Recipe, Runtime
 from paretorch.training.tasks.choose import choose
 

@@ -8,9 +8,9 @@ from torch import nn
 
 from paretorch import ContinuousSparsification, compress
 from paretorch.errors import ConfigError
-from paretorch.sharing import SoftSharing, layer_similarity, reparametrize
-from paretorch.sharing.clusters import cluster, collapse
-from paretorch.sharing.similarity import absolute_cosine, recurrence, recurrence_slope
+from paretorch.methods.sharing import SoftSharing, layer_similarity, reparametrize
+from paretorch.methods.sharing.clusters import cluster, collapse
+from paretorch.methods.sharing.similarity import absolute_cosine, recurrence, recurrence_slope
 from tests.sharing.cases import attach, build
 
 # α of section 3.2.4: one column a layer there, one row a layer here.

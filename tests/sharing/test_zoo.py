@@ -7,7 +7,7 @@ from torch import nn
 from paretorch import compress
 from paretorch.deploy import load, save
 from paretorch.errors import ConfigError
-from paretorch.sharing import SoftSharing, fold, layer_similarity
+from paretorch.methods.sharing import SoftSharing, fold, layer_similarity
 from paretorch.zoo import build
 
 
@@ -45,7 +45,7 @@ def test_imagenet_has_twelve_groups() -> None:
     with torch.device("meta"):
         network = build("swrn-50-2")
     from paretorch.core.attach.sites import choose, find_sites
-    from paretorch.sharing.banks import share_groups
+    from paretorch.methods.sharing.banks import share_groups
 
     groups = share_groups(choose(find_sites(network), None, network.sharing["exclude"]))
     assert len(groups) == 12

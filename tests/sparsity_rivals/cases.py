@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from paretorch import SMOL, Plan, compress
 from paretorch.core.method import Method
-from paretorch.sparsity.rivals import (
+from paretorch.methods.sparsity.rivals import (
     AMC,
     DNW,
     ST3,

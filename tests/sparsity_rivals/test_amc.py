@@ -13,10 +13,10 @@ from paretorch import compress
 from paretorch.core.plan import Plan
 from paretorch.deploy.macs import count_macs
 from paretorch.errors import ConfigError
-from paretorch.sparsity.rivals import AMC, MagnitudePruning, harden_searched
-from paretorch.sparsity.rivals.amc import episode_of, kept_counts, reward_of
-from paretorch.sparsity.rivals.amc_agent import Agent, noise, truncated_normal, wanted_value
-from paretorch.sparsity.rivals.amc_layers import FEATURES, Layer, Walk, layers_of
+from paretorch.methods.sparsity.rivals import AMC, MagnitudePruning, harden_searched
+from paretorch.methods.sparsity.rivals.amc import episode_of, kept_counts, reward_of
+from paretorch.methods.sparsity.rivals.amc_agent import Agent, noise, truncated_normal, wanted_value
+from paretorch.methods.sparsity.rivals.amc_layers import FEATURES, Layer, Walk, layers_of
 
 
 def _network() -> nn.Sequential:

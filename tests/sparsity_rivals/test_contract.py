@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from paretorch import SMOL, Plan, compress
-from paretorch.sparsity.rivals import DNW, following
+from paretorch.methods.sparsity.rivals import DNW, following
 from tests.contract.cases import MODELS, STEPS, build, combinations
 from tests.contract.loop import optimizer_of, train
 from tests.contract.promises import (

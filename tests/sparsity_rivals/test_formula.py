@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from paretorch import Plan, compress
 from paretorch.core.method import Method
-from paretorch.sparsity.rivals import (
+from paretorch.methods.sparsity.rivals import (
     DNW,
     ST3,
     STR,

@@ -11,7 +11,7 @@ from torch import nn
 from paretorch import SMOL, compress
 from paretorch.deploy import encoded_size
 from paretorch.errors import ConfigError
-from paretorch.sparsity.rivals import (
+from paretorch.methods.sparsity.rivals import (
     AMC,
     DNW,
     ST3,

@@ -9,7 +9,7 @@ from torch import nn
 from paretorch import compress
 from paretorch.core.method import Method
 from paretorch.errors import ConfigError
-from paretorch.sparsity.rivals import (
+from paretorch.methods.sparsity.rivals import (
     GradualMagnitude,
     HardConcrete,
     StochasticSparsification,

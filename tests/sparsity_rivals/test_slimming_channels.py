@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from paretorch import Plan, compress
 from paretorch.errors import ConfigError
-from paretorch.sparsity.rivals import NetworkSlimming
+from paretorch.methods.sparsity.rivals import NetworkSlimming
 
 STEPS = 6
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paretorch.sparsity.tickets import Bench
 from paretorch.training import Recipe, Runtime
 from paretorch.training.task import Batch, mix, shuffled
+from paretorch.workflows.tickets import Bench
 
 RECIPE = Recipe(
     epochs=3, batch=8, lr=0.1, momentum=0.9, nesterov=False, weight_decay=0.0, schedule="constant", validation=8

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paretorch.sparsity.tickets import (
+from paretorch.workflows.tickets import (
     CS,
     IMP,
     IMPC,

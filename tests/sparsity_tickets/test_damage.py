@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from paretorch.errors import ArtefactError
-from paretorch.sparsity.tickets import IMP, Search, Storage, collect, read_ticket, work
 from paretorch.training import Recipe, Runtime
+from paretorch.workflows.tickets import IMP, Search, Storage, collect, read_ticket, work
 
 RECIPE = Recipe(
     network="digits-cnn", network_options={"width": 2}, data="digits", epochs=1, batch=128, lr=0.05, validation=200

@@ -3,8 +3,8 @@
 from typing import Any
 from xml.etree import ElementTree
 
-from paretorch.sparsity.tickets import Result
-from paretorch.sparsity.tickets.layers import alike, draw_layers
+from paretorch.workflows.tickets import Result
+from paretorch.workflows.tickets.layers import alike, draw_layers
 
 
 def row(method: str, seed: int, sparsity: float) -> dict[str, Any]:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from paretorch.core.compress import compress
 from paretorch.errors import ConfigError, DivergenceError
-from paretorch.sparsity.tickets import CS, IMP, IMPC, ISS, METHODS, Search, SequentialCS, Supermask, make_method
-from paretorch.sparsity.tickets.files import read_ticket, save, save_ticket
-from paretorch.sparsity.tickets.fixed import hold
-from paretorch.sparsity.tickets.rhythm import RoundEnd
-from paretorch.sparsity.tickets.search import search_from
-from paretorch.sparsity.tickets.state import (
+from paretorch.workflows.tickets import CS, IMP, IMPC, ISS, METHODS, Search, SequentialCS, Supermask, make_method
+from paretorch.workflows.tickets.files import read_ticket, save, save_ticket
+from paretorch.workflows.tickets.fixed import hold
+from paretorch.workflows.tickets.rhythm import RoundEnd
+from paretorch.workflows.tickets.search import search_from
+from paretorch.workflows.tickets.state import (
     drop_lowest,
     read_decisions,
     read_masks,
@@ -186,8 +186,8 @@ def test_what_cannot_work_is_refused(make: object, message: str) -> None:
 
 
 def test_nothing_is_written_before_a_refusal(tmp_path: Path) -> None:
-    from paretorch.sparsity.tickets import Storage
     from paretorch.training import Recipe
+    from paretorch.workflows.tickets import Storage
 
     with pytest.raises(ConfigError, match="a round has 2 epochs"):
         Storage.join(tmp_path / "new", Recipe(epochs=2), [Search(CS(), store=3)])

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paretorch.sparsity.tickets import Result
-from paretorch.sparsity.tickets.chart import draw
+from paretorch.workflows.tickets import Result
+from paretorch.workflows.tickets.chart import draw
 
 
 def row(search: str, number: int, sparsity: float, accuracy: float, epochs: int = 0) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from paretorch.errors import ArtefactError
-from paretorch.sparsity.tickets import CS, IMP, IMPC, ISS, Search, SequentialCS, Supermask, run_search
-from paretorch.sparsity.tickets import files as files_module
-from paretorch.sparsity.tickets import loop as loop_module
+from paretorch.workflows.tickets import CS, IMP, IMPC, ISS, Search, SequentialCS, Supermask, run_search
+from paretorch.workflows.tickets import files as files_module
+from paretorch.workflows.tickets import loop as loop_module
 from tests.sparsity_tickets.points import RECIPE, Points, bench, snapshot
 
 SEARCHES = [

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from paretorch.errors import ArtefactError, ConfigError
-from paretorch.sparsity.tickets import CS, IMP, Bench, Search, Storage, Supermask, collect, work
 from paretorch.training import Recipe, Runtime
+from paretorch.workflows.tickets import CS, IMP, Bench, Search, Storage, Supermask, collect, work
 
 RECIPE = Recipe(
     network="digits-cnn", network_options={"width": 2}, data="digits", epochs=1, batch=128, lr=0.05, validation=200
@@ -67,7 +67,7 @@ def test_the_unit_of_a_killed_worker_is_free_at_once(tmp_path: Path) -> None:
     storage = Storage.join(tmp_path, RECIPE, SEARCHES)
     unit = storage.units()[1]
     code = (
-        "import sys, time; from pathlib import Path; from paretorch.sparsity.tickets import Storage\n"
+        "import sys, time; from pathlib import Path; from paretorch.workflows.tickets import Storage\n"
         "storage = Storage.open(Path(sys.argv[1])); claim = storage.claim(storage.units()[1]); print(claim.__enter__(), flush=True)\n"
         "time.sleep(600)"
     )

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError, PareError
-from paretorch.sparsity.tickets import METHODS, make_method
 from paretorch.studies import load_study, study_names
 from paretorch.studies.results import spread
 from paretorch.studies.study import parse_study
 from paretorch.studies.tickets import run_tickets, ticket_lines
+from paretorch.workflows.tickets import METHODS, make_method
 
 _NAMES = [name for name in study_names() if load_study(name).tickets]
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from paretorch.sparsity.tickets import Result
 from paretorch.studies.results import spread
 from paretorch.studies.tickets_table import by_method, result_of, show_methods
+from paretorch.workflows.tickets import Result
 
 
 def _row(search: str, number: int, sparsity: float, accuracy: float, epochs: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from paretorch.errors import ConfigError
-from paretorch.sparsity.rivals import AMC
+from paretorch.methods.sparsity.rivals import AMC
 from paretorch.training import Recipe, compression
 from paretorch.training.methods import pruning_methods
 from paretorch.training.recipe import PRUNING

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from paretorch import SMOL, zoo
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError
-from paretorch.precision.rivals import LSQ, Uniform
-from paretorch.precision.shuffle import precision_map
+from paretorch.methods.precision.rivals import LSQ, Uniform
+from paretorch.methods.precision.shuffle import precision_map
 from paretorch.training import Recipe, Runtime, prepare, train
 from paretorch.training.methods import quantization_methods
 from paretorch.training.recipe import QUANTIZATION

@@ -10,8 +10,8 @@ from torch import nn
 
 from paretorch import compress
 from paretorch.errors import ConfigError
-from paretorch.precision.samples import noise_samples
-from paretorch.precision.smol import SMOL
+from paretorch.methods.precision.samples import noise_samples
+from paretorch.methods.precision.smol import SMOL
 from paretorch.training import Recipe, Runtime, optimizers
 from paretorch.training.run import prepare
 from paretorch.training.stepper import Stepper

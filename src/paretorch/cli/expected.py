@@ -49,7 +49,7 @@ def _scatter(model: nn.Module) -> None:
     """
     from paretorch.core.attach.weights import chains_of
     from paretorch.core.finish.byte_budget import as_trained
-    from paretorch.precision.rivals.rival import Quantized
+    from paretorch.methods.precision.rivals.rival import Quantized
 
     generator = torch.Generator().manual_seed(0)
     chains = [chain for module in model.modules() for chain, _ in chains_of(module)]

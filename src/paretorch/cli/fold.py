@@ -51,8 +51,9 @@ def fold(
 
         fold_curve(run, only, recalibrate, root, device)
         return
-    from paretorch import deploy, sharing
+    from paretorch import deploy
     from paretorch.cli.fold_run import batches, kept_similarities, shared_network
+    from paretorch.methods import sharing
     from paretorch.report.folding import add_to_report, write_folding
     from paretorch.report.similarities import write_similarities
     from paretorch.training.run import choose_device

@@ -11,9 +11,9 @@ from torch import nn
 
 from paretorch.cli.fold_run import inputs_of, shared_network
 from paretorch.cli.inputs import recipe_of
+from paretorch.methods.sharing.curve import Folded, folding_curve
 from paretorch.report.curves import Curve, curves
 from paretorch.report.picture import save
-from paretorch.sharing.curve import Folded, folding_curve
 from paretorch.training.folder import environment
 from paretorch.training.progress import headline, told
 from paretorch.training.recipe import Runtime

@@ -64,7 +64,7 @@ def shared_network(folder: Path, root: str | None = None) -> nn.Module:
 
 def _of_artefact(folder: Path) -> nn.Module:
     from paretorch.deploy import load
-    from paretorch.sharing.layers import read_banks
+    from paretorch.methods.sharing.layers import read_banks
 
     network = load(folder / "model.pare").eval()
     banks = read_banks(network)
@@ -138,8 +138,8 @@ def _chosen(run: Path, root: str | None, device: torch.device) -> "tuple[Recipe,
 
 def _class(fields: dict[str, str]) -> type[Method]:
     import paretorch
-    from paretorch.precision import rivals as quantizers
-    from paretorch.sparsity import rivals as pruners
+    from paretorch.methods.precision import rivals as quantizers
+    from paretorch.methods.sparsity import rivals as pruners
 
     name = fields["method"]
     for place in (paretorch, pruners, quantizers):

@@ -14,7 +14,7 @@ from paretorch.errors import ConfigError, PareError, UndecidedWarning
 from paretorch.training.recipe import Runtime
 
 if TYPE_CHECKING:
-    from paretorch.sparsity.tickets import Storage
+    from paretorch.workflows.tickets import Storage
 
 _METHODS = "cs, imp, imp-c, iss, sequential, supermask, supermask-stochastic"
 
@@ -146,7 +146,7 @@ def tickets(
 
 def _work(opened: "Storage", runtime: Runtime, quiet: bool) -> None:
     from paretorch.cli.tickets_table import watched, write_and_show
-    from paretorch.sparsity.tickets import work
+    from paretorch.workflows.tickets import work
 
     try:
         with warnings.catch_warnings(), watched(opened, quiet=quiet) as (tell, show):

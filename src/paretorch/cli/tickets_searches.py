@@ -6,8 +6,8 @@ from typing import Any
 
 from paretorch.cli.recipes import require_drops, source_of, with_held_out
 from paretorch.errors import ConfigError
-from paretorch.sparsity.tickets import METHODS, Bench, Search, Storage, make_method
 from paretorch.training.recipe import Runtime, read_config, recipe_from
+from paretorch.workflows.tickets import METHODS, Bench, Search, Storage, make_method
 
 _FIELDS = ("init", "method", "options", "rate", "rewind", "rounds", "seeds", "store")
 

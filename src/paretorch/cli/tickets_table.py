@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from paretorch.cli.bar import epochs_bar
-from paretorch.sparsity.tickets import Result, Storage, collect
-from paretorch.sparsity.tickets.result import write_result
+from paretorch.workflows.tickets import Result, Storage, collect
+from paretorch.workflows.tickets.result import write_result
 
 Row = dict[str, Any]
 _MOST_SHOWN = 60  # tickets; more are a file to look into

@@ -29,8 +29,8 @@ from paretorch.core.attach.templates import share
 from paretorch.core.channels.cut import keep_channels
 from paretorch.deploy.sizes import TensorSize
 from paretorch.errors import ArtefactError, ConfigError
-from paretorch.precision.activations_quantized import ADDED, KIND, MOST_STEPS, replay
-from paretorch.precision.grid import MAX_BITS
+from paretorch.methods.precision.activations_quantized import ADDED, KIND, MOST_STEPS, replay
+from paretorch.methods.precision.grid import MAX_BITS
 
 Edit = Mapping[str, Any]
 _MOST_EXPONENT = 1100  # of float64

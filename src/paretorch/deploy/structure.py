@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.deploy.blob import storage_key
-from paretorch.precision.activations_quantized import QuantizedActivation
+from paretorch.methods.precision.activations_quantized import QuantizedActivation
 
 _WEIGHTS = ("weight", "in_proj_weight", "q_proj_weight")  # the last two: of torch's attention
 MACS = "1 MAC is one multiplication and its addition, in convolutions and linear layers, for one example"

@@ -15,7 +15,7 @@ from paretorch.deploy.rounded import HALF, read_rounded
 from paretorch.deploy.sizes import TensorSize
 from paretorch.deploy.ways import SMALL, WAYS, Book, Constant, Dense, Grid, Small, Sparse, Steps, Way, few_values
 from paretorch.errors import ArtefactError
-from paretorch.precision.grid import digits
+from paretorch.methods.precision.grid import digits
 
 _SURE = 1 << 12  # from this many weights on, a grid with a small alphabet needs no comparison: its table is negligible
 _SAMPLE = 1 << 10

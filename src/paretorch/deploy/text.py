@@ -88,7 +88,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
 
 def loops(group: Shared) -> str:
     """How stored layers run in the place of all layers, in words."""
-    from paretorch.sharing.loops import loops_in_words
+    from paretorch.methods.sharing.loops import loops_in_words
 
     return loops_in_words(group.runs) if group.runs else "every layer is a mixture of these"
 

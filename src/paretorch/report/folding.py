@@ -17,7 +17,7 @@ from paretorch.report.sharing import group_title, heat_map
 from paretorch.report.tables import table
 
 if TYPE_CHECKING:
-    from paretorch.sharing import Folding, Similarity
+    from paretorch.methods.sharing import Folding, Similarity
 
 _BEGIN, _END = '<section id="folded">', "</section><!-- folded -->"
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import PareError
-from paretorch.sparsity.tickets.result import collect, write_result
-from paretorch.sparsity.tickets.storage import Storage
 from paretorch.studies.results import heading, read_stored, require_recipe, write_json
 from paretorch.studies.study import Study
 from paretorch.studies.tickets_table import by_method, result_of, show_methods, show_tickets
+from paretorch.workflows.tickets.result import collect, write_result
+from paretorch.workflows.tickets.storage import Storage
 
 _ROWS, _SUMMARY, _PLOTS = "tickets.jsonl", "summary.json", ("tickets.svg", "layers.svg")
 

@@ -1,6 +1,6 @@
 """Ticket searches over the seeds: of each method the sparsest matching and the best performing ticket, and the epochs spent.
 
-Both tickets are those of each seed (see `paretorch.sparsity.tickets.result`): measured against the dense network of that
+Both tickets are those of each seed (see `paretorch.workflows.tickets.result`): measured against the dense network of that
 seed, chosen by the validation accuracy. A seed in which nothing matches counts in no mean of the sparsest matching; how
 many seeds do stands beside.
 """
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from paretorch.deploy.text import table as aligned
-from paretorch.sparsity.tickets.result import Result
 from paretorch.studies.results import spread
+from paretorch.workflows.tickets.result import Result
 
 Row = dict[str, Any]
 _TOLD = ("sparsity", "accuracy", "test_accuracy", "search_epochs", "epochs")

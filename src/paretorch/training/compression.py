@@ -46,11 +46,11 @@ def harden(plan: "Plan", optimizer: torch.optim.Optimizer, task: Task, recipe: R
     """
     plan.model.eval()
     if recipe.pruning in DRAWN:
-        from paretorch.sparsity.rivals import harden_best
+        from paretorch.methods.sparsity.rivals import harden_best
 
         harden_best(plan, _judge(task, recipe.epochs), optimizer=optimizer)
     elif recipe.pruning == "amc":
-        from paretorch.sparsity.rivals import harden_searched
+        from paretorch.methods.sparsity.rivals import harden_searched
 
         harden_searched(
             plan, lambda model: task.evaluate(model)["test_accuracy"], task.example(), recipe.seed, optimizer
@@ -105,7 +105,7 @@ def _precision_options(name: str, recipe: Recipe, model: nn.Module, left: tuple[
     if recipe.bits is not None:
         options["bits"] = _whole(recipe.bits, name)
     if (ends := options.pop("ends", None)) is not None:
-        from paretorch.precision.rivals import first_and_last
+        from paretorch.methods.precision.rivals import first_and_last
 
         given = options.get("overrides") or {}
         if isinstance(given, Mapping):  # the method tells of what is none
@@ -122,7 +122,7 @@ def _whole(bits: float | None, name: str) -> int | None:
 def _precisions(source: Any, shuffled: Any, seed: int) -> Any:
     """The precisions of an artefact, as they are or permuted within each layer."""
     from paretorch.deploy.artefact import open_artefact
-    from paretorch.precision.shuffle import precision_map
+    from paretorch.methods.precision.shuffle import precision_map
 
     if not isinstance(source, str):
         raise ConfigError("The quantization 'given' needs precision_options.source, the model.pare of a run with smol.")

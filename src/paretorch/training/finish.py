@@ -81,7 +81,7 @@ def finish(
 
 def leave(plan: "Plan") -> nn.Module:
     """The plain network; of one that shares, with its templates once: what `finalize` writes out is every layer's weight."""
-    from paretorch.sharing import fold
+    from paretorch.methods.sharing import fold
 
     if any(method.room == "sharing" for method in plan.methods()):
         return fold(plan.model)

@@ -29,7 +29,7 @@ from typing import Any
 def pruning_methods() -> dict[str, Any]:
     """The classes behind the names of `pruning`."""
     import paretorch
-    from paretorch.sparsity import rivals
+    from paretorch.methods.sparsity import rivals
 
     return {
         "cs": paretorch.ContinuousSparsification,
@@ -48,8 +48,8 @@ def pruning_methods() -> dict[str, Any]:
 def quantization_methods() -> dict[str, Any]:
     """The classes behind the names of `quantization`."""
     import paretorch
-    from paretorch.precision import rivals
-    from paretorch.precision.shuffle import GivenPrecision
+    from paretorch.methods.precision import rivals
+    from paretorch.methods.precision.shuffle import GivenPrecision
 
     return {
         "smol": paretorch.SMOL,
@@ -68,8 +68,8 @@ def quantization_methods() -> dict[str, Any]:
 
 def activation_methods() -> dict[str, Any]:
     """The classes behind the names of `activations`."""
-    from paretorch.precision import rivals
-    from paretorch.precision.activations import SMOLActivations
-    from paretorch.precision.activations_fixed import FixedActivations
+    from paretorch.methods.precision import rivals
+    from paretorch.methods.precision.activations import SMOLActivations
+    from paretorch.methods.precision.activations_fixed import FixedActivations
 
     return {"smol": SMOLActivations, "pact": rivals.PACTActivations, "fixed": FixedActivations}

@@ -195,7 +195,7 @@ class Recipe:
         return count
 
     def _check_samples(self) -> None:
-        from paretorch.precision.samples import MOST
+        from paretorch.methods.precision.samples import MOST
 
         count = self.samples
         if type(count) is not int or not 1 <= count <= MOST or self.batch % count:

@@ -13,7 +13,7 @@ def similarities(plan: "Plan | None", epoch: int, epochs: int) -> dict[str, Any]
     due = {max(1, round(share * epochs)) for share in _WHEN}
     if plan is None or plan.is_hard or epoch not in due or all(one.room != "sharing" for one in plan.methods()):
         return {}
-    from paretorch.sharing import layer_similarity
+    from paretorch.methods.sharing import layer_similarity
 
     found = layer_similarity(plan.model)
     return {"similarities": [[[round(value, 3) for value in row] for row in one.matrix.tolist()] for one in found]}

@@ -1,0 +1,118 @@
+"""Fixed precision of activations, as in the thesis' ImageNet recipe (after BSQ).
+
+Every ReLU is clipped to [0, 6] from the start (ReLU6). Nothing is quantized while precisions of weights are searched;
+from `harden` on, activations take the nearest of 2^bits levels over half of that range: 0, 1/5, 2/5, …, 3 with 4 bits,
+with straight-through gradients. Values above 3 become 3; here no gradient passes for them (the text does not say).
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.attach.activations import OutputRelaxation, Spot
+from paretorch.core.attach.sites import Selector, Site
+from paretorch.core.groups import Grouping
+from paretorch.core.method import Method, Term
+from paretorch.errors import ConfigError
+from paretorch.methods.precision.activations_quantized import QuantizedActivation, clip, edit, quantize_uniform
+from paretorch.methods.precision.grid import MAX_BITS
+from paretorch.support.checks import require_count, require_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenBits(Method):
+    """What methods have in common that give the outputs of ReLUs a number of bits and decide nothing."""
+
+    group: str = "layer"
+    include: Selector | None = (nn.ReLU, nn.ReLU6)
+    bits: int = 4
+
+    room: ClassVar[str] = "activations"
+    unit: ClassVar[str] = "bits"
+    order: ClassVar[int] = 3
+    on_activations: ClassVar[bool] = True
+    per_layer: ClassVar[frozenset[str]] = frozenset({"bits"})
+
+    def check(self) -> None:
+        super().check()
+        if self.group != "layer":
+            raise ConfigError(f'group={self.group!r}: fixed bits are one decision a layer, group="layer"')
+        require_count("bits", self.bits, 1, f"give whole bits from 1 to {MAX_BITS}")
+        require_number("bits", self.bits, 1, MAX_BITS, f"give whole bits from 1 to {MAX_BITS}")
+
+    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> OutputRelaxation:
+        assert isinstance(site, Spot)
+        if not isinstance(site.module, nn.ReLU | nn.ReLU6):
+            raise ConfigError(
+                f"{site.name} is a {type(site.module).__name__}: {type(self).__name__} takes ReLU and ReLU6 alone; exclude it"
+            )
+        return self.quantizer(site, grouping)
+
+    @abstractmethod
+    def quantizer(self, spot: Spot, grouping: Grouping) -> OutputRelaxation:
+        """What to put on one output."""
+
+    def schedule(self, term: Term, step: Tensor) -> None:
+        """Nothing runs on a schedule."""
+
+    def round(self, term: Term, factor: float) -> None:
+        """Fixed is round."""
+
+    def aim(self, share: float) -> Self:
+        return self
+
+    def measure(self, term: Term) -> dict[str, Tensor]:
+        return {"activation_bits": term.mean(lambda r, s: torch.full_like(s, r.number))}  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedActivations(GivenBits):
+    """Quantize the outputs of `nn.ReLU` and `nn.ReLU6` modules to `bits` bits from `harden` on.
+
+    top: what ReLUs are clipped to while searching. share: the part of [0, top] that the levels cover.
+    """
+
+    top: float = 6.0
+    share: float = 0.5
+
+    per_layer: ClassVar[frozenset[str]] = frozenset({"bits", "top", "share"})
+
+    def check(self) -> None:
+        super().check()
+        require_number("top", self.top, 0.0, 1e6, "give where ReLUs are clipped, such as 6.0", above=True)
+        require_number("share", self.share, 0.0, 1.0, "give a part of the range, above 0, up to 1", above=True)
+
+    def quantizer(self, spot: Spot, grouping: Grouping) -> "FixedPrecision":
+        return FixedPrecision(self, spot, grouping)
+
+
+class FixedPrecision(OutputRelaxation):
+    """u clipped to [0, top] while searching; once hard, the nearest of 2^bits levels over [0, share · top]."""
+
+    room: ClassVar[str] = "activations"
+    ends: Tensor
+
+    def __init__(self, method: FixedActivations, spot: Spot, grouping: Grouping) -> None:
+        super().__init__(grouping, 0.0, spot.device)
+        self.number = float(method.bits)
+        ends = torch.tensor([0.0, method.top, method.top * method.share], dtype=torch.float32, device=spot.device)
+        self.register_buffer("ends", ends, persistent=False)
+        steps = torch.full(grouping.grid, 2**method.bits - 1, dtype=torch.int32, device=spot.device)
+        self.steps: Tensor
+        self.register_buffer("steps", steps, persistent=False)
+
+    def forward(self, u: Tensor) -> Tensor:
+        low, top, high = self.ends.unbind()
+        unused = (0.0 * self.grid()).to(u.dtype)  # a zero gradient for s, so that DDP sees it
+        if not self.hard:
+            return clip(u, low, top) + unused
+        return quantize_uniform(clip(u, low, high), low, high, self.steps.to(torch.float32), self.training) + unused
+
+    def plain(self, inner: nn.Module) -> nn.Module:
+        return QuantizedActivation(inner, self.steps.clone(), self.ends[[0, 2]])
+
+    def edit(self, modules: list[str]) -> dict[str, Any]:
+        return edit(modules, self.steps.shape)

@@ -1,0 +1,134 @@
+"""Reading a network that shares: its groups of layers, their coefficients and templates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from paretorch.core.attach.sites import Selector, Site, check_patterns, choose, find_sites
+from paretorch.core.attach.templates import Mix
+from paretorch.core.relaxation import Chain
+from paretorch.errors import ConfigError
+from paretorch.methods.sharing.banks import By, check_by, share_groups
+from paretorch.methods.sharing.similarity import absolute_cosine
+from paretorch.support.sharded import whole
+
+
+@dataclass(frozen=True, eq=False)
+class Bank:
+    """Layers (in the order of the model) that are mixed from the same templates.
+
+    rows: their coefficients. templates: as they are mixed. relaxed: whether masks or precisions act on them. root: the
+    module that holds them.
+    """
+
+    sites: tuple[Site, ...]
+    rows: Tensor
+    templates: tuple[Tensor, ...]
+    relaxed: bool
+    root: nn.Module
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of their weights."""
+        return tuple(site.name for site in self.sites)
+
+    @property
+    def stored(self) -> bool:
+        """Whether each layer is one tensor, times a scale, as a fold may leave them: how alike they were is then not known."""
+        return bool(((self.rows != 0).sum(1) <= 1).all())
+
+    @property
+    def unfolded(self) -> bool:
+        """Whether that is a tensor of its own for each layer."""
+        return self.stored and len(self.templates) == len(self.sites)
+
+    @property
+    def gram(self) -> Tensor:
+        """⟨T_i, T_j⟩."""
+        flat = torch.stack([template.flatten() for template in self.templates]).double()
+        return flat @ flat.T
+
+
+@dataclass(frozen=True, eq=False)
+class Similarity:
+    """S, the absolute cosine of each pair of layers of one shape; entries from 0 to 1."""
+
+    layers: tuple[str, ...]
+    matrix: Tensor
+
+
+def read_banks(model: nn.Module) -> list[Bank]:
+    """Every group of layers that share; none for a plain network."""
+    owners: dict[Mix, list[tuple[nn.Module, str, str]]] = {}
+    for name, module in model.named_modules():
+        for attribute, chain in _chains(module):
+            mix = chain._modules.get(Mix.room)
+            if isinstance(mix, Mix):
+                owners.setdefault(mix, []).append((module, attribute, name))
+    groups: dict[tuple[nn.Module, str], list[tuple[Site, Mix]]] = {}  # by network and bank
+    for mix, own in owners.items():
+        _, attribute, name = own[0]
+        site = Site(f"{name}.{attribute}" if name else attribute, mix.decision, tuple(own))
+        groups.setdefault((mix._root[0], mix.names[0].rpartition("_")[0]), []).append((site, mix))
+    return [_bank(members) for members in groups.values()]
+
+
+def _chains(module: nn.Module) -> list[tuple[str, Chain]]:
+    if not parametrize.is_parametrized(module):
+        return []
+    lists = module.parametrizations
+    assert isinstance(lists, nn.ModuleDict)
+    return [(attribute, one[0]) for attribute, one in lists.items() if isinstance(one[0], Chain)]  # type: ignore[index]
+
+
+def _bank(members: Sequence[tuple[Site, Mix]]) -> Bank:
+    templates: dict[str, Tensor] = {}
+    for _, mix in members:
+        mode = mix.training
+        mix.eval()  # no noise
+        with torch.no_grad():
+            templates |= {n: whole(t) for n, t in zip(mix.names, mix.templates(), strict=True) if n not in templates}
+        mix.train(mode)
+    names = sorted(templates, key=lambda name: int(name.rpartition("_")[2]))
+    rows = torch.zeros(len(members), len(names), dtype=torch.float32, device=templates[names[0]].device)
+    for row, (_, mix) in zip(rows, members, strict=True):
+        row[[names.index(name) for name in mix.names]] = whole(mix.coefficients())
+    relaxed = any(mix.has_chains for _, mix in members)
+    stored = tuple(templates[name] for name in names)
+    return Bank(tuple(site for site, _ in members), rows, stored, relaxed, members[0][1]._root[0])
+
+
+def layer_similarity(
+    model: nn.Module, include: Selector | None = None, exclude: Selector = (), by: By | None = None
+) -> list[Similarity]:
+    """The layer similarity matrix (chapter 3) of each group of layers.
+
+    Of a network that shares, from the coefficients: its groups are known, and the options choose nothing. Of any other,
+    from the weights themselves: groups are layers of one kind and shape, chosen as for `SoftSharing`.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"layer_similarity takes a network, not {type(model).__name__}")
+    check_by(by)
+    if banks := read_banks(model):
+        return [Similarity(bank.layers, absolute_cosine(bank.rows).cpu()) for bank in banks]
+    check_patterns(find_sites(model, dims=0), include=include, exclude=exclude)
+    groups = share_groups(choose(find_sites(model), include, exclude), by)
+    if not groups:
+        raise ConfigError(f"layer_similarity finds no two layers of one kind and one weight shape{_computed(model)}")
+    found = []
+    for group in groups:
+        rows = torch.stack([whole(site.weight).flatten().float() for site in group])
+        found.append(Similarity(tuple(site.name for site in group), absolute_cosine(rows).cpu()))
+    return found
+
+
+def _computed(model: nn.Module) -> str:
+    """Why there may be none: weights that are not stored, but computed when they are read."""
+    for name, module in model.named_modules():
+        if parametrize.is_parametrized(module):
+            weight = f"{name}.{next(iter(module.parametrizations))}".lstrip(".")
+            return f": {weight} is computed (by a plan, a weight norm), so give plain weights, as plan.finalize() does"
+    return ""

@@ -1,0 +1,263 @@
+"""Continuous Sparsification (chapter 4, Algorithm 1).
+
+    W = c · θ ⊙ σ(β(s + τ)),   price λ Σ σ(β(s + τ)),   β from 1 to β_final,   m = 1{s + τ ≥ 0}
+
+c = 1/σ(s_init) keeps the layers' scale at the first forward pass (rounded to a power of two where the precision of the
+same weight is learned too, so that the grid stays a grid). What differs from the printed algorithm:
+
+- β reaches its final value after `anneal` of the steps and stays there, and s keeps a constant learning rate: rounding
+  then changes next to nothing, while with the printed schedule it does.
+- The forward pass has the mask of β, the backward pass that of a temperature γ ≤ β that gets to β_final later, after `gradient_anneal`
+  of the steps: ∂W/∂θ := c·σ(γx) and ∂W/∂x := c·θ·γσ'(γx). With γ = β, as printed, a weight that is dropped early learns no more, and
+  the slope of its gate is 0: the first choice of weights is the last.
+- `target`: the share of weights with s + τ < 0 follows a cubic schedule to the target. One common shift τ (0 as
+  printed) does it: at each step the best of a few moves, from 2⁻¹² to 1 times the spread of s either way (where whole
+  channels go, which are few: the one that is best of all); which weights go is decided by their gradients alone.
+- Whole channels are chosen after 90 % of the steps, at the latest: one that comes back late upsets the norms behind it.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.attach.sites import Site
+from paretorch.core.channels.coupling import Coupling
+from paretorch.core.channels.threshold import threshold_for
+from paretorch.core.groups import Grouping
+from paretorch.core.method import Term
+from paretorch.core.relaxation import Relaxation
+from paretorch.core.step.schedules import cubic, geometric, progress
+from paretorch.core.step.solvers import sgd
+from paretorch.errors import ConfigError
+from paretorch.methods.sparsity.gates import GATES
+from paretorch.methods.sparsity.pruning import Pruning
+from paretorch.support.checks import require_count, require_number
+from paretorch.support.sharded import whole, write
+
+_STILL = 0.9  # of the steps: then whole channels, where these go, are chosen at the latest
+_STEEP = 1e6  # times the temperature: gates have no slope then
+_CLOSED = 1e-5  # of a gate at the start: less would be an error of rounding, by which c would multiply all weights
+_TINY = 1e-4  # the least |s + τ| after rounding: far above the rounding error of s + τ
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContinuousSparsification(Pruning):
+    """Learn which weights to drop.
+
+    target: share of the selected weights to drop, met exactly at `harden`; None: `init` and `penalty` decide.
+    init: s at the start. penalty: λ, the price of one kept weight. final_temperature: β at the end.
+    anneal: share of the steps after which β and the target are reached. gradient_anneal: share after which the gradient is as
+    steep as the gate; not above `anneal`: it is all along, as printed. gate: "sigmoid", "erf", "arctan", "algebraic".
+    lr, momentum: of the decisions' SGD. Where whole channels go (group="channel" and an example): count, whether `target` is
+    a share of the "weights" or of the "macs"; multiple, layers are filled up with zeros to a multiple of so many channels,
+    and the target counts them (16 suits onnxruntime on AVX-512, which is slow at odd widths).
+    """
+
+    init: float = 0.0
+    penalty: float = 0.0
+    final_temperature: float = 200.0
+    anneal: float = 0.5
+    gradient_anneal: float = 0.9
+    gate: str = "sigmoid"
+    lr: float = 0.1
+    momentum: float = 0.9
+    count: str = "weights"
+    multiple: int = 1
+
+    scalars: ClassVar[tuple[str, ...]] = ("temperature", "shift", "gradient_temperature")
+    per_layer: ClassVar[frozenset[str]] = frozenset({"group", "init", "gate"})
+    couples: ClassVar[bool] = True
+    takes_complex: ClassVar[bool] = True
+
+    def check(self) -> None:
+        super().check()
+        if self.gate not in tuple(GATES):
+            raise ConfigError(f"gate={self.gate!r} is not known: use one of {', '.join(GATES)}")
+        require_number("init", self.init, -10.0, 10.0, "give a number from -10 to 10; the thesis uses -0.3 to 0.3")
+        if _opening(self.gate, self.init) < _CLOSED:
+            raise ConfigError(
+                f"init={self.init!r}: the {self.gate} gate lets nothing through there: give a number nearer to 0"
+            )
+        hint = "the temperature grows from 1, so give 1 or more"
+        require_number("final_temperature", self.final_temperature, 1.0, math.inf, hint)
+        hint = "give the share of the steps until the final temperature, above 0, up to 1"
+        require_number("anneal", self.anneal, 0.0, 1.0, hint, above=True)
+        hint = "give the share of the steps until the gradient is as steep as the gate, from 0 to 1"
+        require_number("gradient_anneal", self.gradient_anneal, 0.0, 1.0, hint)
+        require_number("penalty", self.penalty, 0.0, math.inf, "a price is 0 or more")
+        require_number("lr", self.lr, 0.0, math.inf, "give a positive rate", above=True)
+        require_number("momentum", self.momentum, 0.0, 1.0, "give 0 to 1")
+        if self.count not in ("weights", "macs"):
+            raise ConfigError(f'count={self.count!r}: use "weights" or "macs"')
+        require_count("multiple", self.multiple, 1, "give a number of channels, such as 16")
+        if self.multiple > 1 and self.group != "channel":
+            raise ConfigError(f'multiple={self.multiple} needs group="channel"')
+        if self.count == "macs" and self.group != "channel":
+            raise ConfigError('count="macs" needs group="channel": single zeros save no multiply-adds')
+
+    @property
+    def counts(self) -> str:
+        return self.count
+
+    @property
+    def block(self) -> int:
+        return self.multiple
+
+    def undecided(self, term: Term) -> Tensor:
+        """The average distance of the soft masks from those that rounding makes, where it turns some over included."""
+        rounded = {
+            id(decision): kept for (decision, *_), kept in zip(term.groups(), self._choose(term, 1.0), strict=True)
+        }
+        sums = []
+        for relaxation in term.relaxations:
+            assert isinstance(relaxation, Mask)
+            s, sizes = relaxation.grid(whole(relaxation.decision)), relaxation.grouping.sizes
+            soft = relaxation.gate.value(s + term.scalar("shift"), term.scalar("temperature"))
+            sums.append(((soft - relaxation.grid(rounded[id(relaxation.decision)].to(s.dtype))).abs() * sizes).sum())
+        return torch.stack(sums).sum() / term.weights
+
+    def check_groups(self, smallest: float, total: float) -> None:
+        super().check_groups(smallest, total)
+        if self.count == "macs" or self.multiple > 1:
+            asked = 'count="macs"' if self.count == "macs" else f"multiple={self.multiple}"
+            raise ConfigError(
+                f"{asked} needs to know which channels belong together: give compress an example= of the inputs"
+            )
+
+    def check_coupling(self, coupling: Coupling) -> None:
+        least = coupling.least(self.count, self.multiple)
+        if self.target is not None and 1.0 - self.target < least:
+            kept = "a channel" if self.multiple == 1 else f"{self.multiple} channels"
+            raise ConfigError(
+                f"target={self.target!r}: every layer keeps {kept}, so at most {1 - least:.4f} of the {self.count} can go"
+            )
+
+    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "Mask":
+        return Mask(self, grouping, site.weight.device, on_grid="precision" in together)
+
+    def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
+        return sgd(parameters, self.lr, self.momentum)
+
+    def schedule(self, term: Term, step: Tensor) -> None:
+        forward = geometric(progress(step, self.anneal * term.steps), self.final_temperature)
+        late = max(self.anneal, self.gradient_anneal) * term.steps
+        backward = geometric(progress(step, late), self.final_temperature)
+        if term.coupling is not None:
+            still = step >= max(late, _STILL * term.steps)
+            forward, backward = (torch.where(still, _STEEP * one, one) for one in (forward, backward))
+        term.set_scalar("temperature", forward)
+        term.set_scalar("gradient_temperature", backward)
+
+    def price(self, term: Term) -> Tensor | None:
+        return term.scalars.new_full((), self.penalty) if self.penalty else None
+
+    def steer(self, term: Term, step: Tensor) -> None:
+        if self.target is None:
+            return
+        goal = cubic(progress(step, self.anneal * term.steps), 1.0, 1.0 - self.target)
+        shift = term.scalar("shift")
+        if term.coupling is not None:
+            s = whole(term.decisions()[0])
+            term.set_scalar("shift", -threshold_for(term.coupling, s, goal, self.count, self.multiple, -shift))
+            return
+        weigh = term.sample.share
+        s = term.read(self.room) + shift
+        error = torch.dot((s >= 0).to(s.dtype), weigh) - goal
+        moves = -torch.sign(error) * torch.dot(s.abs(), weigh) * _moves(s.device)
+        kept = (s >= -moves[:, None]).to(s.dtype).mv(weigh)
+        best = (kept - goal).abs().argmin(0, keepdim=True)  # gathered, not indexed: that would wait for the device
+        move = moves.gather(0, best).squeeze(0)
+        if not term.sample.is_whole:
+            # Within the noise of a sample only the smallest move: over many samples these add up to the target.
+            move = torch.where(error.abs() < 4 * term.sample.noise(goal), moves[-1], move)
+        term.set_scalar("shift", shift + move)
+
+    def round(self, term: Term, factor: float) -> None:
+        shift = term.scalar("shift")
+        for (decision, _, _), kept in zip(term.groups(), self._choose(term, factor), strict=True):
+            size = (whole(decision) + shift).abs().clamp_min(_TINY)
+            write(decision, torch.where(kept, size, -size) - shift)
+
+    def _choose(self, term: Term, factor: float) -> list[Tensor]:
+        """Which groups rounding keeps, in the order of `term.groups()`."""
+        scores = [whole(decision) + term.scalar("shift") for decision, _, _ in term.groups()]
+        if self.target is None and factor == 1.0:
+            return [score >= 0 for score in scores]
+        share = 1.0 - (self.target if self.target is not None else float(_sparsity(term)))
+        return term.keep_best(scores, min(share * factor, 1.0))
+
+    def measure(self, term: Term) -> dict[str, Tensor]:
+        return {
+            "sparsity": _sparsity(term),
+            "temperature": term.scalar("temperature"),
+            "shift": term.scalar("shift"),
+        }
+
+
+def _opening(gate: str, init: float) -> float:
+    """How much of each weight is kept at the start."""
+    return float(GATES[gate].value(*torch.tensor([init, 1.0], dtype=torch.float32)))
+
+
+def _moves(device: torch.device) -> Tensor:
+    """0 and 4⁻ᵏ: by how many spreads of s the shift may move in one step."""
+    powers = torch.exp2(-torch.arange(0, 13, 2, device=device, dtype=torch.float32))
+    return torch.cat([powers.new_zeros(1), powers])
+
+
+def _sparsity(term: Term) -> Tensor:
+    """The share of weights (or of what the target counts) that would be dropped if rounded now."""
+    shift = term.scalar("shift")
+    if term.coupling is not None:
+        open_now = whole(term.decisions()[0]) + shift >= 0
+        return 1.0 - term.coupling.share(open_now, term.method.counts, term.method.block)
+    return term.mean(lambda _, s: (s + shift < 0).to(s.dtype))
+
+
+class Mask(Relaxation):
+    """W = c · w ⊙ σ(β(s + τ)); hard: c · w ⊙ 1{s + τ ≥ 0}."""
+
+    room: ClassVar[str] = "sparsity"
+
+    def __init__(
+        self, method: ContinuousSparsification, grouping: Grouping, device: torch.device, on_grid: bool
+    ) -> None:
+        super().__init__(grouping, method.init, device)
+        self.gate = GATES[method.gate]
+        start = _opening(method.gate, method.init)
+        self.on_grid = on_grid
+        self.lags = method.gradient_anneal > method.anneal
+        self.factor = 2.0 ** round(-math.log2(start)) if on_grid else 1.0 / start
+
+    def forward(self, weight: Tensor) -> Tensor:
+        s = self.grid()
+        kept = self._times(weight, self.keep(s))
+        if self.hard or not (self.lags and self.training):
+            return kept
+        softer = self._times(weight, self.grouping.expand(self.gate.value(s + self.scalar(1), self.scalar(2))))
+        return kept.detach() + (softer - softer.detach())  # the value of one, the gradients of the other
+
+    def _times(self, weight: Tensor, mask: Tensor) -> Tensor:
+        return weight * (mask * self.factor).to(weight.dtype)
+
+    def keep(self, s: Tensor) -> Tensor:
+        if self.hard:
+            # Decisions stay in the graph with a zero gradient: DDP waits for every parameter.
+            kept = (s + self.scalar(1) >= 0).to(s.dtype)
+            return self.grouping.expand(kept + 0.0 * s if self.training else kept)
+        return self.grouping.expand(self.gate.value(s + self.scalar(1), self.scalar(0)))
+
+    def threshold(self) -> Tensor:
+        return -self.scalar(1)
+
+    def survives(self, s: Tensor) -> Tensor:
+        return self.grouping.expand((s + self.scalar(1) >= 0).to(s.dtype))
+
+    def price_slope(self, s: Tensor) -> Tensor:
+        return self.gate.slope(s + self.scalar(1), self.scalar(2))
+
+    def scale_exponent(self) -> int | None:
+        return round(math.log2(self.factor)) if self.on_grid else None

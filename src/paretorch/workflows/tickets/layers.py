@@ -1,0 +1,43 @@
+"""Where tickets of about equal sparsity keep their weights: the methods of a search beside each other, layer by layer."""
+
+from paretorch.report.charts import line_chart
+from paretorch.report.picture import in_report_colours
+from paretorch.workflows.tickets.files import Row
+from paretorch.workflows.tickets.result import Result
+
+
+def alike(result: Result) -> list[Row]:
+    """A ticket of each method, of one seed, as near to each other in sparsity as there are; empty for a single method.
+
+    Of choices whose sparsities are within the same whole point of each other, the sparsest.
+    """
+    methods = list(dict.fromkeys(row["method"] for row in result.tickets))
+    found: list[tuple[tuple[int, float], list[Row]]] = []
+    for first in (row for row in result.tickets if row["method"] == methods[0] and len(methods) > 1):
+        chosen = [first]
+        for method in methods[1:]:
+            rows = [row for row in result.tickets if (row["method"], row["seed"]) == (method, first["seed"])]
+            if rows:
+                chosen.append(min(rows, key=lambda row: abs(row["sparsity"] - first["sparsity"])))
+        if len(chosen) == len(methods):
+            sparsities = [row["sparsity"] for row in chosen]
+            found.append(((int(100 * (max(sparsities) - min(sparsities))), -first["sparsity"]), chosen))
+    return min(found, key=lambda one: one[0])[1] if found else []
+
+
+def draw_layers(rows: list[Row]) -> str:
+    """The share of each layer's weights that each ticket keeps, as an SVG file that stands alone; at least one row."""
+    series = {
+        f"{row['method']}, {100 * row['sparsity']:.1f} % zeros": [
+            (float(number), 100 * kept) for number, kept in enumerate(row["layers"].values(), start=1)
+        ]
+        for row in rows
+    }
+    plot = line_chart(
+        "layers",
+        "Weights that the tickets keep, by layer",
+        series,
+        x_label="layer, from the input to the output",
+        form=lambda value: f"{value:.4g} %",
+    )
+    return in_report_colours(plot)

@@ -1,0 +1,172 @@
+"""The rounds of one search (Algorithms 2 to 4), so that they can be killed at any moment and resumed.
+
+    round r = 1 … R:
+        θ, s: as the network begins (r = 1), or from the end of the round before; θ ← θ̂ when rewinding
+        train; in round 1 store θ̂ at step k; at the last step keep θ and s, before they are rounded
+        the ticket is (θ̂, m); retrain it with m fixed; one more row
+
+On disk, in this order: the trainer's own checkpoints within a training; `end.pt` of the round's search before the
+trainer rounds the decisions; `carry.pt`, the end of the round, once its training is over; the row of the round, once
+its ticket is retrained. What is there is never done again, and what is not there is done again from the file before it.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from paretorch.core.compress import compress
+from paretorch.core.plan import Plan
+from paretorch.errors import ArtefactError
+from paretorch.training.task import mix
+from paretorch.workflows.tickets.bench import Bench
+from paretorch.workflows.tickets.files import (
+    STORED,
+    Row,
+    load,
+    read_rows,
+    round_folder,
+    save,
+    save_ticket,
+    write_rows,
+)
+from paretorch.workflows.tickets.fixed import hold
+from paretorch.workflows.tickets.rhythm import RoundEnd
+from paretorch.workflows.tickets.search import Search
+from paretorch.workflows.tickets.state import (
+    Masks,
+    Weights,
+    read_decisions,
+    read_masks,
+    read_weights,
+    sparsity,
+    write_decisions,
+)
+
+Tell = Callable[[Row], None]
+
+_FOUND = {"accuracy": int | float, "test_accuracy": int | float | None}
+
+
+def run_search(search: Search, bench: Bench, folder: Path, tell: Tell = lambda row: None) -> list[Row]:
+    """Run the rounds that are not done yet; `tell` is called with the row of each; returns all rows."""
+    search.require_fit(bench.recipe.epochs)
+    rounds = _Rounds(search, bench, folder)
+    rows = read_rows(folder)
+    for row in rows:  # a kill may have come between a row and the tidying after it
+        rounds.tidy(row["round"])
+    for number in range(len(rows) + 1, search.rounds + 1):
+        rows.append(rounds.run(number, rows[-1] if rows else None))
+        write_rows(folder, rows)
+        rounds.tidy(number)
+        tell(rows[-1])
+    return rows
+
+
+class _Rounds:
+    def __init__(self, search: Search, bench: Bench, folder: Path) -> None:
+        self.search, self.method, self.bench, self.folder = search, search.method, bench, folder
+        self._carry, self._stored, self._retrained = folder / "carry.pt", folder / STORED, folder / "retrained.pt"
+
+    def run(self, number: int, before: Row | None) -> Row:
+        """One round: search and retrain."""
+        reused = self.search.reuses and before is not None
+        end, found = self._finish_search(number, before if reused else None)
+        ticket = self.method.ticket(end)
+        save_ticket(self.folder, number, ticket)
+        kept = found if self.method.frozen else self._retrain(number, ticket)
+        epochs = self.bench.recipe.epochs
+        spent = (not reused) + (not self.method.frozen)
+        return {
+            "search": self.search.name,
+            "method": self.method.name,
+            "seed": self.search.seed,
+            "round": number,
+            "sparsity": sparsity(ticket),
+            **kept,
+            "found_accuracy": found["accuracy"],
+            "search_epochs": number * epochs,
+            "epochs": (0 if before is None else before["epochs"]) + spent * epochs,
+            "layers": {name: 1.0 - sparsity({name: mask}) for name, mask in ticket.items()},
+        }
+
+    def tidy(self, number: int) -> None:
+        """Remove the large files of a round that is done."""
+        for part in ("search", "ticket"):
+            for name in ("checkpoint.pt", "end.pt"):
+                (round_folder(self.folder, number) / part / name).unlink(missing_ok=True)
+
+    def _finish_search(self, number: int, alike: Row | None) -> tuple[RoundEnd, Row]:
+        """The end of this round, and how accurate the network was; `alike`: the training that this one would repeat."""
+        carry: dict[str, Any] = {"round": 0}
+        if self._carry.exists():
+            carry = load(self._carry, {"round": int, "end": vars(self._like), "found": _FOUND})
+        if carry["round"] not in (number - 1, number):
+            raise ArtefactError(
+                f"carry.pt and rounds.jsonl in {self.folder} do not tell of the same round; "
+                "remove that folder and give the command that began the search again."
+            )
+        if carry["round"] < number:
+            before = RoundEnd(**carry["end"]) if number > 1 else None
+            if alike is not None and before is not None:
+                decisions, masks = self.method.restart(before), self.method.ticket(before)
+                end = RoundEnd(load(self._retrained, self._like.weights), decisions, masks)
+                found = {name: alike[name] for name in ("accuracy", "test_accuracy")}
+            else:
+                end, found = self._search(number, before)
+            carry = {"round": number, "end": vars(end), "found": found}
+            save(self._carry, carry)
+        return RoundEnd(**carry["end"]), carry["found"]
+
+    def _search(self, number: int, before: RoundEnd | None) -> tuple[RoundEnd, Row]:
+        weights = None if before is None else self._theta_hat() if self.search.rewinds else before.weights
+        model = self.bench.fresh(weights)
+        stored_at = self.bench.step_of(self.search.store)
+        if before is None and stored_at == 0:
+            save(self._stored, read_weights(model))
+        plan = self._attach(model, number, before)
+        folder = round_folder(self.folder, number) / "search"
+
+        def after_step(step: int) -> None:
+            if before is None and step == stored_at:
+                save(self._stored, read_weights(model))
+            if step == self.bench.steps:
+                save(folder / "end.pt", {"weights": read_weights(model), "decisions": read_decisions(model)})
+
+        last = self.bench.train(model, plan, folder, frozen=self.method.frozen, after_step=after_step)
+        found = {"accuracy": last["test_accuracy"], "test_accuracy": self.bench.test(model)}
+        like = {"weights": self._like.weights, "decisions": self._like.decisions}
+        return RoundEnd(**load(folder / "end.pt", like), masks=read_masks(model)), found
+
+    def _theta_hat(self) -> Weights:
+        weights: Weights = load(self._stored, self._like.weights)
+        return weights
+
+    @cached_property
+    def _like(self) -> RoundEnd:
+        """The end of a round by its names and shapes: what is read should be of this network and this method."""
+        model = self.bench.fresh()
+        compress(model, self.method.relaxation(self.bench.exclude), steps=self.bench.steps)
+        weights, decisions = read_weights(model), read_decisions(model)
+        return RoundEnd(weights, decisions, {name: weights[name] for name in decisions})
+
+    def _attach(self, model: nn.Module, number: int, before: RoundEnd | None) -> Plan:
+        seed = mix(self.search.seed, number)  # a round draws other masks than the one before
+        plan = compress(model, self.method.relaxation(self.bench.exclude), steps=self.bench.steps, seed=seed)
+        if before is not None:
+            write_decisions(model, self.method.restart(before))
+        if self.method.fixed:
+            plan.harden()
+        return plan
+
+    def _retrain(self, number: int, ticket: Masks) -> Row:
+        """Train the ticket from θ̂, its mask fixed."""
+        model = self.bench.fresh(self._theta_hat())
+        plan = hold(model, ticket, self.bench.exclude, self.bench.steps)
+        last = self.bench.train(model, plan, round_folder(self.folder, number) / "ticket")
+        if self.search.reuses:
+            save(self._retrained, read_weights(model))
+        # With a validation split, what the task calls its test set is that split.
+        return {"accuracy": last["test_accuracy"], "test_accuracy": self.bench.test(model)}

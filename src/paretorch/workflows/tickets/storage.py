@@ -1,0 +1,157 @@
+"""A folder of searches that any number of workers share, and may leave at any moment.
+
+    recipe.json                 what every training in the folder does
+    dense-seed0/                the dense network that tickets are measured against, one a seed
+    cs-init-0.1-seed0/          one search: search.json, rounds.jsonl, and the state of its rounds
+
+Each of these subfolders is one unit of work. A worker holds an exclusive lock (`flock`) on it while it works there;
+the system releases the lock when the worker ends, however it ends, so a dead worker's unit can be taken over at once.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paretorch.errors import ArtefactError, ConfigError
+from paretorch.training.checkpoint import require_same
+from paretorch.training.files import write_atomically, write_error
+from paretorch.training.folder import read_history
+from paretorch.training.recipe import Recipe, stored_recipe
+from paretorch.workflows.tickets.files import NEEDED, Row, damaged, read_records, read_rows
+from paretorch.workflows.tickets.search import Search, search_from
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One piece of work: a search, or the dense training of a seed."""
+
+    folder: Path
+    search: Search | None
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def rows(self) -> list[Row]:
+        """The rounds that are done; of a dense training, its one row."""
+        if self.search is not None:
+            return read_rows(self.folder)
+        path = self.folder / "dense.json"
+        return read_records(path, NEEDED) if path.exists() else []
+
+    def is_done(self) -> bool:
+        return len(self.rows()) >= (1 if self.search is None else self.search.rounds)
+
+    def epochs(self, recipe: Recipe) -> tuple[int, int]:
+        """Epochs trained so far, and in all."""
+        total = recipe.epochs * (1 if self.search is None else self.search.trainings())
+        rows = self.rows()
+        begun = [self.folder] if self.search is None else list(self.folder.glob(f"round-{len(rows) + 1}/*/"))
+        running = sum(max((row["epoch"] for row in read_history(each)), default=0) for each in begun)
+        return (total if self.is_done() else (rows[-1]["epochs"] if rows else 0) + running), total
+
+
+class Storage:
+    """The folder: what is to be done in it, and who does what."""
+
+    def __init__(self, path: Path, recipe: Recipe) -> None:
+        self.path, self.recipe = path, recipe
+
+    @classmethod
+    def open(cls, path: Path) -> "Storage":
+        """The storage that is there already."""
+        try:
+            return cls(path, stored_recipe(json.loads((path / "recipe.json").read_text()), str(path / "recipe.json")))
+        except OSError as error:
+            raise ConfigError(
+                f"{path} holds no ticket search; begin one with --network, --data and --method."
+            ) from error
+        except (ValueError, ArtefactError) as error:
+            raise ArtefactError(f"{path}/recipe.json is damaged; begin again in another folder.") from error
+
+    @classmethod
+    def join(cls, path: Path, recipe: Recipe, searches: Iterable[Search]) -> "Storage":
+        """Add searches to the folder, new or not; one that is there already must be the same."""
+        recipe = replace(recipe, seed=0)  # seeds belong to the searches
+        searches = list(searches)
+        for search in searches:
+            search.require_fit(recipe.epochs)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error(path, error) from error
+        with _locked(path / "lock", wait=True):
+            if (path / "recipe.json").exists():
+                cls.open(path)  # refuses what is damaged
+            _write_once(path / "recipe.json", recipe.as_dict(), path)
+            for search in searches:
+                (path / search.name).mkdir(exist_ok=True)
+                _write_once(path / search.name / "search.json", search.as_dict(), path / search.name)
+        return cls(path, recipe)
+
+    def units(self) -> list[Unit]:
+        """Everything there is to do, the dense trainings first."""
+        found = []
+        for path in sorted(self.path.glob("*/search.json")):
+            (values,) = read_records(path)
+            try:
+                search = search_from(values)
+            except (KeyError, TypeError, AttributeError) as error:
+                raise damaged(path) from error
+            found.append(Unit(path.parent, search, search.seed))
+        seeds = sorted({unit.seed for unit in found})
+        return [*(Unit(self.path / f"dense-seed{seed}", None, seed) for seed in seeds), *found]
+
+    def epochs(self) -> tuple[int, int]:
+        """Epochs trained so far by all workers, and in all."""
+        each = [unit.epochs(self.recipe) for unit in self.units()]
+        return sum(done for done, _ in each), sum(total for _, total in each)
+
+    @contextlib.contextmanager
+    def claim(self, unit: Unit) -> Iterator[bool]:
+        """Take a unit while inside; False where another worker has it."""
+        unit.folder.mkdir(exist_ok=True)
+        with _locked(unit.folder / "claim.lock", wait=False) as mine:
+            yield mine
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """While inside, no other worker writes the files of the whole folder."""
+        with _locked(self.path / "lock", wait=True):
+            yield
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
+    with open(path, "ab") as file:
+        try:
+            import fcntl  # not on Windows
+
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except (OSError, ImportError) as error:
+            raise ConfigError(
+                f"{path.parent} is on a file system without locks, by which workers share it: choose a folder on another."
+            ) from error
+        yield True  # closing the file releases the lock
+
+
+def _write_once(path: Path, content: dict[str, Any], where: Path) -> None:
+    content = json.loads(json.dumps(content))
+    if path.exists():
+        (before,) = read_records(path)
+        require_same(_flat(content), _flat(before), where)
+    else:
+        write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _flat(content: dict[str, Any]) -> dict[str, Any]:
+    """A search's options beside its other fields, so that what differs is named alone."""
+    options = content.get("options", {})
+    return {**{key: value for key, value in content.items() if key != "options"}, **options}
