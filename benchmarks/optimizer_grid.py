@@ -28,9 +28,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from paretorch import zoo
-from paretorch.optim.tuning import alpha_grid, eps_grid
 from paretorch.training.folder import environment
 from paretorch.training.images import ImageClassification
+from paretorch.workflows.tuning import alpha_grid, eps_grid
 from paretorch.zoo.data import Augment, Images
 from paretorch.zoo.data.augment import normalise
 

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from paretorch.optim import tuning
-from paretorch.optim.tuning.plots import heat_map
 from paretorch.report.charts import bar_rows
 from paretorch.report.curves import Curve, curves
 from paretorch.report.picture import save
 from paretorch.training.folder import environment
+from paretorch.workflows import tuning
+from paretorch.workflows.tuning.plots import heat_map
 
 METHODS = {"cgld": "CGLD", "gld": "GLD", "tpe": "TPE", "cmaes": "CMA-ES", "random": "random"}
 WITHIN = (0.5, 1.0)

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from paretorch.cli.app import app
 from paretorch.cli.tune_result import write
 from paretorch.cli.tune_trial import Trial
-from paretorch.optim.tuning import Found
 from paretorch.training.fit import Trainer
 from paretorch.training.recipe import Recipe, Runtime
+from paretorch.workflows.tuning import Found
 
 _SMALL = ["--network", "digits-cnn", "--data", "digits", "--device", "cpu", "--set", 'network_options={"width": 2}']
 _QUICK = [*_SMALL, "--epochs", "1", "--batch", "256"]
@@ -116,7 +116,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
 
     study = optuna.load_study(study_name="tuning", storage=f"sqlite:///{tmp_path}/tune.db")
     assert [trial.state.name for trial in study.trials] == ["RUNNING"]
-    from paretorch.optim import tuning
+    from paretorch.workflows import tuning
 
     facts = {key: value for key, value in study.user_attrs["facts"].items() if key not in ("alphas", "epsilons")}
     found = tuning.search(lambda a, e, beat: 1.0, [0.1], [0.1], trials=1, storage=storage[1], facts=facts)
@@ -166,7 +166,7 @@ def test_wrong_arguments(tmp_path: Path, words: list[str], said: str) -> None:
 
 
 def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("paretorch.optim.tuning.")]:
+    for name in [name for name in sys.modules if name.startswith("paretorch.workflows.tuning.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert "paretorch[tune]" in _tune(*_QUICK, "--out", str(tmp_path), code=1)

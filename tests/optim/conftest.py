@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paretorch.optim import _base, _modes
+from paretorch.optim import base as _base
+from paretorch.optim.kernels import modes as _modes
 
 
 @pytest.fixture(autouse=True)

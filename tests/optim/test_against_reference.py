@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paretorch.optim import AnnealedAdam, AvaGrad, AvaGradW, DelayedAdam
-from paretorch.optim._base import AdaptiveOptimizer
+from paretorch.optim.base import AdaptiveOptimizer
 
 from . import reference
 

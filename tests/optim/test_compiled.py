@@ -11,7 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paretorch.optim import AvaGrad, AvaGradW, _build, _compiled, _modes
+from paretorch.optim import AvaGrad, AvaGradW
+from paretorch.optim.kernels import build as _build
+from paretorch.optim.kernels import compiled as _compiled
+from paretorch.optim.kernels import modes as _modes
 
 from .test_manners import KINDS, build
 
@@ -134,7 +137,7 @@ def test_without_a_compiler_steps_are_taken_all_the_same(compiler, tmp_path: Pat
 @needs_compiler
 def test_processes_that_start_together_build_it_together(tmp_path: Path) -> None:
     code = (
-        "import pathlib, paretorch.optim._compiled as c, torch\n"
+        "import pathlib, paretorch.optim.kernels.compiled as c, torch\n"
         "print(c.library(torch.float32) is not None, c.library(torch.float64) is not None)\n"
     )
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}

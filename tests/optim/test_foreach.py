@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paretorch.optim import _foreach
+from paretorch.optim.kernels import foreach as _foreach
 
 from .test_manners import KINDS, build
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from paretorch.errors import ConfigError
 from paretorch.optim import AnnealedAdam, AvaGrad, AvaGradW, DelayedAdam
-from paretorch.optim._foreach import ForeachBucket
-from paretorch.optim._leaf import Leaf, new_state
-from paretorch.optim._rule import Hyper
+from paretorch.optim.kernels.foreach import ForeachBucket
+from paretorch.optim.kernels.leaf import Leaf, new_state
+from paretorch.optim.rule import Hyper
 
 KINDS = [AvaGrad, AvaGradW, DelayedAdam, AnnealedAdam]
 every_kind = pytest.mark.parametrize("kind", KINDS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paretorch.optim import _pieces
+from paretorch.optim.kernels import pieces as _pieces
 
 from .test_manners import KINDS, build
 

@@ -8,10 +8,10 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from paretorch.optim.tuning.plots import STEPS, heat_map
 from paretorch.report.curves import Curve, curves
 from paretorch.report.picture import save
 from paretorch.report.svg import WIDTH
+from paretorch.workflows.tuning.plots import STEPS, heat_map
 
 
 def shapes(file, kind: str) -> list[str]:

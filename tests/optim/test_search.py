@@ -14,9 +14,9 @@ import optuna
 import pytest
 
 from paretorch.errors import ConfigError, DivergenceError, MissingExtraError
-from paretorch.optim import tuning
-from paretorch.optim.tuning import storage
-from paretorch.optim.tuning.storage import open_study
+from paretorch.workflows import tuning
+from paretorch.workflows.tuning import storage
+from paretorch.workflows.tuning.storage import open_study
 
 ALPHAS, EPSILONS = tuning.alpha_grid(), tuning.eps_grid()
 METHODS = ["cgld", "gld", "tpe", "cmaes", "random", "grid"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paretorch.errors import ConfigError
-from paretorch.optim import _table
+from paretorch.optim.kernels import table as _table
 
 FIXED = [[16, 32], [48, 64], [80, 96], [5, 7], [1, 2], [3, 4]]
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from paretorch.errors import ConfigError
-from paretorch.optim import AvaGrad, AvaGradW, DelayedAdam, _base
+from paretorch.optim import AvaGrad, AvaGradW, DelayedAdam
+from paretorch.optim import base as _base
 
 from .test_manners import build, every_kind, network, train, weights
 

@@ -13,9 +13,12 @@ if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 pytest.importorskip("triton")
 
-from paretorch.optim import AnnealedAdam, AvaGrad, AvaGradW, DelayedAdam, _base, _modes, _triton  # noqa: E402
-from paretorch.optim._leaf import Leaf, new_state  # noqa: E402
-from paretorch.optim._rule import Hyper  # noqa: E402
+from paretorch.optim import AnnealedAdam, AvaGrad, AvaGradW, DelayedAdam  # noqa: E402
+from paretorch.optim import base as _base  # noqa: E402
+from paretorch.optim.kernels import modes as _modes  # noqa: E402
+from paretorch.optim.kernels import triton as _triton  # noqa: E402
+from paretorch.optim.kernels.leaf import Leaf, new_state  # noqa: E402
+from paretorch.optim.rule import Hyper  # noqa: E402
 
 KINDS = [AvaGrad, AvaGradW, DelayedAdam, AnnealedAdam]
 SHAPES = [(11, 9), (5,), (300,), (1,), (0,), (3, 2, 3, 3)]

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paretorch.errors import ConfigError, MissingExtraError
-from paretorch.optim import tuning
-from paretorch.optim.tuning.gld import GradientlessDescent
+from paretorch.workflows import tuning
+from paretorch.workflows.tuning.gld import GradientlessDescent
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -153,7 +153,7 @@ def test_unknown_sampler() -> None:
 
 def test_without_optuna_the_extra_is_named(monkeypatch) -> None:
     for name in list(sys.modules):
-        if name.split(".")[0] == "optuna" or name.startswith("paretorch.optim.tuning.samplers"):
+        if name.split(".")[0] == "optuna" or name.startswith("paretorch.workflows.tuning.samplers"):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(MissingExtraError, match="paretorch\\[tune\\]"):

@@ -81,7 +81,7 @@ def tune(
     """
     from paretorch.cli.tune_result import recommendation, watched, write
     from paretorch.cli.tune_trial import Trial
-    from paretorch.optim import tuning
+    from paretorch.workflows import tuning
 
     flags = given(
         network=network,

@@ -12,12 +12,12 @@ from paretorch.cli.bar import epochs_bar
 from paretorch.cli.tune_trial import Trial, exactly
 from paretorch.deploy.container import write_file
 from paretorch.errors import PareError
-from paretorch.optim.tuning.plots import STEPS, heat_map
 from paretorch.report.curves import Curve, curves
 from paretorch.report.picture import save
+from paretorch.workflows.tuning.plots import STEPS, heat_map
 
 if TYPE_CHECKING:
-    from paretorch.optim.tuning import Found
+    from paretorch.workflows.tuning import Found
 
 
 @contextlib.contextmanager

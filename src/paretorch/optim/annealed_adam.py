@@ -20,9 +20,9 @@ from typing import Unpack
 from torch import Tensor
 
 from paretorch.errors import ConfigError
-from paretorch.optim._base import AdaptiveOptimizer, Group, Options, Params
-from paretorch.optim._checks import is_number, is_pair
-from paretorch.optim._rule import Hyper, Rule, Scalar
+from paretorch.optim.base import AdaptiveOptimizer, Group, Options, Params
+from paretorch.optim.checks import is_number, is_pair
+from paretorch.optim.rule import Hyper, Rule, Scalar
 
 
 class AnnealedAdam(AdaptiveOptimizer):

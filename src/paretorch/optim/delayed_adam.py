@@ -18,8 +18,8 @@ from typing import Unpack
 
 from torch import Tensor
 
-from paretorch.optim._base import AdaptiveOptimizer, Options, Params
-from paretorch.optim._rule import Rule
+from paretorch.optim.base import AdaptiveOptimizer, Options, Params
+from paretorch.optim.rule import Rule
 
 
 class DelayedAdam(AdaptiveOptimizer):

@@ -7,9 +7,9 @@ import optuna
 from numpy.typing import ArrayLike
 
 from paretorch.errors import ConfigError
-from paretorch.optim.tuning.landscape import Floats, error_table
-from paretorch.optim.tuning.samplers import sampler
-from paretorch.optim.tuning.storage import quiet
+from paretorch.workflows.tuning.landscape import Floats, error_table
+from paretorch.workflows.tuning.samplers import sampler
+from paretorch.workflows.tuning.storage import quiet
 
 
 def suboptimality(errors: ArrayLike, method: str, trials: int = 100, repetitions: int = 100, seed: int = 0) -> Floats:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paretorch.optim._rule import Hyper, Scalar
+from paretorch.optim.rule import Hyper, Scalar
 
 _LOWEST = 1e-35
 """Below, fp32 loses digits and may come to 0."""

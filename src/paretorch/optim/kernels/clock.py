@@ -7,8 +7,8 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from paretorch.optim._leaf import Leaf
-from paretorch.optim._rule import Scalar
+from paretorch.optim.kernels.leaf import Leaf
+from paretorch.optim.rule import Scalar
 
 
 class Clock:

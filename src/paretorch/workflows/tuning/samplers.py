@@ -18,8 +18,8 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from paretorch.errors import ConfigError, MissingExtraError
-from paretorch.optim._rounding import stream_key
-from paretorch.optim.tuning.gld import GradientlessDescent, Point
+from paretorch.optim.kernels.rounding import stream_key
+from paretorch.workflows.tuning.gld import GradientlessDescent, Point
 
 _ATTEMPTS = 10
 _WIDENINGS = 10

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from paretorch.optim._bucket import Bucket, Gradients
-from paretorch.optim._leaf import Leaf
-from paretorch.optim._norm import root_mean_square
-from paretorch.optim._pack import Pack
-from paretorch.optim._rule import Hyper, Scalar
-from paretorch.optim._worker import Piece, Worker
+from paretorch.optim.kernels.bucket import Bucket, Gradients
+from paretorch.optim.kernels.leaf import Leaf
+from paretorch.optim.kernels.norm import root_mean_square
+from paretorch.optim.kernels.pack import Pack
+from paretorch.optim.kernels.worker import Piece, Worker
+from paretorch.optim.rule import Hyper, Scalar
 
 PIECE = 1 << 17
 """Elements per thread: p, g, m, v and a temporary of fp32 take 2.6 MB, about a core's share of the caches. Smaller pieces

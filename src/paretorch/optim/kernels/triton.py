@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from paretorch.optim._bucket import Bucket, Gradients
-from paretorch.optim._leaf import Leaf
-from paretorch.optim._rounding import stream_key
-from paretorch.optim._rule import Hyper, Scalar
-from paretorch.optim._table import AddressTable
+from paretorch.optim.kernels.bucket import Bucket, Gradients
+from paretorch.optim.kernels.leaf import Leaf
+from paretorch.optim.kernels.rounding import stream_key
+from paretorch.optim.kernels.table import AddressTable
+from paretorch.optim.rule import Hyper, Scalar
 
 BLOCK = 1024
 """Elements that a program holds in registers at a time, by WARPS warps: two 16 byte loads per thread and array."""
@@ -32,7 +32,7 @@ class TritonBucket(Bucket):
     def __init__(self, leaves: list[Leaf], seed: int) -> None:
         import triton.language as tl
 
-        from paretorch.optim._kernel import adaptive_step
+        from paretorch.optim.kernels.kernel import adaptive_step
 
         super().__init__(leaves, seed)
         types = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}

@@ -11,14 +11,14 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from paretorch.errors import ConfigError
-from paretorch.optim._bucket import Bucket, Gradients
-from paretorch.optim._checks import check_group
-from paretorch.optim._clock import Clock
-from paretorch.optim._leaf import Leaf, check_gradient, new_state
-from paretorch.optim._modes import choose_mode, make_bucket
-from paretorch.optim._norm import combine
-from paretorch.optim._rule import Hyper, Rule, Scalar
-from paretorch.optim._state import STATE_VERSION, plain, restore
+from paretorch.optim.checks import check_group
+from paretorch.optim.kernels.bucket import Bucket, Gradients
+from paretorch.optim.kernels.clock import Clock
+from paretorch.optim.kernels.leaf import Leaf, check_gradient, new_state
+from paretorch.optim.kernels.modes import choose_mode, make_bucket
+from paretorch.optim.kernels.norm import combine
+from paretorch.optim.rule import Hyper, Rule, Scalar
+from paretorch.optim.states import STATE_VERSION, plain, restore
 
 Group = dict[str, Any]
 Params = Iterable[Tensor] | Iterable[Group] | Iterable[tuple[str, Tensor]]

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from paretorch.errors import ConfigError
-from paretorch.optim._bucket import Bucket
-from paretorch.optim._compiled import CompiledBucket, library
-from paretorch.optim._foreach import ForeachBucket
-from paretorch.optim._leaf import Leaf, is_dense
-from paretorch.optim._pieces import PieceBucket
+from paretorch.optim.kernels.bucket import Bucket
+from paretorch.optim.kernels.compiled import CompiledBucket, library
+from paretorch.optim.kernels.foreach import ForeachBucket
+from paretorch.optim.kernels.leaf import Leaf, is_dense
+from paretorch.optim.kernels.pieces import PieceBucket
 
 
 def choose_mode(group: Mapping[str, Any], param: Tensor, name: str) -> str:
@@ -51,7 +51,7 @@ def _have_triton() -> bool:
 def make_bucket(mode: str, leaves: list[Leaf], seed: int) -> Bucket:
     """The bucket that implements `mode`."""
     if mode == "triton":
-        from paretorch.optim._triton import TritonBucket
+        from paretorch.optim.kernels.triton import TritonBucket
 
         return TritonBucket(leaves, seed)
     if mode == "compiled":

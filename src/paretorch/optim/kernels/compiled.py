@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paretorch.optim import _build
-from paretorch.optim._bucket import Bucket, Gradients
-from paretorch.optim._leaf import Leaf
-from paretorch.optim._norm import root_mean_square
-from paretorch.optim._rule import Hyper, Scalar
+from paretorch.optim.kernels import build as _build
+from paretorch.optim.kernels.bucket import Bucket, Gradients
+from paretorch.optim.kernels.leaf import Leaf
+from paretorch.optim.kernels.norm import root_mean_square
+from paretorch.optim.rule import Hyper, Scalar
 
 CHUNK = 1 << 15
 """Elements that a thread takes at a time; short enough that their sum in fp32 is exact to six digits."""

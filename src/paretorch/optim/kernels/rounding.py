@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paretorch.optim._rule import Scalar
+from paretorch.optim.rule import Scalar
 
 _MASK = 0xFFFFFFFF
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paretorch.errors import MissingExtraError
-from paretorch.optim.tuning.grid import alpha_grid, eps_grid
-from paretorch.optim.tuning.landscape import best_alpha_per_eps, separability, trials_to_reach
+from paretorch.workflows.tuning.grid import alpha_grid, eps_grid
+from paretorch.workflows.tuning.landscape import best_alpha_per_eps, separability, trials_to_reach
 
 if TYPE_CHECKING:
-    from paretorch.optim.tuning.cost import suboptimality
-    from paretorch.optim.tuning.samplers import CoordinateGLDSampler, GLDSampler, sampler
-    from paretorch.optim.tuning.worker import Found, search
+    from paretorch.workflows.tuning.cost import suboptimality
+    from paretorch.workflows.tuning.samplers import CoordinateGLDSampler, GLDSampler, sampler
+    from paretorch.workflows.tuning.worker import Found, search
 
 _NEED_OPTUNA = {
     "Found": "worker",

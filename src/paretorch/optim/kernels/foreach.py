@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from paretorch.optim._bucket import Bucket, Gradients
-from paretorch.optim._leaf import Leaf
-from paretorch.optim._norm import root_mean_square
-from paretorch.optim._rule import Hyper, Scalar
+from paretorch.optim.kernels.bucket import Bucket, Gradients
+from paretorch.optim.kernels.leaf import Leaf
+from paretorch.optim.kernels.norm import root_mean_square
+from paretorch.optim.rule import Hyper, Scalar
 
 TOGETHER = 1 << 25
 """Elements of the leaves that are stepped at once on an accelerator, unless one alone has more: an operation on so many

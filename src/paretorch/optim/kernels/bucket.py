@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from paretorch.optim._leaf import Leaf
-from paretorch.optim._rounding import round_to_bf16, stream_key
-from paretorch.optim._rule import Hyper, Scalar
+from paretorch.optim.kernels.leaf import Leaf
+from paretorch.optim.kernels.rounding import round_to_bf16, stream_key
+from paretorch.optim.rule import Hyper, Scalar
 
 Gradients = list[Tensor | None]
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paretorch.optim._leaf import Leaf
-from paretorch.optim._rule import Hyper, Scalar
-from paretorch.optim._worker import Piece, Worker
+from paretorch.optim.kernels.leaf import Leaf
+from paretorch.optim.kernels.worker import Piece, Worker
+from paretorch.optim.rule import Hyper, Scalar
 
 
 class Pack:

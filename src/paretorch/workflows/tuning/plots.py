@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paretorch.optim.tuning.landscape import Floats
 from paretorch.report.svg import WIDTH, figure, rect, text
+from paretorch.workflows.tuning.landscape import Floats
 
 STEPS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 """The gaps to the best, in the unit of the errors, at which the colour of a heat map changes."""

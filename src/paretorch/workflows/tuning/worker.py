@@ -15,9 +15,9 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from paretorch.errors import ConfigError, DivergenceError
-from paretorch.optim.tuning.landscape import Floats
-from paretorch.optim.tuning.samplers import SAMPLERS, sampler
-from paretorch.optim.tuning.storage import is_dead, open_study, quiet, sign_of_life
+from paretorch.workflows.tuning.landscape import Floats
+from paretorch.workflows.tuning.samplers import SAMPLERS, sampler
+from paretorch.workflows.tuning.storage import is_dead, open_study, quiet, sign_of_life
 
 METHODS = (*SAMPLERS, "grid")
 _REPEATS = 10
