@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.deploy.fast import SparseLinear
-from paretorch.deploy.latency import timed_rounds
+from paretorch.deploy.measure.latency import timed_rounds
 
 
 def cpu_table(args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paretorch.deploy.container import write_file
+from paretorch.deploy.codec.container import write_file
 from paretorch.support.files import replacing
 from paretorch.training.files import alone_in, write_atomically
 

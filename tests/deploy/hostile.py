@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from paretorch.deploy import load, report, save
-from paretorch.deploy.blob import checksum
-from paretorch.deploy.container import VERSION, pack, read_file
+from paretorch.deploy.codec.blob import checksum
+from paretorch.deploy.codec.container import VERSION, pack, read_file
 from paretorch.errors import ArtefactError
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from paretorch.deploy import encoded_size, grids, load, rounded, save, sizes
+from paretorch.deploy import encoded_size, load, save, sizes
+from paretorch.deploy.codec import grids, rounded
 from paretorch.errors import ArtefactError, ConfigError
 from tests.deploy.nets import network, smol
 

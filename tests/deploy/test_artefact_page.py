@@ -11,7 +11,7 @@ from typer.main import get_command
 
 import paretorch as pt
 from paretorch.cli.app import app
-from paretorch.deploy.ways import WAYS
+from paretorch.deploy.codec.storage import WAYS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "artefact.md").read_text()
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paretorch.deploy.grids import Grid, read_binary, read_grid
+from paretorch.deploy.codec.grids import Grid, read_binary, read_grid
 from paretorch.methods.precision.grid import quantize
 
 _STEPS = st.floats(2.0**-20, 2.0**20, width=32)

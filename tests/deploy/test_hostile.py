@@ -19,7 +19,7 @@ from torch import nn
 
 from paretorch.deploy import load, report, save
 from paretorch.deploy.artefact import open_artefact
-from paretorch.deploy.container import pack
+from paretorch.deploy.codec.container import pack
 from paretorch.errors import ArtefactError
 
 from .hostile import MixedNow, join, mutations, reseal, split, survive, valid_blob

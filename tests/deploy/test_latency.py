@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.deploy import Latency, measure_latency, report
-from paretorch.deploy import latency as latency_module
+from paretorch.deploy.measure import latency as latency_module
 from paretorch.errors import ConfigError
 
 

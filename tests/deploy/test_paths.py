@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from paretorch.deploy import export_onnx, load, report, save
-from paretorch.deploy.container import read_file
+from paretorch.deploy.codec.container import read_file
 from paretorch.errors import ArtefactError
 
 

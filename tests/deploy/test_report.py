@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from paretorch import SMOL, SMOLActivations, SoftSharing, compress, fold, zoo
 from paretorch.deploy import Latency, report, save, sizes
-from paretorch.deploy.macs import count_macs
-from paretorch.deploy.text import human
+from paretorch.deploy.measure.macs import count_macs
+from paretorch.deploy.measure.text import human
 from paretorch.errors import ConfigError
 from paretorch.methods.precision.rivals import LSQ, SLB, DoReFa, LQNets
 from paretorch.methods.precision.rivals.rival import Rival

@@ -8,9 +8,9 @@ from triton import compile as compile_kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from paretorch.deploy.fast._kernel import packed_linear
-from paretorch.deploy.fast._launch import _assembly
 from paretorch.deploy.fast.codes import WIDTHS
+from paretorch.deploy.fast.kernel import packed_linear
+from paretorch.deploy.fast.launch import _assembly
 
 POINTERS = {"x": "*bf16", "out": "*bf16", "bias": "*bf16", "partial": "*fp32"}
 NUMBERS = ("batch", "outputs", "inputs", "x_stride", "tiles")

@@ -17,7 +17,8 @@ pytest.importorskip("triton")
 if DEVICE == "cpu" and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
     pytest.skip("Triton's interpreter needs numpy below 2.4", allow_module_level=True)
 
-from paretorch.deploy.fast import PackedLinear, _launch, optimize  # noqa: E402
+from paretorch.deploy.fast import PackedLinear, optimize  # noqa: E402
+from paretorch.deploy.fast import launch as _launch  # noqa: E402
 from paretorch.deploy.fast.grid import Tuning  # noqa: E402
 from paretorch.deploy.fast.packing import Order, pack  # noqa: E402
 from paretorch.deploy.fast.settings import SETTINGS  # noqa: E402

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from paretorch.deploy import report
-from paretorch.deploy.latency import Latency
-from paretorch.deploy.summary import Report
+from paretorch.deploy.measure.latency import Latency
+from paretorch.deploy.measure.report import Report
 from paretorch.report import write_html
 from paretorch.report.charts import bar_rows, histogram, line_chart, stacked_bar
 from paretorch.report.history import history_charts

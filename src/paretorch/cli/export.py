@@ -103,7 +103,7 @@ def _calibration(found: "Images", count: int) -> list["Tensor"]:
 
 def _accuracies(found: "Images", model: "Module", path: Path) -> str:
     """The accuracy of the file beside that of the network it was written from."""
-    from paretorch.deploy.accuracy import measure_accuracy
+    from paretorch.deploy.measure.accuracy import measure_accuracy
     from paretorch.deploy.rivals import OnnxNetwork
 
     inputs = _normalised(found, found.test[0])

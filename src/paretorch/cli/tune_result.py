@@ -10,7 +10,7 @@ import typer
 
 from paretorch.cli.bar import epochs_bar
 from paretorch.cli.tune_trial import Trial, exactly
-from paretorch.deploy.container import write_file
+from paretorch.deploy.codec.container import write_file
 from paretorch.errors import PareError
 from paretorch.report.curves import Curve, curves
 from paretorch.report.picture import save

@@ -2,10 +2,10 @@
 
 from paretorch.deploy.artefact import encoded_size, load, save, sizes
 from paretorch.deploy.fast import Optimized, optimize
-from paretorch.deploy.latency import Latency, measure_latency
+from paretorch.deploy.measure.latency import Latency, measure_latency
+from paretorch.deploy.measure.report import Report, report
+from paretorch.deploy.measure.sizes import Sizes, TensorSize
 from paretorch.deploy.onnx import export_onnx
-from paretorch.deploy.sizes import Sizes, TensorSize
-from paretorch.deploy.summary import Report, report
 
 __all__ = [
     "Latency",

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.deploy.blob import BlobReader, write_blob
-from paretorch.deploy.container import pack, read_file, write_file
+from paretorch.deploy.codec.blob import BlobReader, write_blob
+from paretorch.deploy.codec.container import pack, read_file, write_file
+from paretorch.deploy.codec.filling import build, fill
 from paretorch.deploy.edits import added_bytes, check_edits, on_their_grids, replayed
-from paretorch.deploy.filling import build, fill
+from paretorch.deploy.measure.sizes import Sizes
 from paretorch.deploy.norms import prepared_state
 from paretorch.deploy.plain import plain
-from paretorch.deploy.sizes import Sizes
 from paretorch.errors import ArtefactError, ConfigError
 
 StrPath = str | os.PathLike[str]

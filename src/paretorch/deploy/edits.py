@@ -27,7 +27,7 @@ from torch import nn
 
 from paretorch.core.attach.templates import share
 from paretorch.core.channels.cut import keep_channels
-from paretorch.deploy.sizes import TensorSize
+from paretorch.deploy.measure.sizes import TensorSize
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.methods.precision.activations_quantized import ADDED, KIND, MOST_STEPS, replay
 from paretorch.methods.precision.grid import MAX_BITS

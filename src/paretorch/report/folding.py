@@ -9,8 +9,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paretorch.deploy.container import write_file
-from paretorch.deploy.text import human
+from paretorch.deploy.codec.container import write_file
+from paretorch.deploy.measure.text import human
 from paretorch.report.frame import write_page
 from paretorch.report.loops import folded_diagram
 from paretorch.report.sharing import group_title, heat_map

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-from paretorch.deploy.container import write_file
+from paretorch.deploy.codec.container import write_file
 from paretorch.report.style import CSS
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

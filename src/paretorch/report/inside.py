@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from paretorch.deploy.text import loops
+from paretorch.deploy.measure.text import loops
 from paretorch.report.charts import bar_rows
 from paretorch.report.loops import folded_diagram
 from paretorch.report.sharing import heat_map
 from paretorch.report.tables import table
 
 if TYPE_CHECKING:
-    from paretorch.deploy.summary import Report
+    from paretorch.deploy.measure.report import Report
 
 
 def pictures(samples: bytes | None) -> str:

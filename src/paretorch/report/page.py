@@ -8,9 +8,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paretorch.deploy.sizes import KINDS
+from paretorch.deploy.measure.sizes import KINDS
+from paretorch.deploy.measure.text import human
 from paretorch.deploy.structure import MACS
-from paretorch.deploy.text import human
 from paretorch.report.charts import bar_rows, histogram, stacked_bar
 from paretorch.report.frame import write_page
 from paretorch.report.history import history_charts
@@ -18,8 +18,8 @@ from paretorch.report.inside import activations, pictures, shared
 from paretorch.report.tables import table
 
 if TYPE_CHECKING:
-    from paretorch.deploy.latency import Latency
-    from paretorch.deploy.summary import Report
+    from paretorch.deploy.measure.latency import Latency
+    from paretorch.deploy.measure.report import Report
 
 _WHAT = {
     "codes": "codes: the kept weights' values",

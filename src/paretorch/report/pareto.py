@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paretorch.deploy.text import human, printable, table
+from paretorch.deploy.measure.text import human, printable, table
 from paretorch.report.marks import mark
 from paretorch.report.picture import in_report_colours
 from paretorch.report.svg import WIDTH, figure, line, path, text, ticks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from paretorch.deploy.container import write_file
+from paretorch.deploy.codec.container import write_file
 from paretorch.report.style import CSS
 
 SERIES = ("#1f6feb", "#b45309", "#0f766e", "#7c3aed", "#6b7280", "#be185d")

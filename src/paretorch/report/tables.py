@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from paretorch.deploy.text import human
+from paretorch.deploy.measure.text import human
 
 _PERCENT = ("accuracy", "sparsity", "share")
 _UNITS = {"bytes": "B", "dense_bytes": "B", "macs": "", "parameters": "", "weights": ""}

@@ -3,7 +3,7 @@
 Nothing is chosen here, so there are no held-out images: the metric of the task stands beside that of the dense network.
 """
 
-from paretorch.deploy.text import table as aligned
+from paretorch.deploy.measure.text import table as aligned
 from paretorch.studies.cells import Numbers, distance, mean, with_spread
 from paretorch.studies.results import Found, summarize
 from paretorch.studies.study import Study

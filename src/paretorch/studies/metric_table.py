@@ -1,6 +1,6 @@
 """What a study of anything else found: the metric of each setting, over the validation part too where runs held one out."""
 
-from paretorch.deploy.text import table as aligned
+from paretorch.deploy.measure.text import table as aligned
 from paretorch.studies.cells import Numbers, with_spread
 from paretorch.studies.results import Found, summarize
 from paretorch.studies.study import Study

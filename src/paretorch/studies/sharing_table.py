@@ -1,6 +1,6 @@
 """What sharing saves and costs: parameters and the metric of each setting side by side, beside the network that shares nothing."""
 
-from paretorch.deploy.text import table as aligned
+from paretorch.deploy.measure.text import table as aligned
 from paretorch.studies.cells import Numbers, distance, mean, with_spread
 from paretorch.studies.results import Found, summarize
 from paretorch.studies.study import Study

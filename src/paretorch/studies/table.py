@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from paretorch.deploy.text import table as aligned
+from paretorch.deploy.measure.text import table as aligned
 from paretorch.studies.results import Found, runs_of, spread
 from paretorch.studies.study import Study
 

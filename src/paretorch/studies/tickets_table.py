@@ -8,7 +8,7 @@ many seeds do stands beside.
 from collections.abc import Sequence
 from typing import Any
 
-from paretorch.deploy.text import table as aligned
+from paretorch.deploy.measure.text import table as aligned
 from paretorch.studies.results import spread
 from paretorch.workflows.tickets.result import Result
 

@@ -1,6 +1,6 @@
 """Layers that run faster than dense ones on real hardware, and `optimize`, which uses them where it measured so."""
 
-from paretorch.deploy.fast.account import Account, Choice
+from paretorch.deploy.fast.choices import Account, Choice
 from paretorch.deploy.fast.choosing import Optimized, optimize
 from paretorch.deploy.fast.packed_linear import PackedLinear
 from paretorch.deploy.fast.sparse import SparseLinear, SparsePointwise

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from paretorch.deploy.fast import _launch
+from paretorch.deploy.fast import launch as _launch
 from paretorch.deploy.fast.measure import Timer
 from paretorch.deploy.fast.packed_linear import PackedLinear
 from paretorch.deploy.fast.sparse import SparseLinear, SparsePointwise

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from paretorch.deploy.fast.account import Account, Choice
 from paretorch.deploy.fast.candidates import candidate, is_layer
 from paretorch.deploy.fast.capture import capture, difference, replaced, tensors_of
+from paretorch.deploy.fast.choices import Account, Choice
 from paretorch.deploy.fast.measure import Call, Timer, is_faster, speedup, timer
 from paretorch.deploy.plain import copied
 from paretorch.errors import ConfigError

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from paretorch.deploy.latency import timed_rounds
+from paretorch.deploy.measure.latency import timed_rounds
 from paretorch.errors import ConfigError
 
 Call = Callable[[], object]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paretorch.deploy.fast import _launch
+from paretorch.deploy.fast import launch as _launch
 from paretorch.deploy.fast.adopting import Adopting
 from paretorch.deploy.fast.codes import WIDTHS
 from paretorch.deploy.fast.packing import COLUMNS, ROWS, Order, Packed, pack, unpack

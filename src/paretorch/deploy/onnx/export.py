@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paretorch.deploy.artefact import StrPath
 from paretorch.deploy.calibrate import check_percentile, quantize_int8
-from paretorch.deploy.container import beside
+from paretorch.deploy.codec.container import beside
 from paretorch.deploy.onnx.graph import INPUT, OUTPUT, Model, merge_equal, optimize, prune, shared, trace
 from paretorch.deploy.onnx.int8 import SIGNS, narrow, share_codes
 from paretorch.deploy.onnx.pack import FORMS, STEPS, Packing, find_packing, pack

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paretorch.deploy.grids import Codes, Floats, read_grid
+from paretorch.deploy.codec.grids import Codes, Floats, read_grid
 from paretorch.deploy.onnx.graph import Model
 from paretorch.deploy.onnx.norms import output_axis
 from paretorch.deploy.onnx.types import choose_layout, put_first, store

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paretorch.deploy.grids import Grid
+from paretorch.deploy.codec.grids import Grid
 from paretorch.deploy.onnx.graph import Graph
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paretorch.deploy.grids import WIDTHS, Codes, are_odd, width_of
+from paretorch.deploy.codec.grids import WIDTHS, Codes, are_odd, width_of
 from paretorch.deploy.onnx.graph import OPSET, Graph, Model
 
 CODES, LOW = ".codes", ".low"  # behind the name of a weight

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paretorch.deploy.container import write_file
+from paretorch.deploy.codec.container import write_file
 from paretorch.deploy.norms import prepared_state
 from paretorch.deploy.rivals.range import require_range
 from paretorch.errors import ArtefactError, MissingExtraError

@@ -11,7 +11,7 @@ from math import isqrt
 
 import numpy as np
 
-from paretorch.deploy.entropy import MAX_DROP, Array
+from paretorch.deploy.codec.entropy import MAX_DROP, Array
 
 FALLS = 64  # 0: flat; 1 .. 31: with |v|; 32 .. 63: with v**2
 MOST = 1 << 12  # integers in such an alphabet

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from paretorch.deploy.sizes import KINDS
+from paretorch.deploy.measure.sizes import KINDS
 from paretorch.deploy.structure import MACS
 
 if TYPE_CHECKING:
+    from paretorch.deploy.measure.report import Report
     from paretorch.deploy.structure import Shared
-    from paretorch.deploy.summary import Report
 
 
 def human(count: float, unit: str = "B") -> str:

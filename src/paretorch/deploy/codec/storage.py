@@ -18,12 +18,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from paretorch.deploy import grids, values
-from paretorch.deploy.entropy import Array
-from paretorch.deploy.parts import Sink, Source, Spent
-from paretorch.deploy.planes import Planes, read_planes
-from paretorch.deploy.rounded import HALF
-from paretorch.deploy.symbols import Symbols, levels, read_symbols, take_symbols
+from paretorch.deploy.codec import grids, values
+from paretorch.deploy.codec.entropy import Array
+from paretorch.deploy.codec.parts import Sink, Source, Spent
+from paretorch.deploy.codec.planes import Planes, read_planes
+from paretorch.deploy.codec.rounded import HALF
+from paretorch.deploy.codec.symbols import Symbols, levels, read_symbols, take_symbols
 from paretorch.errors import ArtefactError
 
 Shape = tuple[int, ...]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paretorch.deploy.entropy import Array
+from paretorch.deploy.codec.entropy import Array
 from paretorch.errors import ConfigError
 
 # The position of a dtype in this list is its number in the file: append only.

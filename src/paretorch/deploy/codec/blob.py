@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paretorch.deploy.container import VERSION
-from paretorch.deploy.entropy import Decoder
-from paretorch.deploy.parts import Sink, Source
-from paretorch.deploy.sizes import TensorSize
-from paretorch.deploy.tensors import decode_tensor, encode_tensor
-from paretorch.deploy.values import DTYPES, dtype_number
-from paretorch.deploy.wire import ByteReader, ByteWriter
+from paretorch.deploy.codec.container import VERSION
+from paretorch.deploy.codec.entropy import Decoder
+from paretorch.deploy.codec.parts import Sink, Source
+from paretorch.deploy.codec.tensors import decode_tensor, encode_tensor
+from paretorch.deploy.codec.values import DTYPES, dtype_number
+from paretorch.deploy.codec.wire import ByteReader, ByteWriter
+from paretorch.deploy.measure.sizes import TensorSize
 from paretorch.errors import ArtefactError, ConfigError
 
 _CHECKSUM = 16

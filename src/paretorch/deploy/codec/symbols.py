@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paretorch.deploy.entropy import MAX_DROP, Array, Decoder, Encoder, code_lengths, fit_drops
-from paretorch.deploy.groups import MOST_SLICES, Groups, find_groups, view3
-from paretorch.deploy.smooth import FALLS, MOST, fit_smooth, smooth_drops
-from paretorch.deploy.wire import ByteReader, ByteWriter
+from paretorch.deploy.codec.entropy import MAX_DROP, Array, Decoder, Encoder, code_lengths, fit_drops
+from paretorch.deploy.codec.groups import MOST_SLICES, Groups, find_groups, view3
+from paretorch.deploy.codec.smooth import FALLS, MOST, fit_smooth, smooth_drops
+from paretorch.deploy.codec.wire import ByteReader, ByteWriter
 from paretorch.errors import ArtefactError
 
 SPAN = 1 << 17  # the widest range of integers that is treated as symbols

@@ -123,7 +123,7 @@ def _in_a_process(
 
     save_file({"example": example.detach().cpu().contiguous()}, folder / "example.safetensors")
     job = json.dumps({"files": files, "rounds": rounds, "seconds": seconds, "threads": threads})
-    command = [sys.executable, "-m", "paretorch.deploy.timing", str(folder), job]
+    command = [sys.executable, "-m", "paretorch.deploy.measure.timing", str(folder), job]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=True)
         medians: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])

@@ -35,7 +35,7 @@ class Launch:
     """
 
     def __init__(self, packed: Packed, order: Order, bias: Tensor | None, batch: int, tuning: Tuning) -> None:
-        from paretorch.deploy.fast._kernel import packed_linear
+        from paretorch.deploy.fast.kernel import packed_linear
 
         device = packed.rows.device
         (outputs, inputs), (height, columns) = packed.shape, packed.tile

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.deploy.accuracy import measure_accuracy
 from paretorch.deploy.artefact import StrPath, open_artefact, sizes, sizes_in_file
-from paretorch.deploy.filling import Blank
-from paretorch.deploy.latency import Latency, measure_latency
-from paretorch.deploy.macs import count_macs
+from paretorch.deploy.codec.filling import Blank
+from paretorch.deploy.measure.accuracy import measure_accuracy
+from paretorch.deploy.measure.latency import Latency, measure_latency
+from paretorch.deploy.measure.macs import count_macs
+from paretorch.deploy.measure.sizes import KINDS, Sizes, TensorSize
 from paretorch.deploy.plain import plain
-from paretorch.deploy.sizes import KINDS, Sizes, TensorSize
 from paretorch.deploy.structure import MACS, Activation, Shared, activations_of, macs_by_tensor, shared_of
 from paretorch.errors import ConfigError
 from paretorch.report import write_html  # here, not in to_html: a later import would put the room over pt.report
@@ -55,7 +55,7 @@ class Report:
     unless an edit names another, and a zero there 0; one of n other values (LSQ, DoReFa …) ⌈log₂ n⌉; any other its dtype's,
     or 0 if it is zero.
     `bits` leaves the map of precisions and the masks out, as papers do; `bits_on_disk` has them. `buffers`: stored
-    tensors that are no parameters (of a file without a network of the zoo, norm statistics). `macs`: see paretorch.deploy.macs; of layers that are mixed from shared
+    tensors that are no parameters (of a file without a network of the zoo, norm statistics). `macs`: see paretorch.deploy.measure.macs; of layers that are mixed from shared
     tensors each tensor has its part. `latency`: by runtime, with spread; of the entries, `dense` is the baseline.
     `dense`: bytes of the plain tensors of the network that this was made from, `baseline` where that is known, else of this one.
     """
@@ -166,7 +166,7 @@ class Report:
         return write_html(path, title=self.name, comparison=[], report=self, history=[])
 
     def __str__(self) -> str:
-        from paretorch.deploy.text import render
+        from paretorch.deploy.measure.text import render
 
         return render(self)
 

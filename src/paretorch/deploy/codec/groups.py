@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paretorch.deploy.entropy import Array
+from paretorch.deploy.codec.entropy import Array
 
 _MOST_CLASSES = 12
 _MOST_CELLS = 1 << 21  # slices times alphabet: beyond, the histogram itself would cost more than it gains

@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import torch
 
-from paretorch.deploy.entropy import Array
-from paretorch.deploy.parts import Sink, Source
-from paretorch.deploy.symbols import Symbols, read_symbols, take_symbols
+from paretorch.deploy.codec.entropy import Array
+from paretorch.deploy.codec.parts import Sink, Source
+from paretorch.deploy.codec.symbols import Symbols, read_symbols, take_symbols
 
 _CHUNK = 1 << 18  # words turned at once
 

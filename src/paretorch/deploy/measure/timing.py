@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from paretorch.deploy.latency import Call, timed_rounds
+from paretorch.deploy.measure.latency import Call, timed_rounds
 
 
 def main(folder: Path, job: dict[str, Any]) -> dict[str, list[float]]:

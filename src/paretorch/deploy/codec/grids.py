@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paretorch.deploy.entropy import Array
+from paretorch.deploy.codec.entropy import Array
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.signedinteger[Any]]

@@ -7,13 +7,25 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from paretorch.deploy import values
-from paretorch.deploy.entropy import Array
-from paretorch.deploy.grids import read_binary, read_grid
-from paretorch.deploy.parts import Sink, Source
-from paretorch.deploy.rounded import HALF, read_rounded
-from paretorch.deploy.sizes import TensorSize
-from paretorch.deploy.ways import SMALL, WAYS, Book, Constant, Dense, Grid, Small, Sparse, Steps, Way, few_values
+from paretorch.deploy.codec import values
+from paretorch.deploy.codec.entropy import Array
+from paretorch.deploy.codec.grids import read_binary, read_grid
+from paretorch.deploy.codec.parts import Sink, Source
+from paretorch.deploy.codec.rounded import HALF, read_rounded
+from paretorch.deploy.codec.storage import (
+    SMALL,
+    WAYS,
+    Book,
+    Constant,
+    Dense,
+    Grid,
+    Small,
+    Sparse,
+    Steps,
+    Way,
+    few_values,
+)
+from paretorch.deploy.measure.sizes import TensorSize
 from paretorch.errors import ArtefactError
 from paretorch.methods.precision.grid import digits
 

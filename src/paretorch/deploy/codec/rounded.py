@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paretorch.deploy.grids import Floats, Grid, along, cheapest
+from paretorch.deploy.codec.grids import Floats, Grid, along, cheapest
 
 HALF = (torch.float16, torch.bfloat16)
 _MOST = 512  # |c|

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paretorch.deploy.entropy import Decoder, Encoder
-from paretorch.deploy.wire import ByteReader, ByteWriter
+from paretorch.deploy.codec.entropy import Decoder, Encoder
+from paretorch.deploy.codec.wire import ByteReader, ByteWriter
 
 
 @dataclass
