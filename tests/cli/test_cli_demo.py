@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paretorch import demo
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError
+from paretorch.workflows import demo
 
 
 @pytest.fixture

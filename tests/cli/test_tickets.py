@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from paretorch.cli.app import app
 from paretorch.cli.tickets_searches import make_searches
 from paretorch.errors import UndecidedWarning
-from paretorch.studies import load_study, study_names
 from paretorch.training.recipe import recipe_from
+from paretorch.workflows.studies import load_study, study_names
 from paretorch.workflows.tickets import METHODS
 
 _SMALL = ["--network", "digits-cnn", "--data", "digits", "--device", "cpu", "--set", 'network_options={"width": 2}']

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import paretorch as pt
-from paretorch.studies import load_study
+from paretorch.workflows.studies import load_study
 
 from .test_manners import network, train, weights
 
@@ -64,7 +64,7 @@ def test_every_command_of_the_page_exists() -> None:
     import typer
 
     from paretorch.cli.app import app
-    from paretorch.studies import study_names
+    from paretorch.workflows.studies import study_names
 
     page = PAGE.read_text()
     named = set(re.findall(r"pare study ([\w-]+)", page))

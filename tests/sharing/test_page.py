@@ -35,7 +35,7 @@ def test_every_command_of_the_page_exists() -> None:
     import typer
 
     from paretorch.cli.app import app
-    from paretorch.studies import study_names
+    from paretorch.workflows.studies import study_names
 
     page = PAGE.read_text()
     studies = re.findall(r"pare study ([\w-]+)", page)
@@ -93,7 +93,7 @@ def test_the_stage_that_became_two_layers() -> None:
 
 
 def test_the_table_of_similarities() -> None:
-    from paretorch.studies.similarities import by_distance
+    from paretorch.workflows.studies.similarities import by_distance
 
     page, folder = PAGE.read_text(), PAGE.parents[1] / "results/sharing-wrn28-4"
     titles = {

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from paretorch.studies.bits_table import show_bits
-from paretorch.studies.study import Study, parse_study
+from paretorch.workflows.studies.bits_table import show_bits
+from paretorch.workflows.studies.study import Study, parse_study
 
 _TEXT = """
 title = "Digits"

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from paretorch import deploy, zoo
 from paretorch.cli.app import app
-from paretorch.studies import load_study
 from paretorch.training import Recipe, Runtime, train
 from paretorch.training.compression import attach
+from paretorch.workflows.studies import load_study
 
 _TINY: dict[str, Any] = {
     "network": "digits-cnn",

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from paretorch.studies import load_study, study_names
 from paretorch.training import Recipe, Runtime, train
 from paretorch.training.recipe import OPTIMIZERS
+from paretorch.workflows.studies import load_study, study_names
 from tests.training.test_tasks_gan import _images
 from tests.training.test_tasks_promises import RECIPES, root  # noqa: F401 - a fixture
 

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from paretorch.cli.app import app
-from paretorch.studies.sharing_table import show_sharing
-from paretorch.studies.study import Study, load_study
+from paretorch.workflows.studies.sharing_table import show_sharing
+from paretorch.workflows.studies.study import Study, load_study
 
 
 @pytest.fixture

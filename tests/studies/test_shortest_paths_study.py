@@ -8,10 +8,10 @@ from typer.testing import CliRunner
 
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError
-from paretorch.studies import load_study
-from paretorch.studies.results import store
 from paretorch.training import Runtime, train
 from paretorch.training.folder import read_history
+from paretorch.workflows.studies import load_study
+from paretorch.workflows.studies.results import store
 
 _NAME = "sharing-shortest-paths"
 _TINY = {
@@ -48,7 +48,7 @@ def test_from_the_phases_to_the_curves(tmp_path: Path) -> None:
 
 
 def test_curves_of_nothing_are_refused(tmp_path: Path) -> None:
-    from paretorch.studies.curves import draw_curves
+    from paretorch.workflows.studies.curves import draw_curves
 
     with pytest.raises(ConfigError, match="no results of sharing-shortest-paths"):
         draw_curves(load_study(_NAME), tmp_path / _NAME)

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError
-from paretorch.studies import load_study, study_names
-from paretorch.studies.similarities import by_distance, similarities, told
 from paretorch.training import Runtime, train
+from paretorch.workflows.studies import load_study, study_names
+from paretorch.workflows.studies.similarities import by_distance, similarities, told
 
 _TINY = {
     "sharing-similarities": {"network": "swrn-16-1-2", "data": "digits", "network_options": {"channels": 1}},

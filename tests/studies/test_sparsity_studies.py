@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError
-from paretorch.studies import load_study, run_study, study_names
 from paretorch.training import Recipe, Runtime, train
 from paretorch.training.folder import read_history
 from paretorch.training.recipe import PRUNING
+from paretorch.workflows.studies import load_study, run_study, study_names
 
 _TINY = {
     "network": "digits-cnn",

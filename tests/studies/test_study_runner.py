@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError, PareError
-from paretorch.studies import load_study, run_study, study_names
-from paretorch.studies.mps import mps
-from paretorch.studies.results import collect, summarize
-from paretorch.studies.study import Study, parse_study
+from paretorch.workflows.studies import load_study, run_study, study_names
+from paretorch.workflows.studies.mps import mps
+from paretorch.workflows.studies.results import collect, summarize
+from paretorch.workflows.studies.study import Study, parse_study
 
 _SMALL = """
 title = "Digits"

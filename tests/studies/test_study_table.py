@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from paretorch.studies.study import Study, parse_study
-from paretorch.studies.table import as_rows, points_of, show_layers, show_points, show_verdicts, verdicts
+from paretorch.workflows.studies.study import Study, parse_study
+from paretorch.workflows.studies.table import as_rows, points_of, show_layers, show_points, show_verdicts, verdicts
 
 _TEXT = """
 title = "Digits"

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError, PareError
-from paretorch.studies import load_study, study_names
-from paretorch.studies.results import spread
-from paretorch.studies.study import parse_study
-from paretorch.studies.tickets import run_tickets, ticket_lines
+from paretorch.workflows.studies import load_study, study_names
+from paretorch.workflows.studies.results import spread
+from paretorch.workflows.studies.study import parse_study
+from paretorch.workflows.studies.tickets import run_tickets, ticket_lines
 from paretorch.workflows.tickets import METHODS, make_method
 
 _NAMES = [name for name in study_names() if load_study(name).tickets]

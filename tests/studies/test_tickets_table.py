@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from paretorch.studies.results import spread
-from paretorch.studies.tickets_table import by_method, result_of, show_methods
+from paretorch.workflows.studies.results import spread
+from paretorch.workflows.studies.tickets_table import by_method, result_of, show_methods
 from paretorch.workflows.tickets import Result
 
 

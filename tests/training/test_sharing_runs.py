@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from paretorch import SoftSharing, compress
 from paretorch.cli.app import app
-from paretorch.studies.study import load_study, study_names
 from paretorch.training import Recipe
 from paretorch.training.similarities import similarities
+from paretorch.workflows.studies.study import load_study, study_names
 from paretorch.zoo.registry import shares
 
 _SMALL = ["--network", "swrn-16-1-1", "--data", "digits", "--epochs", "1", "--set", 'network_options={"channels": 1}']

@@ -22,8 +22,8 @@ def demo(
     """
     from rich.console import Console
 
-    from paretorch.demo import run_demo
     from paretorch.training.recipe import parse_bytes
+    from paretorch.workflows.demo import run_demo
 
     rows = run_demo(out, budget=parse_bytes(budget), seed=seed, device=device)
     Console().print(_table(*rows))

@@ -10,8 +10,8 @@ from paretorch.cli.values import assignments, integers
 from paretorch.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paretorch.studies import Study
-    from paretorch.studies.results import Found
+    from paretorch.workflows.studies import Study
+    from paretorch.workflows.studies.results import Found
 
 
 def study(
@@ -66,9 +66,9 @@ def study(
     """
     from dataclasses import replace
 
-    from paretorch import studies
-    from paretorch.studies.mps import mps as service
-    from paretorch.studies.results import collect
+    from paretorch.workflows import studies
+    from paretorch.workflows.studies.mps import mps as service
+    from paretorch.workflows.studies.results import collect
 
     if name is None:
         for each in studies.study_names():
@@ -122,8 +122,8 @@ def study(
 
 
 def _show_stored(study: "Study", out: Path, table: bool, layers: bool) -> None:
-    from paretorch.studies.results import collect, require_some
-    from paretorch.studies.table import show_layers
+    from paretorch.workflows.studies.results import collect, require_some
+    from paretorch.workflows.studies.table import show_layers
 
     found, diverged = collect(study, out / study.name)
     require_some(study, [*found, *diverged], out)
@@ -136,7 +136,7 @@ def _show_stored(study: "Study", out: Path, table: bool, layers: bool) -> None:
 
 def _draw(study: "Study", out: Path) -> None:
     from paretorch.report.picture import save
-    from paretorch.studies.curves import draw_curves
+    from paretorch.workflows.studies.curves import draw_curves
 
     metric, picture = draw_curves(study, out / study.name)
     path = out / study.name / f"{metric}.svg"
@@ -145,7 +145,7 @@ def _draw(study: "Study", out: Path) -> None:
 
 
 def _draw_similarities(study: "Study", out: Path) -> None:
-    from paretorch.studies import similarities
+    from paretorch.workflows.studies import similarities
 
     target = out / study.name
     found = similarities.similarities(study, target)
@@ -156,8 +156,8 @@ def _draw_similarities(study: "Study", out: Path) -> None:
 
 
 def _tickets(study: "Study", out: Path, runs: Path, parallel: int, options: list[str], table: bool) -> None:
-    from paretorch.studies.results import require_some
-    from paretorch.studies.tickets import run_tickets, ticket_lines
+    from paretorch.workflows.studies.results import require_some
+    from paretorch.workflows.studies.tickets import run_tickets, ticket_lines
 
     if not table:
         run_tickets(study, out, runs, parallel=parallel, options=options, tell=typer.echo)
@@ -169,10 +169,10 @@ def _tickets(study: "Study", out: Path, runs: Path, parallel: int, options: list
 
 def _show(study: "Study", found: "Found", diverged: list[str]) -> None:
     """What the results say: accuracy against sparsity, bits or parameters where that is the question, else each setting's metric."""
-    from paretorch.studies.bits_table import show_bits
-    from paretorch.studies.metric_table import show_metric
-    from paretorch.studies.sharing_table import show_sharing
-    from paretorch.studies.table import points_of, show_points, show_verdicts
+    from paretorch.workflows.studies.bits_table import show_bits
+    from paretorch.workflows.studies.metric_table import show_metric
+    from paretorch.workflows.studies.sharing_table import show_sharing
+    from paretorch.workflows.studies.table import points_of, show_points, show_verdicts
 
     if points := points_of(study, found):
         lines = [*show_points(points), "", *show_verdicts(study, points)]

@@ -11,8 +11,8 @@ from statistics import fmean
 from typing import Any
 
 from paretorch.deploy.measure.text import table as aligned
-from paretorch.studies.results import Found, runs_of, spread
-from paretorch.studies.study import Study
+from paretorch.workflows.studies.results import Found, runs_of, spread
+from paretorch.workflows.studies.study import Study
 
 _CHOSEN, _TOLD = "test_accuracy", "final_test_accuracy"  # the first is over the validation images of the run
 _SLACK = 1e-9  # so that exactly `points` below is within, whatever the rounding

@@ -4,11 +4,11 @@ Nothing is chosen here, so there are no held-out images: the metric of the task 
 """
 
 from paretorch.deploy.measure.text import table as aligned
-from paretorch.studies.cells import Numbers, distance, mean, with_spread
-from paretorch.studies.results import Found, summarize
-from paretorch.studies.study import Study
 from paretorch.training.progress import headline
 from paretorch.training.recipe import Recipe
+from paretorch.workflows.studies.cells import Numbers, distance, mean, with_spread
+from paretorch.workflows.studies.results import Found, summarize
+from paretorch.workflows.studies.study import Study
 
 _FROM_START = ("smol-printed", "bsq")  # their `bits` are those at the start: λ decides where they end
 _HEAD = ["setting", "asked", "bits", "on disk", "bytes", "", "to dense", "seeds"]

@@ -13,8 +13,8 @@ import numpy as np
 
 from paretorch.errors import ConfigError
 from paretorch.report.similarities import Matrix, write_similarities
-from paretorch.studies.results import collect
-from paretorch.studies.study import Study
+from paretorch.workflows.studies.results import collect
+from paretorch.workflows.studies.study import Study
 
 
 def similarities(study: Study, target: Path) -> dict[str, list[Matrix]]:

@@ -7,9 +7,9 @@ import numpy as np
 
 from paretorch.errors import ConfigError
 from paretorch.report.curves import Curve, curves
-from paretorch.studies.results import collect
-from paretorch.studies.study import Study
 from paretorch.training.progress import headline
+from paretorch.workflows.studies.results import collect
+from paretorch.workflows.studies.study import Study
 
 
 def draw_curves(study: Study, target: Path) -> tuple[str, str]:

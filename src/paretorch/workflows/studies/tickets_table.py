@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paretorch.deploy.measure.text import table as aligned
-from paretorch.studies.results import spread
+from paretorch.workflows.studies.results import spread
 from paretorch.workflows.tickets.result import Result
 
 Row = dict[str, Any]

@@ -1,10 +1,10 @@
 """What sharing saves and costs: parameters and the metric of each setting side by side, beside the network that shares nothing."""
 
 from paretorch.deploy.measure.text import table as aligned
-from paretorch.studies.cells import Numbers, distance, mean, with_spread
-from paretorch.studies.results import Found, summarize
-from paretorch.studies.study import Study
 from paretorch.training.progress import headline
+from paretorch.workflows.studies.cells import Numbers, distance, mean, with_spread
+from paretorch.workflows.studies.results import Found, summarize
+from paretorch.workflows.studies.study import Study
 
 
 def show_sharing(study: Study, found: Found) -> list[str]:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import PareError
-from paretorch.studies.results import heading, read_stored, require_recipe, write_json
-from paretorch.studies.study import Study
-from paretorch.studies.tickets_table import by_method, result_of, show_methods, show_tickets
+from paretorch.workflows.studies.results import heading, read_stored, require_recipe, write_json
+from paretorch.workflows.studies.study import Study
+from paretorch.workflows.studies.tickets_table import by_method, result_of, show_methods, show_tickets
 from paretorch.workflows.tickets.result import collect, write_result
 from paretorch.workflows.tickets.storage import Storage
 

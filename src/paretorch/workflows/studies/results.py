@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import ArtefactError, ConfigError
-from paretorch.studies.study import Study
 from paretorch.training.checkpoint import require_same
 from paretorch.training.files import write_atomically
 from paretorch.training.folder import read_history
 from paretorch.training.recipe import Recipe, stored_recipe
+from paretorch.workflows.studies.study import Study
 
 Found = dict[str, dict[str, Any]]
 """Results of finished runs by the name of the run."""

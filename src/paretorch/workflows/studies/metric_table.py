@@ -1,10 +1,10 @@
 """What a study of anything else found: the metric of each setting, over the validation part too where runs held one out."""
 
 from paretorch.deploy.measure.text import table as aligned
-from paretorch.studies.cells import Numbers, with_spread
-from paretorch.studies.results import Found, summarize
-from paretorch.studies.study import Study
 from paretorch.training.progress import headline
+from paretorch.workflows.studies.cells import Numbers, with_spread
+from paretorch.workflows.studies.results import Found, summarize
+from paretorch.workflows.studies.study import Study
 
 
 def show_metric(study: Study, found: Found) -> list[str]:

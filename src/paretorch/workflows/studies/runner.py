@@ -16,13 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import DIVERGED_CODE, PareError
-from paretorch.studies.results import DIVERGED, collect, require_mine, store, stored_result, summarize, write_json
-from paretorch.studies.study import Study
-from paretorch.studies.table import as_rows, points_of
 from paretorch.training.finish import read_result
 from paretorch.training.folder import check_folder, read_history
 from paretorch.training.progress import headline, told
 from paretorch.training.recipe import Recipe
+from paretorch.workflows.studies.results import (
+    DIVERGED,
+    collect,
+    require_mine,
+    store,
+    stored_result,
+    summarize,
+    write_json,
+)
+from paretorch.workflows.studies.study import Study
+from paretorch.workflows.studies.table import as_rows, points_of
 
 Tell = Callable[[str], None]
 Watch = Callable[[int, int], None]

@@ -1,6 +1,6 @@
 """The thesis' tables and figures, one recipe file each, run over seeds."""
 
-from paretorch.studies.runner import run_study
-from paretorch.studies.study import Study, load_study, study_names
+from paretorch.workflows.studies.runner import run_study
+from paretorch.workflows.studies.study import Study, load_study, study_names
 
 __all__ = ["Study", "load_study", "run_study", "study_names"]
