@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from paretorch import compress
 from tests.contract import cases
 from tests.contract.loop import equal, optimizer_of, snapshot, train
-from tests.precision_activations import nets
-from tests.precision_rivals import cases as quantizers
-from tests.sharing import cases as sharing
-from tests.sparsity_rivals import cases as pruners
+from tests.methods.activations import nets
+from tests.methods.precision_rivals import cases as quantizers
+from tests.methods.sharing import cases as sharing
+from tests.methods.sparsity_rivals import cases as pruners
 
 ROOMS = {
     "core": {**cases.METHODS, **cases.COUPLED},

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from paretorch import SMOL, ContinuousSparsification, Plan, compress
 from paretorch.core.method import Method
 from tests.core.tiny import batch, small_net
-from tests.sparsity.algorithm_1 import GATES
+from tests.methods.sparsity.algorithm_1 import GATES
 
 
 def scatter(plan: Plan) -> None:

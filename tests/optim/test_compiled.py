@@ -16,7 +16,7 @@ from paretorch.optim.kernels import build as _build
 from paretorch.optim.kernels import compiled as _compiled
 from paretorch.optim.kernels import modes as _modes
 
-from .test_manners import KINDS, build
+from .test_states_and_hooks import KINDS, build
 
 needs_compiler = pytest.mark.skipif(_build._compiler() is None, reason="needs a C compiler")
 LENGTHS = [3 * _compiled.CHUNK + 17, 5000, 1, 0, _compiled.CHUNK]

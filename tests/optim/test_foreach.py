@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paretorch.optim.kernels import foreach as _foreach
 
-from .test_manners import KINDS, build
+from .test_states_and_hooks import KINDS, build
 
 
 class Operations(TorchDispatchMode):

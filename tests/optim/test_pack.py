@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paretorch.optim.kernels import pieces as _pieces
 
-from .test_manners import KINDS, build
+from .test_states_and_hooks import KINDS, build
 
 SIZES = [3, 0, 70_000, 40, 8192, 8193, 1]
 

@@ -14,7 +14,7 @@ from paretorch.errors import ConfigError
 from paretorch.optim import AnnealedAdam, AvaGrad
 
 from . import reference
-from .test_manners import build, every_kind, network, train, weights
+from .test_states_and_hooks import build, every_kind, network, train, weights
 
 
 def test_loads_the_state_of_the_authors_avagrad() -> None:

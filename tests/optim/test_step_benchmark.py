@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from .test_grid_benchmark import load
+from tests.workflows.tuning.test_grid_benchmark import load
 
 step = load("optimizer_step")
 training = load("optimizer_training")

@@ -1,4 +1,4 @@
-"""The update for CPUs by the loop in `_compiled.c`: one pass over memory, one call for all tensors."""
+"""The update for CPUs by the loop in `compiled.c`: one pass over memory, one call for all tensors."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def library(dtype: torch.dtype) -> Any:
 
 
 def build(definitions: Sequence[str]) -> Any:
-    """The library of `_compiled.c` with these definitions, or None."""
+    """The library of `compiled.c` with these definitions, or None."""
     found = _build.load(Path(__file__).with_suffix(".c"), definitions)
     if found is None:
         return None
