@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paretorch import Plan
-from paretorch.core.step.update import add_price, advance, gradients_of
+from paretorch.core.step.update import add_prices, advance
 from tests.contract.loop import equal, snapshot, train
 
 Run = tuple[nn.Module, Plan, torch.optim.Optimizer, Tensor]
@@ -99,6 +99,8 @@ def can_be_captured(plan: Plan) -> None:
     """A step of the plan waits for nothing, so that it can be part of a CUDA graph."""
     (term,) = plan._terms
     with torch.no_grad(), Watch() as watch:
-        add_price(term, plan._terms, gradients_of(term))
+        add_prices([term], plan._terms, plan._weights)
         advance(plan._terms, plan._state.step)
+        plan._engine.clip()
+        plan._engine.write()
     assert watch.seen == []

@@ -142,7 +142,7 @@ WRONG_MODELS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     ),
     "in DataParallel": (lambda: nn.DataParallel(nn.Linear(3, 3)), ["in a DataParallel already", "then wrap it"]),
     "folded": (folded, ["the network is folded", "SoftSharing and the other methods to one compress"]),
-    "compressed already": (already_compressed, ["0 is parametrized already", "all methods to one compress"]),
+    "compressed already": (already_compressed, ["0.weight has a plan already", "all methods to one compress"]),
 }
 
 

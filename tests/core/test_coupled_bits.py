@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import paretorch as pt
-from paretorch.core.attach.weights import original
 from paretorch.core.method import Method
 from paretorch.methods.precision.grid import s_of_bits
 from paretorch.methods.precision.rivals import LSQ, Uniform
@@ -94,9 +93,9 @@ def test_a_search_is_steered_by_the_same_count(zeros: bool) -> None:
         for chain, one in zip(bits.chains, bits.relaxations, strict=True)
     )  # type: ignore[union-attr]
     assert left < 0.9 * (rows + head)
-    for one, site in zip(bits.relaxations, bits.sites, strict=True):
+    for one, weight in zip(bits.relaxations, bits.chains, strict=True):
         one.decision.data.fill_(float(s_of_bits(1.5 * bits.weights / math.sqrt(left * (rows + head)))))
-        original(site).data.copy_(original(site).sign() * 4.0)  # no zeros among them
+        weight.latent.data.copy_(weight.latent.sign() * 4.0)  # no zeros among them
     bits.set_scalar("integral", 0.0)
     bits.method.steer(bits, torch.tensor(STEPS))
     assert bits.method.price(bits) < bits.method._start_price(bits)  # type: ignore[attr-defined, operator]

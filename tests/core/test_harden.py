@@ -74,7 +74,7 @@ def test_recalibrate_estimates_batch_norm_afresh() -> None:
 
 def test_harden_clears_the_momentum_of_dropped_weights() -> None:
     model, plan, optimizer = trained(ContinuousSparsification(target=0.5))
-    weight = model[4].parametrizations.weight.original
+    weight = model[4].weight
     assert bool((optimizer.state[weight]["momentum_buffer"] != 0).all())
     before = optimizer.state[weight]["momentum_buffer"].clone()
     plan.harden(optimizer)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from paretorch import SMOL, ContinuousSparsification, Plan, SMOLActivations, compress
-from paretorch.core.attach.weights import original
 from paretorch.core.method import Method
 from paretorch.errors import DivergenceError
 from paretorch.methods.precision.rivals import LSQ
@@ -73,7 +72,8 @@ def _refused(plan: Plan, optimizer: torch.optim.Optimizer, match: str, harden: C
 @pytest.mark.parametrize("name", list(METHODS))
 def test_a_weight_that_is_not_finite(name: str, value: float) -> None:
     plan, optimizer = _trained(*METHODS[name]())
-    site, weight = next((s, w) for s in reversed(plan._sites) if (w := original(s)).numel())
+    relaxed = plan._weights[-1]
+    site, weight = relaxed, relaxed.latent
     kept = weight.detach().clone()
     weight.data.flatten()[-1] = value
     match = rf"^{site.name} has values that are not finite: go back"
@@ -112,14 +112,14 @@ def test_a_budget_is_not_tried_either() -> None:
     plan = compress(_net(), ContinuousSparsification(), SMOL(), steps=4, budget=2_000)
     optimizer = torch.optim.SGD(plan.param_groups(), lr=0.01, momentum=0.9)
     train(plan, optimizer, batch(), 2)
-    original(plan._sites[1]).data[0, 0, 0, 0] = math.nan
+    plan._chains[1].latent.data[0, 0, 0, 0] = math.nan
     _refused(plan, optimizer, r"^3\.weight has values", lambda: plan.harden(optimizer))
 
 
 def test_neither_draws_nor_searches_begin() -> None:
     plan, optimizer = _trained(HardConcrete(target=0.5))
-    original(plan._sites[2]).data[0, 0] = math.nan
+    plan._chains[2].latent.data[0, 0] = math.nan
     _refused(plan, optimizer, r"^4\.weight has values", lambda: harden_best(plan, lambda _: 0.0, optimizer=optimizer))
     plan, optimizer = _trained(AMC(target=0.5))
-    original(plan._sites[2]).data[0, 0] = math.nan
+    plan._chains[2].latent.data[0, 0] = math.nan
     _refused(plan, optimizer, r"^4\.weight has values", lambda: harden_searched(plan, lambda _: 0.0, batch(2)))

@@ -1,4 +1,4 @@
-"""An optimizer that holds the decisions too is told of; nothing else is."""
+"""An optimizer may be made of all parameters: those of the plan have no gradients of their own."""
 
 import copy
 import warnings
@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from paretorch import Plan, compress
-from paretorch.errors import PareWarning
 
 from .tiny import batch, both, small_net, train
 
@@ -35,18 +34,15 @@ def _begun(steps: int = 8) -> tuple[nn.Module, Plan, torch.optim.Optimizer]:
 
 
 @pytest.mark.parametrize("make", ALL.values(), ids=ALL.keys())
-def test_an_optimizer_of_all_parameters_is_told_once(make: Callable[..., torch.optim.Optimizer]) -> None:
-    model, plan, _ = _begun()
-    with pytest.warns(PareWarning, match=r"plan\.param_groups\(\), not of model\.parameters\(\)") as told:
-        train(plan, make(model.parameters()), batch(), 6)
-    assert len(told) == 1
-
-
-def test_so_is_one_whose_first_steps_a_scaler_skipped() -> None:
-    model, plan, mine = _begun()
-    train(plan, mine, batch(), 5)
-    with pytest.warns(PareWarning, match="param_groups"):
-        train(plan, torch.optim.SGD(model.parameters(), lr=0.05), batch(), 2)
+def test_an_optimizer_of_all_parameters_passes_over_the_decisions(make: Callable[..., torch.optim.Optimizer]) -> None:
+    first, plan, _ = _begun()
+    second, other, _ = _begun()
+    second.load_state_dict(first.state_dict())
+    with _silence():
+        train(plan, make(first.parameters()), batch(), 6)
+        train(other, make(other.param_groups()[0]["params"]), batch(), 6)
+    for key, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[key]), key
 
 
 def test_one_of_the_weights_is_not() -> None:
@@ -95,14 +91,3 @@ def test_nor_is_what_the_plan_and_its_users_do_between_steps(between: Callable[[
     plan = Plan.of(model)
     with _silence():
         train(plan, torch.optim.SGD(plan.param_groups(), lr=0.05), batch(), 3)
-
-
-def test_nor_are_replays_of_a_captured_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, plan, mine = _begun()
-    train(plan, mine, batch(), 2)
-    with monkeypatch.context() as capturing, _silence():
-        capturing.setattr(torch.cuda, "is_available", lambda: True)
-        capturing.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        train(plan, torch.optim.SGD(model.parameters(), lr=0.05), batch(), 2)
-    with _silence():
-        train(plan, mine, batch(), 2)

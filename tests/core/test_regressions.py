@@ -47,7 +47,7 @@ def test_decisions_are_priced_from_the_same_state() -> None:
             model(torch.ones(2, 6)).square().sum().backward()
             plan.step()
             model.zero_grad()
-        chain = model.parametrizations.weight[0]
+        chain = model.paretorch_weight
         runs.append((chain.sparsity.s.detach(), chain.precision.s.detach()))
     assert torch.equal(runs[0][0], runs[1][0])
     assert torch.equal(runs[0][1], runs[1][1])
@@ -57,12 +57,11 @@ def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     plan = compress(model, ContinuousSparsification(include="1"), SMOL(include="0"), steps=10)
     model(torch.ones(2, 4)).sum().backward()
-    precision = model[0].parametrizations.weight[0].precision
-    precision.s.grad.fill_(float("nan"))
-    before = model[1].parametrizations.weight[0].sparsity.s.detach().clone()
+    model[0].weight.grad.fill_(float("nan"))
+    before = model[1].paretorch_weight.sparsity.s.detach().clone()
     with pytest.raises(DivergenceError, match=r"0\.weight"):
         plan.step()
-    assert torch.equal(model[1].parametrizations.weight[0].sparsity.s, before)
+    assert torch.equal(model[1].paretorch_weight.sparsity.s, before)
 
 
 def test_a_budget_out_of_reach_leaves_the_search_as_it_was() -> None:
@@ -70,11 +69,11 @@ def test_a_budget_out_of_reach_leaves_the_search_as_it_was() -> None:
     model = nn.Linear(64, 64)
     plan = compress(model, SMOL(group="layer"), steps=10, budget=2000)
     plan.keep_to(type(plan._budget)(300, plan._budget.meter))  # type: ignore[union-attr,misc]
-    before = model.parametrizations.weight[0].precision.s.detach().clone()
+    before = model.paretorch_weight.precision.s.detach().clone()
     with pytest.raises(ConfigError, match="budget=300"):
         plan.harden()
     assert not plan.is_hard
-    assert torch.equal(model.parametrizations.weight[0].precision.s, before)
+    assert torch.equal(model.paretorch_weight.precision.s, before)
     assert Plan.of(model) is plan
 
 
@@ -94,7 +93,7 @@ def test_learned_precision_above_the_start_is_kept() -> None:
     model = nn.Linear(4, 4)
     plan = compress(model, SMOL(init_bits=4.0), steps=10)
     with torch.no_grad():
-        model.parametrizations.weight[0].precision.s.fill_(-6.0)  # about 9.7 bits
+        model.paretorch_weight.precision.s.fill_(-6.0)  # about 9.7 bits
     plan.harden()
     assert plan.metrics()["bits"] == 9.0
 

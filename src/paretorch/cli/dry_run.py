@@ -36,7 +36,7 @@ def show_plan(recipe: Recipe, runtime: Runtime) -> None:
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Tensor, dict[str, int]]]:
     """Every weight of two or more dimensions once, with the number of decisions of each room on it."""
-    from paretorch.core.attach.weights import chains_of
+    from paretorch.core.attach.parametrize import chains_of
 
     seen: set[int] = set()
     for name, module in model.named_modules():

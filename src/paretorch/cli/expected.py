@@ -47,7 +47,7 @@ def _scatter(model: nn.Module) -> None:
     Decisions that are all the same would be told apart by their place, and vectors of ones and zeros by one number: both
     cost a file next to nothing. The rivals of SMOL decide nothing of that kind: theirs are steps and numbers of bits.
     """
-    from paretorch.core.attach.weights import chains_of
+    from paretorch.core.attach.parametrize import chains_of
     from paretorch.core.finish.byte_budget import as_trained
     from paretorch.methods.precision.rivals.rival import Quantized
 

@@ -15,7 +15,7 @@ from paretorch.core.attach.choose import choose_sites
 from paretorch.core.attach.outputs import relax_outputs, zeros_moved
 from paretorch.core.attach.sites import Site, Template, find_sites
 from paretorch.core.attach.templates import Mix, install, on_templates
-from paretorch.core.attach.weights import attach
+from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.attach.zeros import tell_of_zeros
 from paretorch.core.channels.couple import couple
 from paretorch.core.channels.coupling import Channels, Coupling
@@ -102,32 +102,34 @@ def compress(
     }
     state = PlanState(model, ordered, steps, seed, device, frozenset(estimated))
     terms = {m.room: Term(m, model, steps, [], [], [], couplings.get(m.room)) for m in ordered}
-    chains = [Chain(relaxations) for relaxations in made]
+    chains = [RelaxedWeight(site, relaxations) for site, relaxations in zip(touched, made, strict=True)]
     for site, relaxations, chain in zip(touched, made, chains, strict=True):
         for relaxation in relaxations:
             _bind(relaxation, terms[relaxation.room].method.for_site(site), state, site)
             terms[relaxation.room].add(site, relaxation, chain)
-        chain.train(site.owners[0][0].training)
+        for module in chain.modules():
+            module.training = site.owners[0][0].training
         if not isinstance(site, Template):
             # A grid may have no zero.
             if site.padding is not None and any(terms[r.room].method.unit == "bits" for r in relaxations):
                 chain.blank = site.padding
-            attach(site, chain)
+            chain.attach()
     for room, coupling in couplings.items():
         _tell_inputs(coupling, terms[room], touched, chains)
     by_name = {site.name: chain for site, chain in zip(touched, chains, strict=True)}
-    for site, chain in install(mixtures, by_name, state):
-        (relaxation,) = chain.relaxations()
-        terms[Mix.room].add(site, relaxation, chain)
+    every_chain: list[Chain] = list(chains)
+    for site, mixed in install(mixtures, by_name, state):
+        (relaxation,) = mixed.relaxations()
+        terms[Mix.room].add(site, relaxation, mixed)
         touched.append(site)
-        chains.append(chain)
-    for spot, chain in spots:
-        (relaxation,) = chain.relaxations()
-        _bind(relaxation, terms[relaxation.room].method.for_site(spot), state, spot)
-        terms[relaxation.room].add(spot, relaxation, chain)
-        chain.train(spot.module.training)
-        attach_output(spot, chain)
-    plan = Plan(model, touched, chains, list(terms.values()), state, spots)
+        every_chain.append(mixed)
+    for spot, output in spots:
+        (relaxation,) = output.relaxations()
+        _bind(relaxation, terms[relaxation.room].method.for_site(spot), state, spot, trained=True)
+        terms[relaxation.room].add(spot, relaxation, output)
+        output.train(spot.module.training)
+        attach_output(spot, output)
+    plan = Plan(model, touched, every_chain, list(terms.values()), state, spots)
     if budget is not None and meter is not None:
         given = frozenset(method.room for method in on_weights if method.share is not None)
         plan.keep_to(ByteBudget(budget, meter, given))
@@ -207,7 +209,7 @@ def _is_common(relaxation: Relaxation, method: Method) -> bool:
     return method.group == "network" or isinstance(relaxation.grouping, Channels)
 
 
-def _bind(relaxation: Relaxation, method: Method, state: PlanState, site: Site) -> None:
+def _bind(relaxation: Relaxation, method: Method, state: PlanState, site: Site, trained: bool = False) -> None:
     common = _is_common(relaxation, method)
     shared = f"{PREFIX}{method.room}_shared" if common else ""
     if isinstance(site, Template) and not common:
@@ -218,9 +220,10 @@ def _bind(relaxation: Relaxation, method: Method, state: PlanState, site: Site) 
             shared, start.flatten() if common else start
         )  # what many weights share has no shape of its own
     relaxation.bind(state.root, shared)
+    relaxation.decision.requires_grad_(trained and relaxation.decision.requires_grad)
 
 
-def _tell_inputs(coupling: Coupling | None, term: Term, sites: list[Site], chains: list[Chain]) -> None:
+def _tell_inputs(coupling: Coupling | None, term: Term, sites: list[Site], chains: Sequence[Chain]) -> None:
     """Let every weight know which of the channels that it reads may go."""
     for site, chain in zip(sites, chains, strict=True):
         inputs = None if coupling is None else coupling.inputs(site.name, site.weight.shape, term.relaxations[0])
@@ -254,6 +257,10 @@ def _check(model: nn.Module, methods: tuple[Method, ...], steps: int, budget: in
             f"the model is in a {type(model).__name__} already: compress the model itself first, then wrap it"
         )
     for name, module in model.named_modules():
+        if isinstance(module, RelaxedWeight):
+            raise ConfigError(
+                f"{module.name} has a plan already: pass all methods to one compress, or finalize the old plan first"
+            )
         if parametrize.is_parametrized(module):
             if not any(isinstance(inner, Chain) for inner in module.modules()):
                 raise ConfigError(

@@ -8,12 +8,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from paretorch.core.attach.sites import Selector, Site
+from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.channels.coupling import Channels, Coupling
 from paretorch.core.finish.keep_best import keep_best
 from paretorch.core.groups import Group, Grouping
@@ -96,6 +97,11 @@ class Method(ABC):
     @abstractmethod
     def schedule(self, term: "Term", step: Tensor) -> None:
         """Write the schedule values of this step into the term's scalars; device operations only."""
+
+    @property
+    def trains_decisions(self) -> bool:
+        """Whether the decisions are trained, rather than written by a schedule."""
+        return self.optimizer is not None or type(self).decisions_optimizer is not Method.decisions_optimizer
 
     def mix(self, root: nn.Module, sites: Sequence[Site], seed: int) -> list["Mixture"]:
         """Groups of the chosen weights that become mixtures of templates; none for methods that act on each weight."""
@@ -181,6 +187,19 @@ class Term:
         self.relaxations.append(relaxation)
         self.chains.append(chain)
         self.weights += math.prod(relaxation.grouping.shape)
+
+    @property
+    def is_on_weights(self) -> bool:
+        """Whether the decisions act on weights of their own, whose gradients the engine computes."""
+        return all(isinstance(chain, RelaxedWeight) for chain in self.chains)
+
+    def latent(self, index: int) -> nn.Parameter:
+        """The trained values θ behind a weight."""
+        return cast(RelaxedWeight, self.chains[index]).latent
+
+    def latents(self) -> list[nn.Parameter]:
+        """θ of every weight."""
+        return [self.latent(index) for index in range(len(self.chains))]
 
     @property
     def scalars(self) -> Tensor:

@@ -15,29 +15,27 @@ from torch import Tensor, nn
 
 from paretorch.core.attach.activations import Spot
 from paretorch.core.attach.sites import Site
-from paretorch.core.attach.weights import original
+from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.finish.byte_budget import ByteBudget, Edit
 from paretorch.core.finish.finalize import Attached
 from paretorch.core.finish.recalibrate import recalibrate_norms
 from paretorch.core.method import Method, Term
 from paretorch.core.relaxation import Chain
 from paretorch.core.state import PlanState
-from paretorch.core.step.foreign import Watch
-from paretorch.core.step.fused import FusedStep
+from paretorch.core.step.engine import Engine, Scaling
+from paretorch.core.step.guard import StaleGuard
 from paretorch.core.step.optimizers import follow_decisions, load_state, optimizer_of
 from paretorch.core.step.update import (
-    add_price,
+    add_prices,
     advance,
     check_finite,
-    clip_weights,
     forget_dropped,
-    gradients_of,
     price_now,
     require_finite,
     warn_undecided,
 )
 from paretorch.errors import ConfigError, DivergenceError
-from paretorch.support.sharded import local, on_one_gpu, whole, write
+from paretorch.support.sharded import local, whole, write
 
 _ATTRIBUTE = "_paretorch_plan"
 
@@ -59,12 +57,16 @@ class Plan:
         self._sites, self._chains, self._terms, self._state = sites, chains, terms, state
         self._budget: ByteBudget | None = None
         self._over = False  # once finalized
-        self._fused = FusedStep()
-        self._watch = Watch()
+        self._weights = [chain for chain in chains if isinstance(chain, RelaxedWeight)]
+        self._engine = Engine(
+            model, self._weights, frozenset(t.method.room for t in terms if t.method.trains_decisions)
+        )
+        self._guard = StaleGuard(model, [term for term in terms if not term.is_on_weights])
         model.__dict__[_ATTRIBUTE] = self
         for term in terms:
             term.method.schedule(term, state.step)
-        state.watch(self._follow)
+        state.watch(self._weights, self._follow)
+        self._engine.write()
 
     @staticmethod
     def of(model: nn.Module) -> "Plan":
@@ -85,6 +87,7 @@ class Plan:
         for parameter, decay in (one for term in self._terms for r in term.relaxations for one in r.trained()):
             own.setdefault(decay, []).append(parameter)
             mine.add(id(parameter))
+        mine |= {id(weight.tensor) for weight in self._weights if weight.frozen}
         weights = [p for p in self.model.parameters() if id(p) not in mine and p.requires_grad]
         groups = [{"params": weights, "weight_decay": weight_decay}] if weights or not own else []
         return groups + [{"params": parameters, "weight_decay": decay} for decay, parameters in own.items()]
@@ -94,54 +97,70 @@ class Plan:
         self._require_life()
         if scaler is not None and not hasattr(scaler, "unscale_"):
             raise ConfigError(f"plan.step takes a GradScaler or nothing, not {type(scaler).__name__}")
-        decisions = self._decisions()
-        self._watch.before(decisions)
         with torch.no_grad(), self._exactly():
-            weights = [original(site).data for site in self._sites]
-            done = False
+            overflow = scaler is not None and _has_overflown(scaler)
+            self._engine.collect(overflow, None if scaler is None else _scaling(scaler, self._state.step.device))
             if not self.is_hard:
                 for term in self._terms:
                     term.prepare()
                     optimizer_of(term)
-                if scaler is None and on_one_gpu(decisions) and self._fused.fits(self._terms):
-                    done = self._fused(self._terms, self._state.step, self._chains, weights)
-                if not done:
-                    self._update(scaler)
-                    advance(self._terms, self._state.step)
-            if not done:
-                clip_weights(self._chains, weights)
-            for decision in decisions:
+                self._update(scaler, overflow)
+                advance(self._terms, self._state.step)
+                self._engine.clip()
+                self._engine.write()
+            for decision in self._decisions():
                 decision.grad = None
-        self._watch.after(decisions)
+            self._guard.renew()
 
     def _exactly(self) -> torch.autocast:
         """Counts and averages are not those of a loop's autocast."""
         return torch.autocast(self._state.step.device.type, enabled=False)
 
-    def _update(self, scaler: torch.amp.GradScaler | None) -> None:
+    def _update(self, scaler: torch.amp.GradScaler | None, overflow: bool) -> None:
         """Price and update the decisions of all methods, from the same state."""
         scaled = []
         trained = [(term, term.optimizer) for term in self._terms if term.optimizer is not None]
         for term, optimizer in trained:
             check_finite(term, self._state.step, scaler)
-            if scaler is not None and any(d.grad is not None for d in term.decisions()):
+            if scaler is not None and not term.is_on_weights and any(d.grad is not None for d in term.decisions()):
                 scaler.unscale_(optimizer)
                 scaled.append(optimizer)
-        for term, _ in trained:
-            add_price(term, self._terms, gradients_of(term))
-        for _, optimizer in trained:
+        add_prices([term for term, _ in trained], self._terms, self._weights)
+        for term, optimizer in trained:
             if scaler is not None and optimizer in scaled:
                 scaler.step(optimizer)
-            else:
+            elif not (overflow and term.is_on_weights):
                 optimizer.step()
 
     def _follow(self, hard: bool) -> None:
         """A state was loaded. By assignment it replaces decisions: what their optimizers know goes over to the new ones."""
         self._set_phase(hard)
+        self._engine.take_loaded()
         for term in self._terms:
             if estimates := self._state.estimates(term.method.room):
                 term.method = replace(term.method, **estimates)
             follow_decisions(term)
+
+    def step_on_host(self) -> int | None:
+        """The step counter as a number; None on a GPU, where looking would wait for it."""
+        return None if self._state.step.is_cuda else int(self._state.step)
+
+    @contextmanager
+    def noise_sample(self, number: int) -> Iterator[None]:
+        """One of several passes of a step, each with noise of its own; gradients add up (see `noise_samples`)."""
+        self._require_life()
+        try:
+            with self._state.shifted(number), self._engine.sample():
+                yield
+        finally:
+            if number and not self._over:
+                self._engine.write()
+
+    def refresh(self) -> None:
+        """Compute the weights anew, after decisions were written from outside."""
+        self._require_life()
+        self._engine.settle()
+        self._engine.write()
 
     def penalty(self) -> Tensor:
         """The price now, λ_keep Σ keep + λ_bits Σ keep·bits; for logging, the plan adds its gradient itself."""
@@ -190,13 +209,15 @@ class Plan:
             self.require_finite()
             for term in self._terms:
                 warn_undecided(term, self._state.step)
+            self._engine.settle()
             self._round(optimizer)
         if recalibrate is not None:
             recalibrate_norms(self.model, recalibrate)
 
     def require_finite(self) -> None:
         """Refuse to round where a weight or a decision is not finite; the error names it."""
-        require_finite(self._sites, self._terms)
+        self._engine.settle()
+        require_finite(self._weights, self._terms)
 
     def _round(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         if not self.is_hard:
@@ -207,23 +228,31 @@ class Plan:
             else:
                 for term in self._terms:
                     term.method.tell_missed(term)
-            clip_weights(self._chains, [original(site).data for site in self._sites])
+            self._engine.clip()
             if optimizer is not None:
-                forget_dropped(self._sites, self._chains, optimizer)
+                forget_dropped(self._weights, optimizer)
+            self._engine.write()
 
     def round_again(self, before: list[Tensor], factor: float, given: frozenset[str] = frozenset()) -> None:
         """Round the trained decisions `before`, with every target scaled by `factor`, but those of `given` rooms never up."""
-        self.soften(before)
+        self._take(before)
         # Masks first: a dropped weight costs no bits, whatever its precision.
         for term in sorted(self._terms, key=lambda one: -one.method.order):
+            if not term.is_on_weights:
+                self._engine.write()  # coefficients of templates are rounded for the templates as they will be
             with torch.no_grad(), self._exactly():
                 term.method.round(term, min(factor, 1.0) if term.method.room in given else factor)
             for relaxation in term.relaxations:
                 relaxation.hard = True
         self._set_phase(True)
+        self._engine.write()
 
     def soften(self, before: list[Tensor]) -> None:
         """Back to searching, with these decisions."""
+        self._take(before)
+        self._engine.write()
+
+    def _take(self, before: list[Tensor]) -> None:
         self._set_phase(False)
         for decision, value in zip(self._decisions(), before, strict=True):
             write(decision, value)
@@ -245,7 +274,7 @@ class Plan:
         self.require_finite()
         own = [tensor for term in self._terms for r in term.relaxations for tensor in (*r.parameters(), *r.buffers())]
         own += [decision for term in self._terms for decision in term.decisions()]
-        own += [original(site) for site in self._sites]
+        own += [weight.latent for weight in self._weights]
         saved = [local(tensor).detach().clone() for tensor in own]
         try:
             self._round()
@@ -256,23 +285,20 @@ class Plan:
                 with torch.no_grad():
                     for tensor, value in zip(own, saved, strict=True):
                         local(tensor).copy_(value)
+                self._engine.write()
 
     def _set_phase(self, hard: bool) -> None:
         self._state.is_hard = hard
-        self._watch.forget()
         for term in self._terms:
             for relaxation in term.relaxations:
                 relaxation.hard = hard
 
     # Leaving
 
-    def effective(self, site: Site, chain: Chain) -> Tensor:
-        """The weight that the network computes with: no noise, whole on every rank."""
-        return self._attached.effective(site, chain)
-
     def dense_state_dict(self) -> dict[str, Tensor]:
         """A copy of the state of the plain network: its own keys, effective weights, whole on every rank."""
         self._require_life()
+        self._engine.settle()
         return self._attached.dense_state(self._state.order)
 
     def plain_state_dict(self) -> dict[str, Tensor]:
@@ -292,6 +318,7 @@ class Plan:
         self._attached.cut(edits)
         self._attached.detach_outputs()
         self._state.remove()
+        self._engine.close()
         del self.model.__dict__[_ATTRIBUTE]
         self._over = True
         if self._budget is not None:
@@ -332,6 +359,16 @@ class Plan:
         spots = self._attached.spots
         outputs = f", {len(spots)} activations" if spots else ""
         return f"Plan({names}: {len(self._sites)} weights{outputs}, {phase})"
+
+
+def _has_overflown(scaler: torch.amp.GradScaler) -> bool:
+    """Whether a gradient that the scaler has looked at since its last update is not finite."""
+    states = scaler._per_optimizer_states.values()
+    return any(float(found) > 0 for state in states for found in state["found_inf_per_device"].values())
+
+
+def _scaling(scaler: torch.amp.GradScaler, device: torch.device) -> Scaling:
+    return Scaling(torch.tensor(scaler.get_scale(), dtype=torch.float32, device=device))
 
 
 def plans_of(model: nn.Module) -> Iterator[Plan]:

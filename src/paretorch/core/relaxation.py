@@ -4,7 +4,7 @@ A relaxation is an `nn.Module` f(weight, decision). While `hard` is False the de
 afterwards it is read as rounded. Its state is fp32 and keeps its keys through all phases.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import ClassVar, Self
 
 import torch
@@ -68,6 +68,76 @@ class Relaxation(nn.Module):
     def step(self) -> Tensor:
         counter: Tensor = getattr(self._root[0], f"{PREFIX}step")
         return counter
+
+    # Many weights at once. These are what the engine calls; by default each weight is computed on its own.
+
+    differs_in_eval: ClassVar[bool] = False
+    """Whether W is another one in training (noise, say) than in evaluation."""
+
+    def batch_key(self) -> Hashable:
+        """What must be equal for weights to be computed together."""
+        return (self.hard, self.training)
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether a part of W follows from the same part of θ and of the decision."""
+        return False
+
+    @classmethod
+    def apply_all(cls, members: Sequence[Self], grids: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+        """f(w, s) of several weights; grids: their decisions."""
+        return [one(weight) for one, weight in zip(members, weights, strict=True)]
+
+    @classmethod
+    def pull_all(
+        cls,
+        members: Sequence[Self],
+        grids: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        decide: bool,
+    ) -> tuple[list[Tensor], list[Tensor] | None]:
+        """From ∂L/∂W to ∂L/∂w and, if `decide`, ∂L/∂s on the grids; by default through autograd."""
+        pulled = [
+            one._pull(weight, gradient, decide)
+            for one, weight, gradient in zip(members, inputs, gradients, strict=True)
+        ]
+        decisions = [gradient for _, gradient in pulled if gradient is not None]
+        return [gradient for gradient, _ in pulled], decisions if decide else None
+
+    def _pull(self, weight: Tensor, gradient: Tensor, decide: bool) -> tuple[Tensor, Tensor | None]:
+        leaf, decision = weight.detach().requires_grad_(), self.decision
+        trained = decision.requires_grad
+        decision.requires_grad_(decide)
+        try:
+            with torch.enable_grad():
+                value = self(leaf)
+            wanted = [leaf, decision] if decide else [leaf]
+            found = torch.autograd.grad(value, wanted, gradient.to(value.dtype), allow_unused=True)
+        finally:
+            decision.requires_grad_(trained)
+        own = torch.zeros_like(weight) if found[0] is None else found[0]
+        if not decide:
+            return own, None
+        return own, self.grid(torch.zeros_like(decision) if found[1] is None else found[1])
+
+    @classmethod
+    def limit_all(cls, members: Sequence[Self], grids: Sequence[Tensor]) -> list[Tensor] | None:
+        """The largest |w| allowed for each of several weights; None: any."""
+        found = [bound for one, s in zip(members, grids, strict=True) if (bound := one.limit(s)) is not None]
+        return found or None
+
+    @classmethod
+    def keep_all(cls, members: Sequence[Self], grids: Sequence[Tensor]) -> list[Tensor] | None:
+        """`keep` of several weights."""
+        found = [kept for one, s in zip(members, grids, strict=True) if (kept := one.keep(s)) is not None]
+        return found or None
+
+    @classmethod
+    def slopes_all(cls, members: Sequence[Self], grids: Sequence[Tensor]) -> list[Tensor]:
+        """`price_slope` of several weights."""
+        return [one.price_slope(s) for one, s in zip(members, grids, strict=True)]
 
     # What the plan asks of a relaxation; `s` is the whole decision on this weight's grid.
 
@@ -177,6 +247,10 @@ class Chain(nn.Module):
             return self._held[0]
         for relaxation in self.relaxations():
             weight = relaxation(weight)
+        return self.blanked(weight)
+
+    def blanked(self, weight: Tensor) -> Tensor:
+        """The weight with zeros in the row that stays zero."""
         return weight if self.blank is None else weight.masked_fill(self._blank(weight.shape, weight.device), 0.0)
 
     def _blank(self, shape: Sequence[int], device: torch.device) -> Tensor:

@@ -11,7 +11,8 @@ Buffers on the root and no submodule: a model that iterates over its children (`
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from functools import partial
 from typing import Any
@@ -19,11 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.method import Method
 from paretorch.core.relaxation import PREFIX
 from paretorch.errors import ConfigError
 
 _NEAR = 0.05
+_APART = 2**26  # steps between the samples of one step: no run is as long, and all samples stay within 32 bits
+MOST_SAMPLES = 2**32 // _APART - 1
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of a function in a list, another one in every process
 
 
@@ -59,13 +63,15 @@ class PlanState:
         self._handles = [
             root.register_load_state_dict_pre_hook(self._compare),
             root.register_load_state_dict_post_hook(self._reread),
+            root._register_state_dict_hook(self._save_latents),
         ]
+        self._weights: list[RelaxedWeight] = []
         self._hard = False
         self._decisions: list[str] = []
 
-    def watch(self, on_load: Callable[[bool], None]) -> None:
-        """Call back, with its phase, when a state was loaded."""
-        self._on_load = on_load
+    def watch(self, weights: list[RelaxedWeight], on_load: Callable[[bool], None]) -> None:
+        """Save θ under the names of these weights, and call back, with its phase, when a state was loaded."""
+        self._weights, self._on_load = weights, on_load
 
     @property
     def step(self) -> Tensor:
@@ -81,6 +87,15 @@ class PlanState:
         self._hard = hard
         phase: Tensor = getattr(self.root, f"{PREFIX}phase")
         phase.fill_(int(hard))
+
+    @contextmanager
+    def shifted(self, number: int) -> Iterator[None]:
+        """Inside, the step counter is far away: noise is a function of it, and no other step has the same."""
+        self.step.add_(number * _APART)
+        try:
+            yield
+        finally:
+            self.step.sub_(number * _APART)
 
     def add_shared(self, name: str, value: Tensor) -> None:
         """A decision that several weights share, or a template of theirs, lives on the root, once."""
@@ -111,8 +126,24 @@ class PlanState:
             raise ConfigError(f"this state belongs to another plan: {told}")
         if self._estimated:
             self._take_estimates(saved)
+        self._load_latents(state, prefix)
         own: Tensor = getattr(self.root, f"{PREFIX}config")
         state[f"{prefix}{PREFIX}config"] = own.clone()  # an older state may lack options that are at their defaults
+
+    def _save_latents(self, _module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        """A state has θ under the name of the weight: W follows from it and from the decisions."""
+        for weight in self._weights:
+            latent = state.pop(f"{prefix}{weight.path}.latent", None)
+            for key in (f"{prefix}{name}" for name in weight.names):
+                if latent is not None and key in state and not isinstance(state[key], nn.Parameter):
+                    state[key] = state[key] if weight.holds_latent else latent
+
+    def _load_latents(self, state: dict[str, Any], prefix: str) -> None:
+        for weight in self._weights:
+            _rename_old(state, prefix, weight)
+            values = [state[key] for name in weight.names if (key := f"{prefix}{name}") in state]
+            latent: Tensor = values[0] if values else weight.latent  # without one, the missing name is reported
+            state[f"{prefix}{weight.path}.latent"] = latent.detach().clone()
 
     def _take_estimates(self, saved: Tensor) -> None:
         """Go on with what the budget gave when the run began."""
@@ -145,6 +176,20 @@ class PlanState:
     def _reread(self, *_: Any) -> None:
         phase: Tensor = getattr(self.root, f"{PREFIX}phase")
         self._on_load(bool(phase))
+
+
+def _rename_old(state: dict[str, Any], prefix: str, weight: RelaxedWeight) -> None:
+    """Keys of version 0.1.0, in which weights were parametrized, become those of now."""
+    for name in weight.names:
+        module, _, attribute = name.rpartition(".")
+        below = f"{prefix}{module}." if module else prefix
+        old = f"{below}parametrizations.{attribute}."
+        if f"{old}original" not in state:
+            continue
+        state[f"{prefix}{name}"] = state.pop(f"{old}original")
+        for key in [key for key in state if key.startswith(f"{old}0.")]:
+            value = state.pop(key)
+            state[f"{prefix}{weight.path}.{key.removeprefix(f'{old}0.')}"] = value
 
 
 def _move(root: nn.Module, decisions: list[str], fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:

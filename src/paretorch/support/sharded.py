@@ -61,3 +61,10 @@ def total(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
 def on_one_gpu(parameters: list[nn.Parameter]) -> bool:
     """Whether fused optimizers and compiled steps suit the parameters: all whole, all on a GPU."""
     return all(p.is_cuda and not is_sharded(p.data) for p in parameters)
+
+
+def reshard(model: nn.Module) -> None:
+    """Free the whole parameters that FSDP2 has left gathered after a forward pass without a backward pass."""
+    for module in model.modules():
+        if hasattr(module, "reshard") and hasattr(module, "unshard"):
+            module.reshard()

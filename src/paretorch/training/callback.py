@@ -25,14 +25,6 @@ class Follower:
         self._taken = int(
             self.plan.metrics()["step"]
         )  # counted here: to ask the device at every step would wait for it
-        trained = {id(parameter) for group in self.plan.param_groups() for parameter in group["params"]}
-        decisions = {id(one): name for name, one in self.plan.model.named_parameters() if id(one) not in trained}
-        for optimizer in optimizers:
-            for parameter in (one for group in optimizer.param_groups for one in group["params"]):
-                if parameter.requires_grad and id(parameter) in decisions:
-                    raise ConfigError(
-                        f"the optimizer holds {decisions[id(parameter)]}, which the plan trains: make it from plan.param_groups()"
-                    )
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """The plan's step, after the optimizer's; the last one of its horizon rounds the decisions."""

@@ -16,12 +16,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.training.callback import Follower
 from paretorch.training.files import write_atomically
-from paretorch.training.tasks.limits import clip_gradients
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -33,15 +31,10 @@ _TIES = "_tied_weights_keys"  # of a model: which of its keys are other names of
 
 
 class PlanCallback(TrainerCallback):
-    """Steps and rounds the plan of the model that is trained.
-
-    Clipping by `max_grad_norm` is taken over while it trains: only what the optimizer trains is clipped, decisions are not
-    in the norm.
-    """
+    """Steps and rounds the plan of the model that is trained."""
 
     def __init__(self) -> None:
         self._follower: Follower | None = None
-        self._clipping: tuple[float, RemovableHandle] | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -53,18 +46,11 @@ class PlanCallback(TrainerCallback):
         if state.global_step:
             self._follower.plan.load_state_dict(_plan_state(_checkpoint(args, state) / _FILE))
         _tell_ties(kwargs["model"])
-        if args.max_grad_norm:
-            self._clipping = args.max_grad_norm, clip_gradients(optimizer, args.max_grad_norm)
-            args.max_grad_norm = 0.0
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         kwargs["model"].__dict__.pop(_TIES, None)
-        if self._clipping is not None:  # the arguments may be those of another training, too
-            args.max_grad_norm, handle = self._clipping
-            handle.remove()
-            self._clipping = None
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

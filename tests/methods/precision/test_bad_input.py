@@ -134,7 +134,7 @@ def test_weights_that_have_become_infinite_are_not_rounded(value: float) -> None
     network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     plan = compress(network, SMOL(target_bits=2.0), steps=4)
     before = [decision.detach().clone() for decision in plan._decisions()]
-    network[1].parametrizations.weight.original.data[0, 0] = value
+    network[1].paretorch_weight.latent.data[0, 0] = value
     with pytest.raises(DivergenceError, match=r"1\.weight has values that are not finite"):
         plan.harden()
     assert not plan.is_hard

@@ -6,14 +6,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import paretorch as pt
-from paretorch.core.attach.weights import original
 from paretorch.core.step.noise import uniform
 
 
 def _noise(network: nn.Module, plan: pt.Plan) -> tuple[Tensor, Tensor, Tensor]:
     """Weights, how far their noise goes as printed, and the noise they have, in units of its draws."""
     own = plan._chains[0].precision
-    weight, spread = original(plan._sites[0]).detach(), own.scale * torch.sigmoid(own.decision.detach())
+    weight, spread = plan._chains[0].latent.detach(), own.scale * torch.sigmoid(own.decision.detach())
     draws = uniform(weight.shape, own.step, own.seed)
     return weight, spread.expand(weight.shape), (network.weight.detach() - weight) / draws  # type: ignore[operator]
 
@@ -31,7 +30,8 @@ def test_what_will_be_zero_has_noise_of_its_own_size(group: str, scale: str | in
     assert bool(zero.any())
     torch.testing.assert_close(found, torch.where(zero, weight.abs(), spread), rtol=1e-4, atol=1e-5)
     network(torch.ones(1, 30)).sum().backward()
-    gradient = plan._chains[0].precision.decision.grad
+    torch.optim.SGD(plan.param_groups(), lr=0.1).step()
+    gradient = plan._engine.gradient_of(plan._chains[0].precision.decision)
     assert gradient is not None
     if group == "weight":
         assert not bool(gradient[zero].any())

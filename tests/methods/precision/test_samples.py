@@ -19,7 +19,7 @@ def test_the_average_loss_over_k_samples() -> None:
     plain = copy.deepcopy(network)
     plan = compress(network, SMOL(penalty=1e-3, init_bits=3.0, scale="fit"), steps=10)
     plan.step()  # not the first step, so that a sample is no step that has been
-    w = [layer.parametrizations.weight.original.detach().clone().requires_grad_() for layer in (network[0], network[2])]
+    w = [layer.paretorch_weight.latent.detach().clone().requires_grad_() for layer in (network[0], network[2])]
     s = [chain.precision.s.detach().clone().requires_grad_() for chain in plan._chains]
     losses, seen = [], []
     for _ in noise_samples(network, count):
@@ -34,8 +34,8 @@ def test_the_average_loss_over_k_samples() -> None:
         (loss_of(network(x)) / count).backward()
     torch.stack(losses).mean().backward()
     for layer, chain, one, t in zip((network[0], network[2]), plan._chains, w, s, strict=True):
-        torch.testing.assert_close(layer.parametrizations.weight.original.grad, one.grad, rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(chain.precision.s.grad, t.grad, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(layer.weight.grad, one.grad, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(plan._engine.gradient_of(chain.precision.s), t.grad, rtol=1e-4, atol=1e-6)
     assert all(float((a - b).abs().mean()) > 0.3 for a, b in [(seen[0], seen[1]), (seen[1], seen[2])])
 
 

@@ -78,13 +78,13 @@ def test_a_layer_keeps_its_grid_once_rounded_or_where_it_is_given() -> None:
     before = step()
     with torch.no_grad():
         for layer in model:
-            layer.parametrizations.weight.original.mul_(0.25)
+            layer.paretorch_weight.latent.mul_(0.25)
     after = step()
     assert (before[1], after[1]) == (0, 0)
     assert after[0] == before[0] - 2
     plan.harden(optimizer)
     with torch.no_grad():
-        model[0].parametrizations.weight.original.mul_(0.25)
+        model[0].paretorch_weight.latent.mul_(0.25)
     assert step() == after
 
 
@@ -140,7 +140,7 @@ def test_beside_masks_it_follows_what_is_kept() -> None:
     plan = compress(model, *methods, steps=20)
     train(model, plan, optimizer_of(plan), torch.randn(16, 60), 20)
     (chain,) = plan._chains
-    kept = model.parametrizations.weight.original.detach()[chain.survives() > 0]
+    kept = model.paretorch_weight.latent.detach()[chain.survives() > 0]
     assert (
         abs(math.log2(float(kept.square().mean().sqrt())) + chain.precision.lead - chain.precision.scale_exponent())
         < 0.8

@@ -28,7 +28,7 @@ def searched(model: str = "linear", **options: object) -> tuple[nn.Module, dict[
         site.name: chain.precision.grouping.expand(chain.precision.levels(chain.precision.grid().detach())).expand(
             site.weight.shape
         )
-        * (plan.effective(site, chain) != 0)
+        * (plan.dense_state_dict()[site.name] != 0)
         for site, chain in zip(plan._sites, plan._chains, strict=True)
     }
     return plan.finalize(), bits

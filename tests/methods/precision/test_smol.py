@@ -65,12 +65,12 @@ def test_follows_algorithm_5(group: str, zero_precision: bool) -> None:
     plan = compress(model, method, steps=40)
     optimizer = torch.optim.SGD(plan.param_groups(), lr=0.05, momentum=0.9)
     layers = {"0.weight": model[0], "3.weight": model[3]}
-    chains = {name: layer.parametrizations.weight[0].precision for name, layer in layers.items()}
+    chains = {name: layer.paretorch_weight.precision for name, layer in layers.items()}
     reference = Smol(plain, {name: tuple(one.s.shape) for name, one in chains.items()}, p_init=3.0)
 
     def compare(where: dict[str, Tensor]) -> None:
         for name, layer in layers.items():
-            here, w = where[name].expand(layer.weight.shape), layer.parametrizations.weight.original
+            here, w = where[name].expand(layer.weight.shape), layer.paretorch_weight.latent
             torch.testing.assert_close(w[here], reference.w[name][here], rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(layer.bias, reference.w[name.replace("weight", "bias")], rtol=1e-4, atol=1e-5)
 

@@ -32,7 +32,7 @@ def searched(*methods: Method, steps: int = 12) -> Plan:
 
 
 def weights(plan: Plan) -> list[Tensor]:
-    return [layer.parametrizations.weight.original.detach() for layer in (plan.model[0], plan.model[2])]  # type: ignore[index]
+    return [layer.paretorch_weight.latent.detach() for layer in (plan.model[0], plan.model[2])]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("group", ["weight", "channel", "layer"])

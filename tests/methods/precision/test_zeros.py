@@ -36,8 +36,8 @@ def counted(model: nn.Module) -> float:
     """The definition, weight by weight: no bits where |w| ≤ |w − q| for the nearer value q at distance 2^k 2^(1−p)/2."""
     total, number = 0.0, 0
     for layer in (model[0], model[4]):
-        weight: Tensor = layer.parametrizations.weight.original.detach()
-        own = layer.parametrizations.weight[0].precision
+        weight: Tensor = layer.paretorch_weight.latent.detach()
+        own = layer.paretorch_weight.precision
         p = own.grouping.expand(real_bits(own.decision.detach())).expand(weight.shape)
         value = 2.0 ** (1.0 - p) * own.scale  # the least one with p bits
         total += float(torch.where(weight.abs() <= (weight.abs() - value).abs(), 0.0, p).sum())
@@ -68,7 +68,7 @@ def test_what_masks_drop_counts_no_bits_either() -> None:
     methods = pt.ContinuousSparsification(target=0.5), pt.SMOL(penalty=1e-2, init_bits=3.0, zero_precision=True)
     plan = pt.compress(model, *methods, steps=8)
     found = search(plan, 8)[-1]
-    kept = torch.cat([layer.parametrizations.weight[0].survives().flatten() for layer in (model[0], model[4])])
+    kept = torch.cat([layer.paretorch_weight.survives().flatten() for layer in (model[0], model[4])])
     assert 0.0 < found <= 3.0 * float(kept.mean())
     assert found < counted(model)
 

@@ -9,9 +9,6 @@ import torch
 from torch import nn
 
 from paretorch import Plan, compress
-from paretorch.core.attach.weights import original
-from paretorch.core.step.fused import _places, _state, _update
-from paretorch.core.step.update import advance
 from paretorch.deploy import load, save
 from paretorch.errors import PareWarning
 from paretorch.methods.precision.rivals import BSQ, SLB, DoReFa
@@ -110,35 +107,6 @@ def test_bf16_autocast_and_accumulation(rival: str) -> None:
 @pytest.mark.parametrize("rival", [rival for rival in RIVALS if "cs" not in rival])
 def test_a_step_can_be_captured_on_a_device(rival: str) -> None:
     can_be_captured(started(rival, "linear", 3)[1])
-
-
-@pytest.mark.parametrize("rival", ["lsq", "dsq", "slb", "bsq", "bsq+cs"])
-def test_the_compiled_step_of_a_gpu_takes_the_same_steps(rival: str) -> None:
-    """On one GPU price, update and schedules are two compiled functions (core/fused.py): here, on a CPU, one graph each."""
-    torch._dynamo.reset()
-    network, plan, optimizer, x = started(rival, "linear", 1)
-    twin, twin_plan, twin_optimizer, _ = started(rival, "linear", 1)
-    assert twin_plan._fused.fits(twin_plan._terms)
-    compiled = [torch.compile(each, backend="aot_eager", dynamic=False, fullgraph=True) for each in (_update, advance)]
-
-    def step(_: object = None) -> None:
-        terms = twin_plan._terms
-        with torch.no_grad():
-            for term in terms:
-                term.prepare()
-            weights = [original(site).data for site in twin_plan._sites]
-            trained = [term for term in terms if term.optimizer is not None]
-            places, states = [_places(term) for term in trained], [_state(term) for term in trained]
-            compiled[0](terms, trained, places, states, twin_plan._chains, weights)
-            compiled[1](terms, twin_plan._state.step)
-            for decision in twin_plan._decisions():
-                decision.grad = None
-
-    twin_plan.step = step  # type: ignore[method-assign]
-    train(network, plan, optimizer, x, 5)
-    train(twin, twin_plan, twin_optimizer, x, 5)
-    for name, value in snapshot(network).items():
-        torch.testing.assert_close(snapshot(twin)[name], value, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("rival", list(RIVALS))

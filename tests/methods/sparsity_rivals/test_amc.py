@@ -204,7 +204,7 @@ def test_the_search_spares_the_layer_that_matters_and_meets_the_target() -> None
     dropped = sum(int((network[i].weight == 0).sum()) for i in (0, 2, 4))  # type: ignore[union-attr]
     assert dropped == total - round(0.4 * total)
     for i in (0, 2, 4):
-        weight = network[i].parametrizations.weight.original  # type: ignore[union-attr,index]
+        weight = network[i].paretorch_weight.latent  # type: ignore[union-attr,index]
         gone = network[i].weight == 0  # type: ignore[union-attr]
         assert not bool(gone.any()) or weight.abs()[gone].max() <= weight.abs()[~gone].min()
 

@@ -47,7 +47,7 @@ def started(rival: str, model: str, steps: int = 0, seed: int = 0) -> Run:
 
 
 def zeros(plan: Plan) -> tuple[int, int]:
-    values = [plan.effective(site, chain) for site, chain in zip(plan._sites, plan._chains, strict=True)]
+    values = [plan.dense_state_dict()[site.name] for site, chain in zip(plan._sites, plan._chains, strict=True)]
     return sum(int((value == 0).sum()) for value in values), sum(value.numel() for value in values)
 
 
@@ -91,9 +91,9 @@ def test_target_is_exact_and_stays(rival: str, model: str) -> None:
         assert abs(dropped - method.target * total) <= largest * layers / 2
         assert plan.metrics()["sparsity"] == pytest.approx(dropped / total, abs=1e-6)
         assert 0 < dropped < total
-    kept = [plan.effective(site, chain) != 0 for site, chain in zip(plan._sites, plan._chains, strict=True)]
+    kept = [plan.dense_state_dict()[site.name] != 0 for site, chain in zip(plan._sites, plan._chains, strict=True)]
     train(network, plan, optimizer, x, 3)
-    after = [plan.effective(site, chain) != 0 for site, chain in zip(plan._sites, plan._chains, strict=True)]
+    after = [plan.dense_state_dict()[site.name] != 0 for site, chain in zip(plan._sites, plan._chains, strict=True)]
     assert not any(bool((new & ~old).any()) for old, new in zip(kept, after, strict=True)), (
         "dropped weights stay dropped"
     )

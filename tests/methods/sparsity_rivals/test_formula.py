@@ -34,7 +34,7 @@ def at_step(method: Method, steps: int, model: str = "linear") -> tuple[nn.Modul
 
 
 def originals(plan: Plan) -> list[Tensor]:
-    return [m.parametrizations[a].original for m, a, _ in (site.owners[0] for site in plan._sites)]
+    return [weight.latent for weight in plan._weights]
 
 
 def computed(plan: Plan) -> list[Tensor]:
@@ -56,7 +56,17 @@ def largest(weights: list[Tensor], kept: float, scope: str = "global") -> list[T
 
 
 def gradients(plan: Plan, outer: list[Tensor], inputs: list[Tensor]) -> list[Tensor | None]:
-    return list(torch.autograd.grad(computed(plan), inputs, outer, allow_unused=True))
+    """What the plan makes of gradients ∂L/∂W that a backward pass leaves in the layers: for weights, or decisions."""
+    for weight, gradient in zip(plan._weights, outer, strict=True):
+        weight.tensor.grad = gradient.clone()
+    with torch.no_grad():
+        plan._engine.pull(plan._weights)
+    own = {id(weight.latent): weight.tensor.grad for weight in plan._weights}
+    own |= {id(decision): plan._engine.gradient_of(decision) for decision in decisions(plan)}
+    found = [own[id(one)] for one in inputs]
+    plan.model.zero_grad()
+    plan._engine._forget()
+    return found
 
 
 def outer_gradients(plan: Plan) -> list[Tensor]:

@@ -112,4 +112,4 @@ def test_magnitudes_drop_exactly_the_target(target: float, seed: int, layers: bo
 
 
 def _pairs(network: nn.Sequential) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [(layer.parametrizations.weight.original.detach(), layer.weight.detach()) for layer in network]
+    return [(layer.paretorch_weight.latent.detach(), layer.weight.detach()) for layer in network]

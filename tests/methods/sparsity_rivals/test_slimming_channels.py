@@ -47,6 +47,7 @@ def test_a_scale_is_that_of_gamma_and_beta() -> None:
         plain[1].bias *= s[:8]
         plain[3].weight *= s[8:].view(-1, 1, 1, 1)
         plain[3].bias *= s[8:]
+    network.load_state_dict(network.state_dict())  # decisions of a state are those that the network computes with
     torch.testing.assert_close(network(x), plain(x), rtol=1e-4, atol=1e-4)
 
 

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from paretorch.core.relaxation import PREFIX
 from paretorch.errors import ConfigError
 
 Selector = str | type[nn.Module] | Callable[[str, nn.Module], bool] | Collection["Selector"]
@@ -79,6 +80,8 @@ def find_sites(model: nn.Module, dims: int = 2) -> list[Site]:
     """All parameters of at least `dims` dimensions, each Parameter object once; those of whole numbers have no soft values."""
     found: dict[int, list[tuple[nn.Module, str, str]]] = {}
     for module_name, module in model.named_modules():
+        if any(part.startswith(PREFIX) for part in module_name.split(".")):
+            continue  # of a plan
         for attribute, parameter in module._parameters.items():
             if parameter is None or not (parameter.is_floating_point() or parameter.is_complex()):
                 continue

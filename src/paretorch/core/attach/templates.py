@@ -13,8 +13,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.attach.parametrize import attach, detach
 from paretorch.core.attach.sites import Site, Template, find_sites
-from paretorch.core.attach.weights import attach, detach
+from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.groups import Broadcast
 from paretorch.core.relaxation import Chain, Relaxation
 from paretorch.core.state import PlanState
@@ -49,24 +50,21 @@ class Mix(Relaxation):
         assert self.s is not None
         self.s.data.copy_(start)
         self.names, self.shares = tuple(names), shares
-        self._chains: tuple[Chain | None, ...] = (None,) * len(self.names)
+        self.has_chains = False
+        """Whether masks or precisions act on the templates."""
 
-    def read_through(self, chains: Sequence[Chain | None], keep: bool) -> None:
+    def hold_templates(self, weights: Sequence[RelaxedWeight | None], path: str, keep: bool) -> None:
         """Relaxations of the templates; one layer of a group keeps them as children, so that they move with the model."""
-        self._chains = tuple(chains)
-        for i, chain in enumerate(chains):
-            if keep and chain is not None:
-                self.add_module(f"template_{i}", chain)
+        self.has_chains = any(weight is not None for weight in weights)
+        for i, weight in enumerate(weights):
+            if keep and weight is not None:
+                self.add_module(f"template_{i}", weight)
+                weight.path = f"{path}.template_{i}"
 
     @property
     def trains(self) -> bool:
         """Whether the templates are trained, rather than frozen."""
         return any(getattr(self._root[0], name).requires_grad for name in self.names)
-
-    @property
-    def has_chains(self) -> bool:
-        """Whether masks or precisions act on the templates."""
-        return any(chain is not None for chain in self._chains)
 
     def coefficients(self) -> Tensor:
         """One a template, on every rank."""
@@ -74,11 +72,7 @@ class Mix(Relaxation):
 
     def templates(self) -> list[Tensor]:
         """What is mixed: masked and quantized where the templates are."""
-        found = []
-        for name, chain in zip(self.names, self._chains, strict=True):
-            template = gather(getattr(self._root[0], name))
-            found.append(template if chain is None else chain(template))
-        return found
+        return [gather(getattr(self._root[0], name)) for name in self.names]
 
     def forward(self, _: Tensor) -> Tensor:
         # One product at a time: nothing but the templates themselves is kept for the backward pass, the sum stays in
@@ -119,7 +113,9 @@ def on_templates(
     return sites, moved
 
 
-def install(mixtures: Sequence[Mixture], chains: Mapping[str, Chain], state: PlanState) -> Iterator[tuple[Site, Chain]]:
+def install(
+    mixtures: Sequence[Mixture], weights: Mapping[str, RelaxedWeight], state: PlanState
+) -> Iterator[tuple[Site, Chain]]:
     """Put the templates on the root and the mixes on the layers; gives each layer with its chain."""
     for mixture in mixtures:
         names = [template.name for template in mixture.templates]
@@ -128,9 +124,11 @@ def install(mixtures: Sequence[Mixture], chains: Mapping[str, Chain], state: Pla
         for site, start in zip(mixture.layers, mixture.start, strict=True):
             mix = Mix(names, start, mixture.shares)
             mix.bind(state.root)
-            mix.read_through([chains.get(name) for name in names], keep=site is mixture.layers[0])
             chain = Chain([mix]).train(site.owners[0][0].training)
             attach_mixed(site, chain)
+            _, attribute, module = site.owners[0]
+            path = f"{module}.parametrizations.{attribute}.0.{Mix.room}".lstrip(".")
+            mix.hold_templates([weights.get(name) for name in names], path, keep=site is mixture.layers[0])
             assert mix.s is not None
             yield replace(site, weight=mix.s), chain  # the weight itself is let go
 

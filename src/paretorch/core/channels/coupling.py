@@ -47,7 +47,8 @@ class Channels(Grouping):
         return rows.view([-1 if axis == self.axis else 1 for axis in range(len(self.shape))])
 
     def reduce(self, values: Tensor) -> Tensor:
-        rows = values.sum([axis for axis in range(len(self.shape)) if axis != self.axis])
+        others = [axis for axis in range(len(self.shape)) if axis != self.axis]
+        rows = values.sum(others) if others else values
         return values.new_zeros(self.grid[0] + 1).index_add(0, self.index, rows)[:-1]
 
 

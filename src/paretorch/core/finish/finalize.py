@@ -1,16 +1,18 @@
 """Leaving: the plain network behind the relaxations, as a state, as a list of edits, and as a module again."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from paretorch.core.attach.activations import Spot, detach_output, edit_of, state_of
+from paretorch.core.attach.parametrize import detach, originals
 from paretorch.core.attach.sites import Site, Template
 from paretorch.core.attach.templates import Mix
-from paretorch.core.attach.weights import detach, original, originals
+from paretorch.core.attach.weights import RelaxedWeight, write_weights
 from paretorch.core.channels.cut import channel_edits, cut_state, keep_channels
 from paretorch.core.finish.byte_budget import ByteBudget, Edit
 from paretorch.core.method import Term
@@ -40,31 +42,39 @@ class Attached:
     chains: list[Chain]
     spots: list[tuple[Spot, Chain]]
 
-    def effective(self, site: Site, chain: Chain) -> Tensor:
-        """The weight that the network computes with: no noise, whole on every rank."""
-        # All of them: templates, which this weight may be mixed from, have chains of their own.
+    @contextmanager
+    def _without_noise(self) -> Iterator[None]:
+        """Inside, the network computes with the weights of evaluation."""
         modes = [(r, r.training) for one in self.chains for r in one.relaxations()]
+        noisy = [one for one in self.chains if isinstance(one, RelaxedWeight) and _has_noise(one)]
         try:
             for relaxation, _ in modes:
                 relaxation.eval()
+            write_weights(noisy)
             with torch.no_grad():
-                value: Tensor = chain(whole(original(site)))
-                # What reads a channel that is zero is zero too: it costs nothing where such channels fill a layer up.
-                read = chain.open_inputs() if chain.relaxations()[0].hard else None
-                value = value if read is None else value * read.to(value.dtype)
-                return value + 0.0  # no negative zeros
+                yield
         finally:
             for relaxation, mode in modes:
                 relaxation.train(mode)
+            write_weights(noisy)
+
+    def _effective(self, chain: Chain) -> Tensor:
+        """The weight that the network computes with, whole on every rank."""
+        value = whole(chain.tensor).clone() if isinstance(chain, RelaxedWeight) else chain(torch.empty(0))
+        # What reads a channel that is zero is zero too: it costs nothing where such channels fill a layer up.
+        read = chain.open_inputs() if chain.relaxations()[0].hard else None
+        value = value if read is None else value * read.to(value.dtype)
+        return value + 0.0  # no negative zeros
 
     def dense_state(self, order: Sequence[str]) -> dict[str, Tensor]:
         """A copy of the plain network's state, by its own keys in their own order."""
-        plain = {
-            id(one): value
-            for site, chain in zip(self.sites, self.chains, strict=True)
-            for value in [self.effective(site, chain)]
-            for one in originals(site)
-        }
+        with self._without_noise():
+            plain = {
+                id(one): value
+                for site, chain in zip(self.sites, self.chains, strict=True)
+                for value in [self._effective(chain)]
+                for one in ([chain.tensor] if isinstance(chain, RelaxedWeight) else originals(site))
+            }
         rest: dict[str, Tensor] = {}
         found: dict[str, Tensor] = {}
         own = set(order)
@@ -72,6 +82,8 @@ class Attached:
             if id(value) in plain and key.endswith(".original"):
                 *head, _, attribute, _ = key.split(".")  # head.parametrizations.attribute.original
                 found[".".join([*head, attribute])] = plain[id(value)]
+            elif key in own and id(value) in plain:
+                found[key] = plain[id(value)]
             elif key in own:
                 # Extra state of a module may be anything.
                 rest[key] = whole(value).clone() if isinstance(value, Tensor) else copy.deepcopy(value)
@@ -101,13 +113,17 @@ class Attached:
 
     def check_whole(self) -> None:
         """Refuse a model of which this process holds but a part."""
-        if any(is_sharded(original(site)) for site in self.sites):
+        if any(is_sharded(chain.tensor) for chain in self.chains if isinstance(chain, RelaxedWeight)):
             raise ConfigError("finalize needs a whole model: load plan.dense_state_dict() into a plain copy instead")
 
     def detach(self, dense: dict[str, Tensor]) -> None:
         """Put plain tensors where the relaxations were."""
         for site, chain in zip(self.sites, self.chains, strict=True):
-            if not isinstance(site, Template):
+            if isinstance(site, Template):
+                continue
+            if isinstance(chain, RelaxedWeight):
+                chain.detach(dense[site.name])
+            else:
                 detach(site, dense[site.name], all(r.trains for r in chain.relaxations() if isinstance(r, Mix)))
 
     def detach_outputs(self) -> None:
@@ -137,3 +153,7 @@ class Attached:
         }
         budget.trim(state, [site.name for site in self.sites if site.weight.dim() > 1], edits)
         self.model.load_state_dict(state)
+
+
+def _has_noise(weight: RelaxedWeight) -> bool:
+    return any(r.differs_in_eval and r.training and not r.hard for r in weight.relaxations())

@@ -4,6 +4,10 @@ The same numbers come out of eager mode, inductor, CPU and GPU, on every rank, o
 one step, and after a resume. Under `torch.compile` the hash is fused into the kernel that uses it: no memory traffic.
 """
 
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
+
 import torch
 from torch import Tensor
 
@@ -20,7 +24,10 @@ def uniform(shape: torch.Size, step: Tensor, seed: int) -> Tensor:
     """
     key = step.to(torch.int64) * _STEP + _signed((seed * _SEED + 1) * _STEP)
     # Shaped before it is hashed: a compiler then draws it in the order in which the weight lies, in the kernel that adds it.
-    place = torch.arange(shape.numel(), device=step.device).view(shape)
+    return _hashed(torch.arange(shape.numel(), device=step.device).view(shape), key)
+
+
+def _hashed(place: Tensor, key: Tensor) -> Tensor:
     # Not a multiple of the place itself: of such a compiler knows every bit, and has no room for more than 64.
     x = (place ^ key).mul_(_PLACE)
     x = _fold(x).mul_(_FIRST).add_(key)  # the key again: streams are no shifted copies of each other
@@ -32,6 +39,49 @@ def uniform(shape: torch.Size, step: Tensor, seed: int) -> Tensor:
 def _fold(x: Tensor) -> Tensor:
     """The upper half into the lower one, in place. Masked, since shifts of signed integers drag the sign along."""
     return x.bitwise_xor_((x >> 32).bitwise_and_(0xFFFFFFFF))
+
+
+_FLAT = 2**22  # numbers that are drawn together: temporary tensors are some times as large
+
+
+def uniform_all(shapes: Sequence[torch.Size], step: Tensor, seeds: Sequence[int]) -> list[Tensor]:
+    """`uniform` of several shapes, each with its own seed, the same numbers in few launches."""
+    found = list[Tensor]()
+    for start, stop in _runs([shape.numel() for shape in shapes]):
+        found += _drawn_together(shapes[start:stop], step, seeds[start:stop])
+    return found
+
+
+def _runs(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Neighbours that are not too large together, from … to."""
+    start, taken = 0, 0
+    for place, size in enumerate(sizes):
+        if taken and taken + size > _FLAT:
+            yield start, place
+            start, taken = place, 0
+        taken += size
+    if sizes:
+        yield start, len(sizes)
+
+
+def _drawn_together(shapes: Sequence[torch.Size], step: Tensor, seeds: Sequence[int]) -> list[Tensor]:
+    if len(shapes) == 1:
+        return [uniform(shapes[0], step, seeds[0])]
+    sizes = [shape.numel() for shape in shapes]
+    total = sum(sizes)
+    starts = list(accumulate([0, *sizes[:-1]]))
+    table = _table(tuple(sizes), tuple(starts), tuple(seeds), step.device)
+    keys = (step.to(torch.int64) * _STEP + table[0]).repeat_interleave(table[2], output_size=total)
+    place = torch.arange(total, device=step.device) - table[1].repeat_interleave(table[2], output_size=total)
+    flat = _hashed(place, keys)
+    return [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
+
+
+@lru_cache(maxsize=256)
+def _table(sizes: tuple[int, ...], starts: tuple[int, ...], seeds: tuple[int, ...], device: torch.device) -> Tensor:
+    """Constants of each tensor's key, where it begins and how long it is; on the device once, as graphs are captured there."""
+    keys = [_signed((seed * _SEED + 1) * _STEP) for seed in seeds]
+    return torch.tensor([keys, starts, sizes], dtype=torch.int64, device=device)
 
 
 def _signed(x: int) -> int:

@@ -1,14 +1,16 @@
 """What a plan does to decisions and weights at its steps and when it rounds, beside the optimizers themselves."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from paretorch.core.attach.sites import Site
-from paretorch.core.attach.weights import original
+from paretorch.core.attach.weights import RelaxedWeight, batches
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Chain, Relaxation
+from paretorch.core.step.engine import laid_like
 from paretorch.errors import DivergenceError, UndecidedWarning
-from paretorch.support.sharded import local, shard_like, whole, write
+from paretorch.support.sharded import is_sharded, local, shard_like, whole, write
 from paretorch.support.warn import warn
 
 _FELT = 0.01
@@ -26,9 +28,9 @@ def check_finite(term: Term, step: Tensor, scaler: torch.amp.GradScaler | None) 
             )
 
 
-def require_finite(sites: list[Site], terms: list[Term]) -> None:
+def require_finite(weights: list[RelaxedWeight], terms: list[Term]) -> None:
     """Refuse weights, decisions and learned ranges that cannot be rounded, before any of them is."""
-    found = [(f"{site.name} has values", original(site)) for site in sites]
+    found: list[tuple[str, Tensor]] = [(f"{weight.name} has values", weight.latent) for weight in weights]
     for term in terms:
         for relaxation, site in zip(term.relaxations, term.sites, strict=True):
             found.append((f"{site.name} has {relaxation.room} decisions", relaxation.decision))
@@ -52,28 +54,99 @@ def warn_undecided(term: Term, step: Tensor) -> None:
         )
 
 
-def add_price(term: Term, terms: list[Term], gradients: list[Tensor]) -> None:
-    """gradients += d(λ_keep Σ keep + λ_bits Σ keep·bits)/ds, in closed form, one gradient a relaxation.
+def add_prices(trained: list[Term], terms: list[Term], weights: list[RelaxedWeight]) -> None:
+    """Add d(λ_keep Σ keep + λ_bits Σ keep·bits)/ds to the gradients of the decisions, in closed form.
 
     A steered price is a control signal and touches its own decisions only.
     """
-    prices = {t.method.room: t.method.price(t) for t in terms if t is term or not t.method.is_steered}
-    for relaxation, chain, gradient in zip(term.relaxations, term.chains, gradients, strict=True):
-        slope = _slope(relaxation, chain, prices)
-        if slope is not None:
-            gradient.add_(shard_like(slope.reshape(gradient.shape), gradient))
-    slopes = term.method.reward_slopes(term)
-    if slopes is not None:
-        for slope, gradient in zip(slopes, gradients, strict=True):
+    prices = {term.method.room: term.method.price(term) for term in terms}
+    steered = {term.method.room for term in terms if term.method.is_steered}
+    rooms = {term.method.room for term in trained}
+    for decision in (decision for term in trained for decision in term.decisions()):
+        if decision.grad is None:
+            decision.grad = torch.zeros_like(decision)
+    if any(price is not None for price in prices.values()):
+        for batch in batches(weights):
+            _price_batch(batch, rooms, prices, steered)
+    for term in trained:
+        if not term.is_on_weights:
+            _price_alone(term, prices, steered)
+        slopes = term.method.reward_slopes(term)
+        for relaxation, slope in zip(term.relaxations, slopes or (), strict=False):
+            gradient = relaxation.decision.grad
+            assert gradient is not None
             gradient.add_(shard_like(slope, gradient))
 
 
-def gradients_of(term: Term) -> list[Tensor]:
-    """The gradient of each relaxation's decision; zeros where no loss has reached it."""
-    for decision in term.decisions():
-        if decision.grad is None:
-            decision.grad = torch.zeros_like(decision)
-    return [r.decision.grad for r in term.relaxations if r.decision.grad is not None]
+Prices = dict[str, Tensor | None]
+
+
+def _price_batch(batch: Sequence[RelaxedWeight], rooms: set[str], prices: Prices, steered: set[str]) -> None:
+    grids = [member.decisions() for member in batch]
+    places = range(len(batch[0].relaxations()))
+    members = [[member.relaxations()[place] for member in batch] for place in places]
+    own_grids = [[grid[place] for grid in grids] for place in places]
+    keeps = [type(own[0]).keep_all(own, own_grids[place]) for place, own in enumerate(members)]
+    for place, own in enumerate(members):
+        room = own[0].room
+        if room not in rooms:
+            continue
+        others = [other for other in places if other != place]
+        paid = {members[o][0].room for o in others} - steered
+        rate: Tensor | list[Tensor] | None = prices.get(room)
+        if keeps[place] is None:
+            for other in others:
+                if rate is not None and keeps[other] is not None:
+                    rate = _times(rate, keeps[other])
+        else:
+            for other in others:
+                price = prices.get(members[other][0].room) if members[other][0].room in paid else None
+                bits = [r.bits(s) for r, s in zip(members[other], own_grids[other], strict=True)]
+                if price is not None and bits[0] is not None:
+                    rate = _plus(rate, [price * one for one in bits if one is not None])
+        if rate is not None:
+            slopes = type(own[0]).slopes_all(own, own_grids[place])
+            _add_slopes(batch, own, rate, slopes)
+
+
+def _times(rate: Tensor | list[Tensor], factors: list[Tensor] | None) -> list[Tensor]:
+    assert factors is not None
+    if isinstance(rate, Tensor):
+        return list(torch._foreach_mul(factors, rate))
+    return list(torch._foreach_mul(factors, rate))
+
+
+def _plus(rate: Tensor | list[Tensor] | None, values: list[Tensor]) -> list[Tensor]:
+    if rate is None:
+        return values
+    return list(torch._foreach_add(values, rate))
+
+
+def _add_slopes(
+    batch: Sequence[RelaxedWeight], own: Sequence[Relaxation], rate: Tensor | list[Tensor], slopes: list[Tensor]
+) -> None:
+    if isinstance(rate, Tensor):
+        slopes = list(torch._foreach_mul(slopes, rate))
+        if any(isinstance(r.grouping.sizes, Tensor) or r.grouping.sizes != 1.0 for r in own):
+            slopes = [slope * r.grouping.sizes for slope, r in zip(slopes, own, strict=True)]
+    elif is_sharded(batch[0].latent) and batch[0].is_local:
+        slopes = list(torch._foreach_mul(slopes, rate))
+    else:
+        reduced = [r.grouping.reduce(one.expand(r.grouping.shape)) for r, one in zip(own, rate, strict=True)]
+        slopes = list(torch._foreach_mul(slopes, reduced))
+    for relaxation, slope in zip(own, slopes, strict=True):
+        gradient = relaxation.decision.grad
+        assert gradient is not None
+        gradient.add_(laid_like(slope, relaxation.decision))
+
+
+def _price_alone(term: Term, prices: Prices, steered: set[str]) -> None:
+    """Of decisions that act on something else than weights, one by one."""
+    paid = {room: price for room, price in prices.items() if room == term.method.room or room not in steered}
+    for relaxation, chain in zip(term.relaxations, term.chains, strict=True):
+        slope, gradient = _slope(relaxation, chain, paid), relaxation.decision.grad
+        if slope is not None and gradient is not None:
+            gradient.add_(shard_like(slope.reshape(gradient.shape), gradient))
 
 
 def advance(terms: list[Term], step: Tensor) -> None:
@@ -126,27 +199,16 @@ def _rate(relaxation: Relaxation, s: Tensor, chain: Chain, prices: dict[str, Ten
     return rate
 
 
-def clip_weights(chains: list[Chain], weights: list[Tensor]) -> None:
-    """Keep every weight within the limits of its relaxations, in place."""
-    for chain, weight in zip(chains, weights, strict=True):
-        for relaxation in chain.relaxations():
-            bound = relaxation.limit(relaxation.grid(whole(relaxation.decision)))
-            if bound is not None:
-                bound = local(shard_like(bound.expand(weight.shape).to(weight.dtype), weight))
-                local(weight).clamp_(-bound, bound)
-
-
-def forget_dropped(sites: list[Site], chains: list[Chain], optimizer: torch.optim.Optimizer) -> None:
+def forget_dropped(weights: list[RelaxedWeight], optimizer: torch.optim.Optimizer) -> None:
     """Weights that are dropped become zero, and the optimizer's state of them.
 
     Their gradient is zero from here on; at zero, decay gives them none either, and AvaGrad's norm leaves them out.
     """
-    for site, chain in zip(sites, chains, strict=True):
-        kept = chain.keep()
+    for weight in weights:
+        kept = weight.keep()
         if kept is None:
             continue
-        weight = original(site)
-        write(weight, whole(weight) * (kept > 0))
-        for value in optimizer.state.get(weight, {}).values():
-            if isinstance(value, Tensor) and value.shape == weight.shape:
+        write(weight.latent, whole(weight.latent) * (kept > 0))
+        for value in optimizer.state.get(weight.tensor, {}).values():
+            if isinstance(value, Tensor) and value.shape == weight.latent.shape:
                 write(value, whole(value) * (kept > 0))

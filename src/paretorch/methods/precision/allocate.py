@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paretorch.core.attach.weights import original
 from paretorch.core.finish.keep_best import raise_levels
 from paretorch.core.method import Term
 from paretorch.methods.precision.grid import MAX_BITS, real_bits, s_of_bits
@@ -56,7 +55,7 @@ def allocate(term: Term, members: Sequence["Precision"], budget: float | None) -
     for p, (decision, who) in zip(chosen, decisions, strict=True):
         for i in who:
             if members[i].zero_precision:
-                members[i].find_zeros(whole(original(term.sites[i])), members[i].grid(p))
+                members[i].find_zeros(whole(term.latent(i)), members[i].grid(p))
         write(decision, s_of_bits(p.double() + 0.25))  # read back as p by either rounding
     return cost(chosen), least_bits(term, members)
 
@@ -95,7 +94,7 @@ def _kept(term: Term, index: int, r: "Precision") -> Tensor:
 
 def _paying(term: Term, index: int, r: "Precision", kept: Tensor, p: Tensor) -> Tensor:
     if r.zero_precision:
-        weight = whole(original(term.sites[index]))
+        weight = whole(term.latent(index))
         kept = kept * ~r.is_zero(weight, r.grouping.expand(r.grid(p)))
     return r.grouping.reduce(kept).double().reshape(-1)
 

@@ -1,6 +1,7 @@
 """A precision that is searched for, of weights or of activations: s stands for 1 + log₂(1 + e⁻ˢ) bits, rounded at the end."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -34,3 +35,7 @@ class Leveled(Relaxation):
 
     def price_slope(self, s: Tensor) -> Tensor:
         return -torch.sigmoid(-s) / LOG2
+
+    @classmethod
+    def slopes_all(cls, members: Sequence[Self], grids: Sequence[Tensor]) -> list[Tensor]:
+        return list(torch._foreach_mul(torch._foreach_sigmoid(torch._foreach_neg(list(grids))), -1.0 / LOG2))

@@ -13,33 +13,26 @@ then sees a part at a time). Noise of activations, and the masks of stochastic r
 
 from collections.abc import Iterator
 
-from torch import Tensor, nn
+from torch import nn
 
 from paretorch.core.plan import Plan
-from paretorch.core.relaxation import PREFIX
+from paretorch.core.state import MOST_SAMPLES as MOST
 from paretorch.errors import ConfigError
 from paretorch.support.checks import require_number
 
-_APART = 2**26  # steps between the samples of one step: no run is as long, and all samples stay within 32 bits
-MOST = 2**32 // _APART - 1
-
 
 def noise_samples(model: nn.Module, count: int) -> Iterator[int]:
-    """0, 1, … count − 1, with noise of its own for each; the first is what a step without samples has."""
+    """Yield 0, 1, … count − 1, with noise of its own for each; the first is what a step without samples has."""
     require_number("count", count, 1, MOST, f"give a whole number of samples from 1 to {MOST}")
     if count != int(count):
         raise ConfigError(f"count={count!r}: give a whole number of samples from 1 to {MOST}")
-    return _shifted(getattr(Plan.of(model).model, f"{PREFIX}step"), int(count))
+    return _samples(Plan.of(model), int(count))
 
 
-def _shifted(step: Tensor, count: int) -> Iterator[int]:
-    # Noise is a function of the step: a step far away has noise that no other step has.
-    start = None if step.is_cuda else int(step)  # on a GPU looking would wait for it
-    for k in range(count):
-        step.add_(k * _APART)
-        try:
-            yield k
-        finally:
-            step.sub_(k * _APART)
-        if start is not None and int(step) != start:
+def _samples(plan: Plan, count: int) -> Iterator[int]:
+    start = plan.step_on_host()
+    for number in range(count):
+        with plan.noise_sample(number):
+            yield number
+        if start is not None and plan.step_on_host() != start:
             raise ConfigError("plan.step() was called between two samples: call it once, after the loop over them")

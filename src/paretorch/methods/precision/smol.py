@@ -18,6 +18,7 @@ What differs from the printed algorithm:
 """
 
 import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -25,10 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.attach.sites import Site
-from paretorch.core.attach.weights import original
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Term
-from paretorch.core.step.noise import uniform
+from paretorch.core.step.noise import uniform_all
 from paretorch.core.step.schedules import cubic, progress
 from paretorch.core.step.solvers import adam
 from paretorch.errors import ConfigError, MissedTargetWarning
@@ -213,9 +213,11 @@ class SMOL(Method):
 
 
 def _follow_weights(term: Term) -> None:
-    layers = zip(term.relaxations, term.sites, term.chains, strict=True)
-    scaled = [(r, site, chain) for r, site, chain in layers if isinstance(r, Precision) and r.lead is not None]
-    follow([Scaled(r.power, r.lead or 0.0, original(site), chain.survives()) for r, site, chain in scaled])
+    if not term.is_on_weights:
+        return
+    layers = zip(term.relaxations, term.latents(), term.chains, strict=True)
+    scaled = [(r, latent, chain) for r, latent, chain in layers if isinstance(r, Precision) and r.lead is not None]
+    follow([Scaled(r.power, r.lead or 0.0, latent, chain.survives()) for r, latent, chain in scaled])
 
 
 def _average(term: Term) -> Tensor:
@@ -238,6 +240,7 @@ class Precision(Leveled):
     """
 
     room: ClassVar[str] = "precision"
+    differs_in_eval: ClassVar[bool] = True
     zero: Tensor
     power: Tensor
 
@@ -260,21 +263,83 @@ class Precision(Leveled):
             state_dict.setdefault(f"{prefix}power", self.power)  # states from before it was kept
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
+    def batch_key(self) -> Hashable:
+        return (self.hard, self.training, self.quiet, self.zero_precision)
+
+    @property
+    def is_elementwise(self) -> bool:
+        return self.hard and self.grouping.grid == self.grouping.shape and not self.zero_precision
+
+    @classmethod
+    def apply_all(
+        cls, members: Sequence["Precision"], grids: Sequence[Tensor], weights: Sequence[Tensor]
+    ) -> list[Tensor]:
+        first = members[0]
+        if first.hard:
+            levels = [one.grouping.expand(one.levels(s)) for one, s in zip(members, grids, strict=True)]
+            return [one.quantize(weight, p) for one, weight, p in zip(members, weights, levels, strict=True)]
+        if not first.training:
+            return list(weights)
+        shapes, seeds = [weight.shape for weight in weights], [one.seed for one in members]
+        noise = uniform_all(shapes, first.step, seeds)
+        reach = cls._reach_all(members, grids, weights)
+        dtype = weights[0].dtype
+        if dtype == torch.float32:
+            return list(torch._foreach_addcmul(list(weights), noise, reach))
+        moved = torch._foreach_mul(noise, reach)
+        return list(torch._foreach_add(list(weights), [one.to(dtype) for one in moved]))
+
+    @classmethod
+    def _reach_all(
+        cls, members: Sequence["Precision"], grids: Sequence[Tensor], weights: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """How far the noise of each weight goes: 2^k σ(s)."""
+        if members[0].quiet:
+            return [one.reach(weight, s) for one, weight, s in zip(members, weights, grids, strict=True)]
+        scales = torch.stack([one.power for one in members])
+        reach = torch._foreach_mul(torch._foreach_sigmoid(list(grids)), list(power_of_two(scales).unbind()))
+        return [one.grouping.expand(value) for one, value in zip(members, reach, strict=True)]
+
+    @classmethod
+    def pull_all(
+        cls,
+        members: Sequence["Precision"],
+        grids: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        decide: bool,
+    ) -> tuple[list[Tensor], list[Tensor] | None]:
+        # W = w + 2^k σ(s) ε: ∂W/∂w = 1 and, since 2^k ε = (W − w)/σ(s), ∂W/∂s = (W − w)(1 − σ(s)). Once hard, straight through.
+        first, own = members[0], list(gradients)
+        if first.hard and first.zero_precision:
+            own = [gradient * ~one.zero for one, gradient in zip(members, gradients, strict=True)]
+        if not decide:
+            return own, None
+        moved = torch._foreach_mul(torch._foreach_sub(list(outputs), list(inputs)), list(gradients))
+        if first.quiet:  # noise that is held to |w| does not depend on s
+            loud = (one.is_loud(weight, s) for one, weight, s in zip(members, inputs, grids, strict=True))
+            moved = [one * own for one, own in zip(moved, loud, strict=True)]
+        reduced = [one.grouping.reduce(value.to(torch.float32)) for one, value in zip(members, moved, strict=True)]
+        return own, list(torch._foreach_mul(reduced, torch._foreach_sigmoid(torch._foreach_neg(list(grids)))))
+
+    @classmethod
+    def limit_all(cls, members: Sequence["Precision"], grids: Sequence[Tensor]) -> list[Tensor]:
+        first = members[0]
+        scales = list(power_of_two(torch.stack([one.power for one in members])).unbind())
+        if first.hard:
+            halves = [power_of_two(1 - one.levels(s)) for one, s in zip(members, grids, strict=True)]
+        else:
+            halves = list(torch._foreach_sigmoid(list(grids)))
+        bounds = torch._foreach_mul(torch._foreach_add(torch._foreach_neg(halves), 2.0), scales)
+        return [one.grouping.expand(bound) for one, bound in zip(members, bounds, strict=True)]
+
     def forward(self, weight: Tensor) -> Tensor:
-        s = self.grid()
-        if not self.hard:
-            if not self.training:
-                return weight
-            noise = uniform(weight.shape, self.step, self.seed) * self.reach(weight.detach(), s)
-            return weight + noise.to(weight.dtype)
-        rounded = self.quantize(weight.detach(), self.grouping.expand(self.levels(s.detach())))
-        if not self.training:
-            return rounded
-        # Straight through: the value of Q(w, p), the gradient of w; a zero gradient for s, so that DDP sees it.
-        through = weight - weight.detach() + self.grouping.expand(0.0 * s).to(weight.dtype)
-        if self.zero_precision:
-            through = through * ~self.zero
-        return rounded + through
+        return self.apply_all([self], [self.grid()], [weight])[0]
+
+    def is_loud(self, weight: Tensor, s: Tensor) -> Tensor:
+        """Whether the noise of each weight is not held to |w|."""
+        return weight.to(torch.float32).abs() > 0.5 * self.scale * self.grouping.expand(torch.sigmoid(s))
 
     def reach(self, weight: Tensor, s: Tensor) -> Tensor:
         """How far the noise of each weight goes."""

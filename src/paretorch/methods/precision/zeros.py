@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from paretorch.core.attach.weights import original
 from paretorch.core.method import Term
 from paretorch.core.step.sample import some, stride_for
 from paretorch.methods.precision.grid import real_bits
@@ -30,8 +29,8 @@ def are_found(term: Term) -> bool:
 def count_search(term: Term) -> tuple[Tensor, Tensor]:
     """The share of the weights that other methods keep, and the bits per selected weight without those that would be zeros."""
     shares, bits = [], []
-    for r, site, chain in zip(cast("list[Precision]", term.relaxations), term.sites, term.chains, strict=True):
-        weight, kept = whole(original(site)), chain.survives()
+    for r, latent, chain in zip(cast("list[Precision]", term.relaxations), term.latents(), term.chains, strict=True):
+        weight, kept = whole(latent), chain.survives()
         every = stride_for(weight.numel(), _SEEN)
         s = some(r.grouping.expand(r.grid(whole(r.decision))), every, weight)
         used = torch.ones_like(s) if kept is None else some(kept, every, weight)

@@ -9,6 +9,7 @@ from torch.nn.utils import parametrize
 
 from paretorch.core.attach.sites import Selector, Site, check_patterns, choose, find_sites
 from paretorch.core.attach.templates import Mix
+from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.relaxation import Chain
 from paretorch.errors import ConfigError
 from paretorch.methods.sharing.banks import By, check_by, share_groups
@@ -114,6 +115,8 @@ def layer_similarity(
     check_by(by)
     if banks := read_banks(model):
         return [Similarity(bank.layers, absolute_cosine(bank.rows).cpu()) for bank in banks]
+    if computed := next((one for one in model.modules() if isinstance(one, RelaxedWeight)), None):
+        raise ConfigError(f"{computed.name} is computed by a plan: give plain weights, as plan.finalize() returns")
     check_patterns(find_sites(model, dims=0), include=include, exclude=exclude)
     groups = share_groups(choose(find_sites(model), include, exclude), by)
     if not groups:

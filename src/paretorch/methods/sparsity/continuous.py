@@ -17,6 +17,7 @@ same weight is learned too, so that the grid stays a grid). What differs from th
 """
 
 import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -217,6 +218,32 @@ def _sparsity(term: Term) -> Tensor:
     return term.mean(lambda _, s: (s + shift < 0).to(s.dtype))
 
 
+_FORWARD, _BACKWARD = 0, 2  # places of the two temperatures among the scalars
+
+
+def _once(grids: Sequence[Tensor]) -> list[Tensor]:
+    """Each decision once: that of coupled channels is one for all weights."""
+    return list({one.data_ptr(): one for one in grids}.values())
+
+
+def _again(values: Sequence[Tensor], grids: Sequence[Tensor]) -> list[Tensor]:
+    """From one value per decision to one per weight."""
+    own = dict(zip([one.data_ptr() for one in _once(grids)], values, strict=True))
+    return [own[one.data_ptr()].view(one.shape) for one in grids]
+
+
+def _expanded(members: Sequence["Mask"], masks: Sequence[Tensor]) -> list[Tensor]:
+    return [mask if one.is_elementwise else one.grouping.expand(mask) for one, mask in zip(members, masks, strict=True)]
+
+
+def _reduced(member: "Mask", values: Tensor) -> Tensor:
+    return values if member.is_elementwise else member.grouping.reduce(values)
+
+
+def _like(values: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    return [value.to(other.dtype) for value, other in zip(values, others, strict=True)]
+
+
 class Mask(Relaxation):
     """W = c · w ⊙ σ(β(s + τ)); hard: c · w ⊙ 1{s + τ ≥ 0}."""
 
@@ -232,22 +259,75 @@ class Mask(Relaxation):
         self.lags = method.gradient_anneal > method.anneal
         self.factor = 2.0 ** round(-math.log2(start)) if on_grid else 1.0 / start
 
-    def forward(self, weight: Tensor) -> Tensor:
-        s = self.grid()
-        kept = self._times(weight, self.keep(s))
-        if self.hard or not (self.lags and self.training):
-            return kept
-        softer = self._times(weight, self.grouping.expand(self.gate.value(s + self.scalar(1), self.scalar(2))))
-        return kept.detach() + (softer - softer.detach())  # the value of one, the gradients of the other
+    def batch_key(self) -> Hashable:
+        return (self.hard, self.training, self.gate, self.lags)
 
-    def _times(self, weight: Tensor, mask: Tensor) -> Tensor:
-        return weight * (mask * self.factor).to(weight.dtype)
+    @property
+    def is_elementwise(self) -> bool:
+        return self.grouping.grid == self.grouping.shape
+
+    @classmethod
+    def apply_all(cls, members: Sequence["Mask"], grids: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+        masks = torch._foreach_mul(cls._masks(members, grids, _FORWARD), [one.factor for one in members])
+        return list(torch._foreach_mul(list(weights), _like(_expanded(members, masks), weights)))
+
+    @classmethod
+    def pull_all(
+        cls,
+        members: Sequence["Mask"],
+        grids: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        decide: bool,
+    ) -> tuple[list[Tensor], list[Tensor] | None]:
+        # ∂W/∂w = c·m(γx) and ∂W/∂s = c·w·m'(γx), both at the gradient's temperature.
+        factors = [one.factor for one in members]
+        soft = cls._masks(members, grids, _BACKWARD)
+        through = _like(_expanded(members, torch._foreach_mul(soft, factors)), gradients)
+        own = list(torch._foreach_mul(list(gradients), through))
+        if not decide:
+            return own, None
+        if inputs[0].is_complex():
+            inputs = [weight.conj() for weight in inputs]
+        moved = [value.real for value in torch._foreach_mul(list(gradients), list(inputs))]
+        reduced = [_reduced(one, value.to(torch.float32)) for one, value in zip(members, moved, strict=True)]
+        slopes = torch._foreach_mul(cls.slopes_all(members, grids), factors)
+        return own, list(torch._foreach_mul(reduced, slopes))
+
+    @classmethod
+    def _masks(cls, members: Sequence["Mask"], grids: Sequence[Tensor], scalar: int) -> list[Tensor]:
+        """The masks on their grids, at the temperature that this scalar has; those of a shared decision are made once."""
+        first = members[0]
+        shifted = torch._foreach_add(_once(grids), first.scalar(1))
+        if first.hard:  # s + τ is never 0 once it is rounded
+            masks = torch._foreach_clamp_min(torch._foreach_sign(shifted), 0.0)
+        elif first.gate is GATES["sigmoid"]:
+            masks = torch._foreach_sigmoid(torch._foreach_mul(shifted, first.scalar(first._place(scalar))))
+        else:
+            masks = [first.gate.value(x, first.scalar(first._place(scalar))) for x in shifted]
+        return _again(masks, grids)
+
+    def _place(self, scalar: int) -> int:
+        return scalar if self.lags and self.training else _FORWARD
+
+    @classmethod
+    def keep_all(cls, members: Sequence["Mask"], grids: Sequence[Tensor]) -> list[Tensor]:
+        return _expanded(members, cls._masks(members, grids, _FORWARD))
+
+    @classmethod
+    def slopes_all(cls, members: Sequence["Mask"], grids: Sequence[Tensor]) -> list[Tensor]:
+        first = members[0]
+        place = _BACKWARD if first.lags else _FORWARD
+        shifted = torch._foreach_add(_once(grids), first.scalar(1))
+        return _again([first.gate.slope(x, first.scalar(place)) for x in shifted], grids)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * (self.keep(self.grid()) * self.factor).to(weight.dtype)
 
     def keep(self, s: Tensor) -> Tensor:
         if self.hard:
-            # Decisions stay in the graph with a zero gradient: DDP waits for every parameter.
-            kept = (s + self.scalar(1) >= 0).to(s.dtype)
-            return self.grouping.expand(kept + 0.0 * s if self.training else kept)
+            return self.survives(s)
         return self.grouping.expand(self.gate.value(s + self.scalar(1), self.scalar(0)))
 
     def threshold(self) -> Tensor:

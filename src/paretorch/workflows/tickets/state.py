@@ -6,6 +6,8 @@ All of it is kept on the CPU, so that it can be stored and compared wherever it 
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.attach.weights import RelaxedWeight
+from paretorch.core.plan import Plan
 from paretorch.core.relaxation import PREFIX, Relaxation
 from paretorch.errors import DivergenceError
 from paretorch.support.sharded import whole
@@ -17,29 +19,22 @@ Decisions = dict[str, dict[str, Tensor]]
 Masks = dict[str, Tensor]
 """For each masked weight, True where it is kept."""
 
-_MARK = "parametrizations."
-
 
 def relaxations(model: nn.Module) -> dict[str, Relaxation]:
     """The mask of each weight that has one."""
-    found = {}
-    for name, module in model.named_modules():
-        if isinstance(module, Relaxation) and module.room == "sparsity":
-            head, _, tail = name.partition(_MARK)
-            found[head + tail.split(".")[0]] = module
-    return found
+    return {
+        weight.name: relaxation
+        for weight in model.modules()
+        if isinstance(weight, RelaxedWeight)
+        for relaxation in weight.relaxations()
+        if relaxation.room == "sparsity"
+    }
 
 
 def read_weights(model: nn.Module) -> Weights:
     """A copy of the plain state, masks ignored."""
-    found = {}
-    for key, value in model.state_dict().items():
-        head, mark, tail = key.partition(_MARK)
-        if mark and tail.endswith(".original"):
-            found[head + tail.removesuffix(".original")] = _copied(value)
-        elif not mark and not key.rpartition(".")[2].startswith(PREFIX):
-            found[key] = _copied(value)
-    return found
+    state = model.state_dict().items()
+    return {key: _copied(value) for key, value in state if not any(part.startswith(PREFIX) for part in key.split("."))}
 
 
 def read_decisions(model: nn.Module) -> Decisions:
@@ -54,6 +49,7 @@ def write_decisions(model: nn.Module, decisions: Decisions) -> None:
     """Give every mask this state."""
     for name, one in relaxations(model).items():
         one.load_state_dict(decisions[name])
+    Plan.of(model).refresh()
 
 
 def read_masks(model: nn.Module) -> Masks:

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.attach.sites import Site
-from paretorch.core.attach.weights import original
 from paretorch.core.groups import Broadcast, Grouping
 from paretorch.core.method import Term
 from paretorch.core.step.schedules import progress
@@ -62,9 +61,9 @@ class BSQ(Rival):
     def schedule(self, term: Term, step: Tensor) -> None:
         term.set_scalar("rate", 0.5 + 0.5 * torch.cos(math.pi * progress(step, term.steps)))
         due = (torch.remainder(step, max(1, term.steps // self.adjustments)) == 0) & (step > 0)
-        for r, site in zip(term.relaxations, term.sites, strict=True):
+        for r, latent in zip(term.relaxations, term.latents(), strict=True):
             assert isinstance(r, _Planes)
-            write(original(site), r.hold(due))
+            write(latent, r.hold(due))
 
     def price(self, term: Term) -> Tensor | None:
         return self.penalty / term.weights * term.scalar("rate")

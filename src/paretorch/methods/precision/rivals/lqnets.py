@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from paretorch.core.attach.sites import Site
-from paretorch.core.attach.weights import original
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.methods.precision.rivals.rival import TINY, Quantized, Rival, Stack, deviation, through
@@ -47,10 +46,10 @@ class LQNets(Rival):
         return _Basis(grouping, self.bits, site.weight)
 
     def schedule(self, term: Term, step: Tensor) -> None:
-        for r, site in zip(term.relaxations, term.sites, strict=True):
+        for r, latent in zip(term.relaxations, term.latents(), strict=True):
             assert isinstance(r, _Basis)
             old = whole(r.decision)
-            best = r.best_basis(whole(original(site)).to(torch.float32), old)
+            best = r.best_basis(whole(latent).to(torch.float32), old)
             write(r.decision, self.momentum * old + (1.0 - self.momentum) * best)
 
 

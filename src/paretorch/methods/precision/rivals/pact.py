@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from paretorch.core.attach.sites import Site
-from paretorch.core.attach.weights import original
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.methods.precision.rivals.rival import TINY, Quantized, Rival, through
@@ -36,9 +35,9 @@ class PACT(Rival):
         return _Binned(grouping, self.bits, site.weight.device)
 
     def schedule(self, term: Term, step: Tensor) -> None:
-        for r, site in zip(term.relaxations, term.sites, strict=True):
+        for r, latent in zip(term.relaxations, term.latents(), strict=True):
             assert isinstance(r, _Binned)
-            write(r.decision, r.clip(whole(original(site)).to(torch.float32)))
+            write(r.decision, r.clip(whole(latent).to(torch.float32)))
 
 
 class _Binned(Quantized):

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.attach.sites import Site
-from paretorch.core.attach.weights import original
 from paretorch.core.groups import Broadcast, Grouping
 from paretorch.core.method import Term
 from paretorch.core.step.schedules import geometric, progress
@@ -63,9 +62,9 @@ class SLB(Rival):
 
     def schedule(self, term: Term, step: Tensor) -> None:
         term.set_scalar("temperature", geometric(progress(step, self.anneal * term.steps), self.final_temperature))
-        for r, site in zip(term.relaxations, term.sites, strict=True):
+        for r, latent in zip(term.relaxations, term.latents(), strict=True):
             assert isinstance(r, _Searched)
-            write(original(site), r.average(r.grid(whole(r.decision))))
+            write(latent, r.average(r.grid(whole(r.decision))))
 
     def measure(self, term: Term) -> dict[str, Tensor]:
         return {**super().measure(term), "temperature": term.scalar("temperature")}

@@ -20,8 +20,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.attach.parametrize import chains_of
 from paretorch.core.attach.sites import Site
-from paretorch.core.attach.weights import chains_of, original
 from paretorch.core.finish.keep_best import keep_best
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
@@ -70,9 +70,9 @@ class AMC(Rival):
         goal = min((1.0 - self.need_target()) * factor, 1.0) * term.weights
         sizes = [site.weight.numel() for site in term.sites]
         counts = kept_counts([float(r.share) for r in members], sizes, round(goal))
-        for r, site, count in zip(members, term.sites, counts, strict=True):
+        for r, latent, count in zip(members, term.latents(), counts, strict=True):
             size = torch.as_tensor(r.grouping.sizes, device=r.decision.device).expand(r.grouping.grid)
-            score = r.grouping.reduce(whole(original(site)).float().abs()) / size
+            score = r.grouping.reduce(whole(latent).float().abs()) / size
             (kept,) = keep_best([score], [size], count)
             write(r.decision, torch.where(kept, 1.0, -1.0))
 

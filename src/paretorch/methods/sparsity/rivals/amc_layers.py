@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
+from paretorch.core.attach.parametrize import chains_of
 from paretorch.core.attach.sites import is_conv1d
-from paretorch.core.attach.weights import chains_of
 from paretorch.support.eval_mode import watched
 
 FEATURES = 11

@@ -16,7 +16,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from paretorch.core.attach.weights import original
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Relaxation
@@ -59,7 +58,7 @@ class FollowingRival(Rival):
     def follow(self, term: Term, goal: Tensor, due: Tensor | None = None) -> None:
         """Write the masks that the weights of now have at this sparsity, if they are due."""
         members = [r for r in term.relaxations if isinstance(r, Following)]
-        weights = [whole(original(site)).to(torch.float32) for site in term.sites]
+        weights = [whole(latent).to(torch.float32) for latent in term.latents()]
         scores = [r.score(weight) for r, weight in zip(members, weights, strict=True)]
         most = WHOLE if term.weights <= WHOLE else _CAP
         samples = [_sample(score, r.grouping, most) for score, r in zip(scores, members, strict=True)]

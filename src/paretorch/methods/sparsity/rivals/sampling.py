@@ -6,6 +6,7 @@ function of the plan's seed and the draw's number, so that nothing but the numbe
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from paretorch.support.checks import require_count
 class Drawn(Relaxation):
     """A relaxation with noise while searching, and a numbered draw when it is rounded."""
 
+    differs_in_eval: ClassVar[bool] = True
     draw: Tensor
 
     def __init__(self, grouping: Grouping, start: float, device: torch.device, seed: int, draw: int) -> None:

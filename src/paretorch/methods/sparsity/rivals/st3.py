@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from paretorch.core.attach.sites import Site
-from paretorch.core.attach.weights import original
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.step.schedules import cubic, progress
@@ -59,9 +58,9 @@ class ST3(FollowingRival):
 
     def round(self, term: Term, factor: float) -> None:
         super().round(term, factor)
-        for r, site in zip(term.relaxations, term.sites, strict=True):
+        for r, latent in zip(term.relaxations, term.latents(), strict=True):
             assert isinstance(r, _Soft)
-            r.renew_scale(whole(original(site)).to(torch.float32), r.final_cut())
+            r.renew_scale(whole(latent).to(torch.float32), r.final_cut())
 
 
 class _Soft(Following):

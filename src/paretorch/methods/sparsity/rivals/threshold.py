@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.attach.sites import Site
-from paretorch.core.attach.weights import original
 from paretorch.core.groups import Group, Grouping
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Relaxation
@@ -76,9 +75,9 @@ class STR(Rival):
 def _margins(term: Term) -> list[Tensor]:
     """|w| − g(s): what is left of each weight, or how much is missing; nothing is left of a dropped one."""
     found = []
-    for r, site in zip(term.relaxations, term.sites, strict=True):
+    for r, latent in zip(term.relaxations, term.latents(), strict=True):
         assert isinstance(r, _Threshold)
-        margin = whole(original(site)).to(torch.float32).abs() - r.level(r.grid(whole(r.decision)))
+        margin = whole(latent).to(torch.float32).abs() - r.level(r.grid(whole(r.decision)))
         found.append(torch.where(r.mask, margin, -margin.abs()) if r.hard else margin)
     return found
 
