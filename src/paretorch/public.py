@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 
 from paretorch.core.compress import compress as _compress
-from paretorch.core.finish.byte_budget import Edit, Meter
+from paretorch.core.finish.byte_budget import Meter
 from paretorch.core.method import Method
 from paretorch.core.plan import Plan
+from paretorch.edits import Edit
 
 
 def compress(

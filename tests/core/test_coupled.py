@@ -11,7 +11,7 @@ from torch import nn
 
 import paretorch as pt
 from paretorch.core.channels.couple import couple
-from paretorch.core.channels.cut import channel_edits, cut_state, keep_channels
+from paretorch.core.channels.cut import channel_edits, cut_state
 from paretorch.deploy.measure.macs import count_macs
 from paretorch.errors import ConfigError
 from tests.core.coupled_nets import NETS, Excited, Residual, Written
@@ -181,7 +181,7 @@ def test_a_cut_state_is_the_state_of_the_cut_network(seed: int, name: str) -> No
     edits = channel_edits(coupling.kept(keep))
     state = cut_state(model.state_dict(), model, edits)
     for edit in edits:
-        keep_channels(model, edit)
+        edit.apply(model)
     assert {k: v.shape for k, v in state.items()} == {k: v.shape for k, v in model.state_dict().items()}
     assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
     assert model(X).shape == (5, 4)

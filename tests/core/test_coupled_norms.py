@@ -14,8 +14,9 @@ from torch.nn.utils import parametrize
 
 import paretorch as pt
 from paretorch.core.channels.couple import couple
-from paretorch.core.channels.cut import channel_edits, cut_state, keep_channels
+from paretorch.core.channels.cut import channel_edits, cut_state
 from paretorch.deploy.rivals.channels import prune_channels
+from paretorch.edits import KeepChannels
 from paretorch.errors import ConfigError
 from tests.core.through_nets import Again, Branches, Net, Own, Reused
 
@@ -246,18 +247,18 @@ def test_removing_does_what_zeroing_does(kind: str, groups: int, each: int, affi
     edits = channel_edits(coupling.kept(keep))
     state = cut_state(model.state_dict(), model, edits)
     for edit in edits:
-        keep_channels(model, edit)
+        edit.apply(model)
     assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
     torch.testing.assert_close(model(x), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_edits_that_tear_a_group_are_refused() -> None:
     model = Net(nn.GroupNorm(4, 12))
-    edit = {"kind": "keep_channels", "keep": "ffe", "size": 12, "out": ["between"], "in": []}
+    edit = KeepChannels("ffe", 12, outputs=("between",))
     with pytest.raises(ConfigError, match="a part of a group of 'between'"):
-        keep_channels(model, edit)
+        edit.apply(model)
     slopes = Net(nn.PReLU())
     with pytest.raises(ConfigError, match="for 12 channels, but 'between' has 1"):
-        keep_channels(slopes, edit)
+        edit.apply(slopes)
     with pytest.raises(ConfigError, match="cuts the in side of 'between', a GroupNorm"):
-        keep_channels(model, {**edit, "keep": "fff", "out": [], "in": ["between"]})
+        KeepChannels("fff", 12, inputs=("between",)).apply(model)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from torch import nn
 
 from paretorch.core.channels.couple import couple
-from paretorch.core.channels.cut import channel_edits, keep_channels
+from paretorch.core.channels.cut import channel_edits
 from paretorch.core.channels.threshold import threshold_for
 from tests.core.coupled_nets import NETS, Residual
 
@@ -45,7 +45,7 @@ def test_what_stays_is_a_multiple(share: float, seed: int, multiple: int, name: 
     assert torch.equal(keep, keep & stays)
     before = {n: m.out_channels for n, m in model.named_modules() if isinstance(m, nn.Conv2d)}
     for edit in channel_edits(coupling.kept(stays)):
-        keep_channels(model, edit)
+        edit.apply(model)
     for one in coupling.sets:
         assert keep[one].any()
         dropped, stayed = score[one[~stays[one]]], score[one[keep[one]]]

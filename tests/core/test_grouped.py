@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import paretorch as pt
-from paretorch.core.channels.cut import keep_channels
+from paretorch.edits import KeepChannels
 
 X = torch.randn(4, 3, 4, 4, generator=torch.Generator().manual_seed(1))
 
@@ -44,11 +44,11 @@ def test_grouped_convolutions_lose_channels_and_outputs_stay(groups: int, target
 def test_the_order_of_edits_does_not_matter(inputs_first: bool) -> None:
     model = _net(4)
     edits = [
-        {"kind": "keep_channels", "keep": "7777", "size": 16, "out": ["2", "3"], "in": ["4"]},
-        {"kind": "keep_channels", "keep": "55", "size": 8, "out": ["0"], "in": ["2"]},
+        KeepChannels("7777", 16, outputs=("2", "3"), inputs=("4",)),
+        KeepChannels("55", 8, outputs=("0",), inputs=("2",)),
     ]
     for edit in reversed(edits) if inputs_first else edits:
-        keep_channels(model, edit)
+        edit.apply(model)
     assert (model[2].in_channels, model[2].out_channels, model[2].groups) == (4, 12, 4)
     assert model[2].weight.shape == (12, 1, 3, 3)
     assert model(X).shape == (4, 4)

@@ -62,6 +62,6 @@ def test_the_file_of_a_network_compressed_twice_loads(
 @pytest.mark.filterwarnings("ignore::paretorch.errors.PareWarning")
 def test_scales_of_weights_that_were_compressed_again_are_told_anew() -> None:
     once = _compressed(_net(), pt.SMOL(target_bits=2.0, scale="auto"))
-    scales = [edit["weight"] for edit in once.paretorch_edits]
+    scales = [edit.weight for edit in once.paretorch_edits]
     twice = _compressed(once, pt.SMOL(target_bits=1.0, scale="auto", include="0"))
-    assert sorted(edit["weight"] for edit in twice.paretorch_edits) == sorted(scales)
+    assert sorted(edit.weight for edit in twice.paretorch_edits) == sorted(scales)

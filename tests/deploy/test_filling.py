@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import paretorch as pt
 from paretorch.deploy import load, save
+from paretorch.edits import Scale
 from paretorch.errors import ArtefactError, ConfigError
 
 
@@ -179,7 +180,7 @@ def test_files_one_after_the_other_into_one_module(tmp_path: Path) -> None:
     for name, model in {"fine": fine, "coarse": coarse, "plain": plain}.items():
         save(model, tmp_path / name)
     structure = fine.paretorch_edits
-    assert structure == [edit for edit in coarse.paretorch_edits if edit["kind"] != "scale"]
+    assert structure == [edit for edit in coarse.paretorch_edits if not isinstance(edit, Scale)]
     assert structure != coarse.paretorch_edits
     into = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     for name, edits in {"fine": structure, "coarse": coarse.paretorch_edits, "plain": structure}.items():

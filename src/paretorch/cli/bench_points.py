@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from paretorch.cli.bench_sources import Source
+from paretorch.edits import KeepChannels, edits_of
 from paretorch.errors import ArtefactError, ConfigError, MissingExtraError, PareError
 from paretorch.report.pareto import Point, as_rows
 from paretorch.support.eval_mode import in_eval, run_example
@@ -74,8 +75,7 @@ class Bench:
         """What a network is written as: a dense one as others would, one of another's pruning too, ours as it is."""
         if not source.is_dense and not source.is_rival:
             return [File(source.family, ".pare", lambda model, path: None, lambda path, like: like)]
-        edits = getattr(network(), "paretorch_edits", ())
-        if any(edit["kind"] == "keep_channels" for edit in edits):
+        if any(isinstance(edit, KeepChannels) for edit in edits_of(network())):
             return [_plain("channels pruned, fp16", torch.float16)]
         if source.is_rival:
             from paretorch.deploy.rivals import read_sparse, write_sparse

@@ -27,6 +27,7 @@ from paretorch.core.plan import Plan
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation
 from paretorch.core.state import PlanState
 from paretorch.core.step.noise import seed_for
+from paretorch.edits.mixed import MixedWeight
 from paretorch.errors import ConfigError
 from paretorch.support.checks import require_count
 from paretorch.support.sharded import is_sharded
@@ -262,12 +263,12 @@ def _check(model: nn.Module, methods: tuple[Method, ...], steps: int, budget: in
                 f"{module.name} has a plan already: pass all methods to one compress, or finalize the old plan first"
             )
         if parametrize.is_parametrized(module):
-            if not any(isinstance(inner, Chain) for inner in module.modules()):
+            if not any(isinstance(inner, Chain | MixedWeight) for inner in module.modules()):
                 raise ConfigError(
                     f"{name or 'the model'} has a parametrization of its own, such as a weight norm: make its weights plain "
                     "by torch.nn.utils.parametrize.remove_parametrizations before compress"
                 )
-            if any(isinstance(inner, Mix) and not inner.names[0].startswith(PREFIX) for inner in module.modules()):
+            if any(isinstance(inner, MixedWeight) for inner in module.modules()):
                 raise ConfigError(
                     "the network is folded: give SoftSharing and the other methods to one compress, and fold what is trained then"
                 )

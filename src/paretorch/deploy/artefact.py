@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from paretorch.deploy.codec.blob import BlobReader, write_blob
 from paretorch.deploy.codec.container import pack, read_file, write_file
 from paretorch.deploy.codec.filling import build, fill
-from paretorch.deploy.edits import added_bytes, check_edits, on_their_grids, replayed
-from paretorch.deploy.measure.sizes import Sizes
+from paretorch.deploy.measure.sizes import Sizes, on_their_grids
 from paretorch.deploy.norms import prepared_state
 from paretorch.deploy.plain import plain
+from paretorch.deploy.replay import replayed
+from paretorch.edits import Edit, edits_of, read_edits, write_edits
 from paretorch.errors import ArtefactError, ConfigError
 
 StrPath = str | os.PathLike[str]
@@ -57,12 +58,12 @@ def sizes(
 
 
 def encoded_size(
-    state: Mapping[str, Tensor], module: nn.Module | None = None, edits: Sequence[Mapping[str, Any]] = ()
+    state: Mapping[str, Tensor], module: nn.Module | None = None, edits: Sequence[Edit | Mapping[str, Any]] = ()
 ) -> int:
     """Bytes of the artefact of a state dict: exact, by encoding it; as the state of `module`, after `edits`, if given."""
     head = {} if module is None else _name_of(module)
     if edits:
-        head["edits"] = check_edits(edits)
+        head["edits"] = write_edits(edits)
     return len(pack(write_blob(state, head)[0]))
 
 
@@ -83,8 +84,8 @@ def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
     """
     own = None if into is None else plain(into, "load(path, into=…)")
     reader = _reader(path, None if own is None else _most_bytes(own))
-    edits = check_edits(reader.head.get("edits", []))
-    if added_bytes(edits) > reader.limit:
+    edits = read_edits(reader.head.get("edits", []))
+    if sum(edit.added_bytes() for edit in edits) > reader.limit:
         raise ArtefactError("the artefact has maps of activations too large for a file of this size")
     module = build(reader, edits) if own is None else own
     with replayed(module, edits):
@@ -98,7 +99,7 @@ def open_artefact(path: StrPath) -> tuple[nn.Module | dict[str, Tensor], dict[st
     What is built without a module to compare with may take 1024 bytes per byte of file, and 64 MiB in any case.
     """
     reader = _reader(path)
-    check_edits(reader.head.get("edits", []))
+    read_edits(reader.head.get("edits", []))
     if "zoo" in reader.head:
         return load(path), reader.head
     state: dict[str, Tensor] = {}
@@ -139,8 +140,8 @@ def _encode(
         model = plain(model, "an artefact")
         state = prepared_state(model, norms, fold_norms)
         head = _name_of(model)
-        if getattr(model, "paretorch_edits", None):
-            head["edits"] = check_edits(model.paretorch_edits)
+        if edits := edits_of(model):
+            head["edits"] = write_edits(edits)
     if summary:
         head["summary"] = dict(summary)
     return _encode_state(state, head)
@@ -148,7 +149,7 @@ def _encode(
 
 def _encode_state(state: Mapping[str, Tensor], head: Mapping[str, Any]) -> tuple[bytes, Sizes]:
     blob, tensors = write_blob(state, head)
-    tensors = on_their_grids(tensors, head.get("edits", []))
+    tensors = on_their_grids(tensors, read_edits(head.get("edits", [])))
     data = pack(blob)
     codes, masks, maps = (sum(getattr(size, kind) for size in tensors.values()) for kind in ("codes", "masks", "maps"))
     dense = sum(size.dense for size in tensors.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.deploy.codec.blob import storage_key
-from paretorch.methods.precision.activations_quantized import QuantizedActivation
+from paretorch.edits import Edit, QuantizedActivation, Share
 
 _WEIGHTS = ("weight", "in_proj_weight", "q_proj_weight")  # the last two: of torch's attention
 MACS = "1 MAC is one multiplication and its addition, in convolutions and linear layers, for one example"
@@ -60,17 +60,9 @@ def activations_of(model: nn.Module) -> tuple[Activation, ...]:
     return tuple(found)
 
 
-def shared_of(edits: Sequence[Mapping[str, Any]]) -> tuple[Shared, ...]:
-    """The groups of layers that share, as a network's structural edits tell them."""
-    return tuple(
-        Shared(
-            tuple(edit["weights"]),
-            tuple(f"{edit['bank']}_{i}" for i in range(edit["count"])),
-            tuple(tuple(own) for own in edit["uses"]),
-        )
-        for edit in edits
-        if edit["kind"] == "share"
-    )
+def shared_of(edits: Iterable[Edit]) -> tuple[Shared, ...]:
+    """The groups of layers that share, as a network's structural edits list them."""
+    return tuple(Shared(edit.weights, edit.stored, edit.uses) for edit in edits if isinstance(edit, Share))
 
 
 def macs_by_tensor(

@@ -66,5 +66,6 @@ def on_one_gpu(parameters: list[nn.Parameter]) -> bool:
 def reshard(model: nn.Module) -> None:
     """Free the whole parameters that FSDP2 has left gathered after a forward pass without a backward pass."""
     for module in model.modules():
+        sharding: Any = module
         if hasattr(module, "reshard") and hasattr(module, "unshard"):
-            module.reshard()
+            sharding.reshard()

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paretorch.core.finish.byte_budget import Edit, Meter
+from paretorch.core.finish.byte_budget import Meter
+from paretorch.edits import Edit
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _VECTORS = ("weight", "bias", "running_mean", "running_var")

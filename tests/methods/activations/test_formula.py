@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paretorch import SMOLActivations, compress
+from paretorch.edits.quantized import QuantizedActivation, steps_of
 from paretorch.methods.precision.activations import ActivationPrecision
-from paretorch.methods.precision.activations_quantized import QuantizedActivation, steps_of
 from tests.contract.loop import optimizer_of, train
 from tests.contract.reference import noise
 from tests.methods.activations.nets import batch, build, run_to

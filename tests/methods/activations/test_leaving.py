@@ -9,9 +9,8 @@ from torch import nn
 
 from paretorch import SMOL, ContinuousSparsification, SMOLActivations, compress, export_onnx, load, save
 from paretorch.deploy import report
-from paretorch.deploy.edits import check_edits
+from paretorch.edits import QuantizedActivation, read_edits
 from paretorch.errors import ArtefactError, ConfigError
-from paretorch.methods.precision.activations_quantized import QuantizedActivation
 from paretorch.zoo import build as build_network
 from tests.methods.activations.nets import METHODS, batch, build, run_to
 
@@ -89,7 +88,7 @@ def test_a_wrong_file_leaves_the_module_as_it_was(tmp_path: Path) -> None:
 )
 def test_hostile_edits_are_refused(edit: dict[str, object]) -> None:
     with pytest.raises(ArtefactError, match="quantize_activation"):
-        check_edits([{"kind": "quantize_activation", **edit}])
+        read_edits([{"kind": "quantize_activation", **edit}])
 
 
 @pytest.mark.parametrize("name", ["head", "first", "nowhere"])

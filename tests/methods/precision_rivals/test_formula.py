@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch import Plan, compress
+from paretorch.edits import Scale
 from paretorch.methods.precision.rivals import BSQ, DSQ, LSQ, PACT, SLB, DoReFa, LQNets, Uniform
 from tests.contract.cases import MODELS, build
 from tests.contract.loop import optimizer_of, train
@@ -46,7 +47,7 @@ def test_uniform_scales_by_powers_of_two() -> None:
     rms = float(originals(plan)[0].detach().square().mean().sqrt())
     scale = 2.0 ** round(math.log2(rms))  # with two bits
     assert set((computed(plan)[0].detach().abs() / scale).unique().tolist()) <= {0.5, 1.5}
-    assert plan.edits()[0] == {"kind": "scale", "weight": "0.weight", "exponent": int(math.log2(scale))}
+    assert plan.edits()[0] == Scale("0.weight", int(math.log2(scale)))
 
 
 @pytest.mark.parametrize("bits", [2, 3])

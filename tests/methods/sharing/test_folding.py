@@ -253,13 +253,14 @@ GOOD = {"kind": "share", "bank": "shared_0", "count": 1, "weights": ["1.weight",
     ],
 )
 def test_hostile_edits_are_refused(change: dict[str, object], tmp_path: Path) -> None:
-    from paretorch.deploy.edits import check_edits, replayed
+    from paretorch.deploy.replay import replayed
+    from paretorch.edits import read_edits
 
     network = build("linear")
     before = snapshot(network)
 
     def replay(edit: dict[str, object]) -> None:
-        with replayed(network, check_edits([edit])):
+        with replayed(network, read_edits([edit])):
             raise KeyError("a reason to undo")
 
     with pytest.raises(KeyError):

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from paretorch.core.attach.sites import Site
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation
+from paretorch.edits import QuantizeActivation
+from paretorch.edits.quantize_activation import has_state as has_state  # for `outputs`
+from paretorch.edits.quantize_activation import replace_module
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import Hook, run_example, watched
 
@@ -58,13 +61,8 @@ class OutputRelaxation(Relaxation):
         """The ordinary module that takes the activation's place, with the rounded decisions."""
 
     @abstractmethod
-    def edit(self, modules: list[str]) -> dict[str, Any]:
+    def edit(self, modules: tuple[str, ...]) -> QuantizeActivation:
         """The structural edit that makes such a module of the activation under these names."""
-
-
-def has_state(module: nn.Module) -> bool:
-    """Whether a module has parameters or buffers; a norm without any has places for them."""
-    return any(one is not None for own in (module._parameters, module._buffers) for one in own.values())
 
 
 def find_spots(model: nn.Module, example: Tensor | None, asked_by: str) -> list[Spot]:
@@ -116,7 +114,7 @@ def detach_output(model: nn.Module, spot: Spot, chain: Chain) -> None:
     module = spot.module
     module.__dict__.pop(_HANDLE).remove()
     del module._modules[_CHILD]
-    place(model, [name for *_, name in spot.owners], only(chain).plain(module))
+    replace_module(model, [name for *_, name in spot.owners], only(chain).plain(module))
 
 
 def state_of(spot: Spot, chain: Chain) -> dict[str, Tensor]:
@@ -125,9 +123,9 @@ def state_of(spot: Spot, chain: Chain) -> dict[str, Tensor]:
     return {f"{name}.{key}": value for *_, name in spot.owners for key, value in own.items()}
 
 
-def edit_of(spot: Spot, chain: Chain) -> dict[str, Any]:
+def edit_of(spot: Spot, chain: Chain) -> QuantizeActivation:
     """The structural edit that does the same to a fresh model."""
-    return only(chain).edit([name for *_, name in spot.owners])
+    return only(chain).edit(tuple(name for *_, name in spot.owners))
 
 
 def only(chain: Chain) -> OutputRelaxation:
@@ -135,10 +133,3 @@ def only(chain: Chain) -> OutputRelaxation:
     (relaxation,) = chain.relaxations()
     assert isinstance(relaxation, OutputRelaxation)
     return relaxation
-
-
-def place(model: nn.Module, names: list[str], module: nn.Module) -> None:
-    """Let these names be this one module."""
-    for name in names:
-        path, _, leaf = name.rpartition(".")
-        model.get_submodule(path)._modules[leaf] = module

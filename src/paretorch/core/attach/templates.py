@@ -11,15 +11,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from paretorch.core.attach.parametrize import attach, detach
-from paretorch.core.attach.sites import Site, Template, find_sites
+from paretorch.core.attach.parametrize import attach
+from paretorch.core.attach.sites import Site, Template
 from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.groups import Broadcast
 from paretorch.core.relaxation import Chain, Relaxation
 from paretorch.core.state import PlanState
-from paretorch.errors import ConfigError
 from paretorch.support.sharded import gather
 
 Shares = Callable[[Tensor, bool], Tensor]  # decisions, whether they are rounded -> coefficients
@@ -131,47 +130,3 @@ def install(
             mix.hold_templates([weights.get(name) for name in names], path, keep=site is mixture.layers[0])
             assert mix.s is not None
             yield replace(site, weight=mix.s), chain  # the weight itself is let go
-
-
-def share(root: nn.Module, bank: str, count: int, weights: Sequence[str], uses: Sequence[Sequence[int]]) -> None:
-    """Let the named weights be mixtures of `count` new parameters of the root, each of the templates that it uses.
-
-    Templates and coefficients are to be filled: the first are called `<bank>_<i>`, the others are the `sharing.s` of the
-    layers. Nothing is changed where something does not fit.
-    """
-    found = {site.name: site for site in find_sites(root)}
-    if missing := [name for name in weights if name not in found]:
-        module, _, attribute = missing[0].rpartition(".")
-        if f"{module}.parametrizations.{attribute}.0.{Mix.room}.s".lstrip(".") in root.state_dict():
-            raise ConfigError(f"{missing[0]} is shared already: give the network as it was before it was folded")
-        raise ConfigError(f"there is no weight {missing[0]} to share")
-    sites = [found[name] for name in weights]
-    like = sites[0].weight
-    if any(site.weight.shape != like.shape or site.weight.dtype != like.dtype for site in sites):
-        raise ConfigError(f"{weights[0]} and others that share are not of one shape")
-    if any(hasattr(root, f"{bank}_{i}") for i in range(count)):
-        raise ConfigError(f"the network has a {bank}_0 already")
-    trained = any(site.weight.requires_grad for site in sites)
-    for i in range(count):
-        root.register_parameter(f"{bank}_{i}", nn.Parameter(torch.zeros_like(like).detach(), trained))
-    for site, own in zip(sites, uses, strict=True):
-        mix = Mix([f"{bank}_{i}" for i in own], torch.zeros(len(own), dtype=torch.float32, device=like.device))
-        mix.requires_grad_(trained)
-        mix.bind(root)
-        attach_mixed(site, Chain([mix]).train(site.owners[0][0].training))
-
-
-def unshare(root: nn.Module, sites: Sequence[Site]) -> None:
-    """Undo `share`: the weights of these sites are their own again, and the templates that they were mixed from are gone."""
-    values = []
-    names: set[str] = set()
-    for site in sites:
-        module, attribute, _ = site.owners[0]
-        (mix,) = module.parametrizations[attribute][0].relaxations()  # type: ignore[index,union-attr]
-        with torch.no_grad():
-            values.append((getattr(module, attribute).clone(), mix.trains))
-        names.update(mix.names)
-    for site, (value, trained) in zip(sites, values, strict=True):
-        detach(site, value, trained)
-    for name in names:
-        delattr(root, name)

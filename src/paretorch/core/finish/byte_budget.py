@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from paretorch.core.attach.sites import Site
 from paretorch.core.method import Method
+from paretorch.edits import Edit as Edit  # `plan` and `compress` import it with `Meter`
 from paretorch.errors import ConfigError, MissedTargetWarning
 from paretorch.support.sharded import whole
 from paretorch.support.warn import warn
@@ -22,7 +23,6 @@ from paretorch.support.warn import warn
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
 
-Edit = dict[str, Any]
 Meter = Callable[[Mapping[str, Tensor], Sequence[Edit]], int]  # bytes of the file of a state after structural edits
 _KEPT_BITS = 2.5  # bits of a kept weight where both density and precision are free
 _MAP_BITS = 0.6  # what telling the precisions apart costs, about

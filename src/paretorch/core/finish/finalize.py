@@ -13,14 +13,13 @@ from paretorch.core.attach.parametrize import detach, originals
 from paretorch.core.attach.sites import Site, Template
 from paretorch.core.attach.templates import Mix
 from paretorch.core.attach.weights import RelaxedWeight, write_weights
-from paretorch.core.channels.cut import channel_edits, cut_state, keep_channels
+from paretorch.core.channels.cut import channel_edits, cut_state
 from paretorch.core.finish.byte_budget import ByteBudget, Edit
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Chain
+from paretorch.edits import EDITS, KeepChannels, Scale, edits_of
 from paretorch.errors import ConfigError
 from paretorch.support.sharded import is_sharded, whole
-
-EDITS = "paretorch_edits"
 
 
 def earlier_edits(model: nn.Module, sites: Sequence[Site]) -> list[Edit]:
@@ -29,8 +28,7 @@ def earlier_edits(model: nn.Module, sites: Sequence[Site]) -> list[Edit]:
     Scales are about values, and those of the sites are about to change.
     """
     names = {site.name for site in sites}
-    edits: list[Edit] = model.__dict__.get(EDITS, [])
-    return [edit for edit in edits if edit["kind"] != "scale" or edit["weight"] not in names]
+    return [edit for edit in edits_of(model) if not isinstance(edit, Scale) or edit.weight not in names]
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class Attached:
 
     def plain_state(self, dense: dict[str, Tensor], edits: Sequence[Edit]) -> dict[str, Tensor]:
         """What is left of the dense state: dropped channels are gone, quantized activations have their own."""
-        state = cut_state(dense, self.model, [edit for edit in edits if edit["kind"] == "keep_channels"])
+        state = cut_state(dense, self.model, [edit for edit in edits if isinstance(edit, KeepChannels)])
         for spot, chain in self.spots:
             state |= state_of(spot, chain)
         return state
@@ -108,7 +106,7 @@ class Attached:
                 continue
             exponents = [e for r in chain.relaxations() if (e := r.scale_exponent()) is not None]
             if sum(exponents) != 0:
-                found.append({"kind": "scale", "weight": site.name, "exponent": sum(exponents)})
+                found.append(Scale(site.name, sum(exponents)))
         return found
 
     def check_whole(self) -> None:
@@ -134,8 +132,8 @@ class Attached:
     def cut(self, edits: Sequence[Edit]) -> None:
         """Remove the channels that the edits name, once detached."""
         for edit in edits:
-            if edit["kind"] == "keep_channels":
-                keep_channels(self.model, edit)
+            if isinstance(edit, KeepChannels):
+                edit.apply(self.model)
 
     def note(self, edits: Sequence[Edit]) -> None:
         """Let the model carry its edits, those of plans before this one first."""

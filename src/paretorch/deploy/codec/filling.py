@@ -14,7 +14,8 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX, register_module_par
 from torch.overrides import TorchFunctionMode
 
 from paretorch.deploy.codec.blob import BlobReader, storage_key
-from paretorch.deploy.edits import Edit, added_names, restructure
+from paretorch.deploy.replay import replay_names
+from paretorch.edits import Edit
 from paretorch.errors import ArtefactError, ConfigError, PareError
 
 _MOST_OPTION = 1 << 20  # a number in a zoo network's name or options
@@ -40,8 +41,8 @@ def build(reader: BlobReader, edits: Sequence[Edit] = ()) -> nn.Module:
             bare = build_network(zoo[0], **zoo[1])
         if sum(tensor.numel() * tensor.element_size() for tensor in bare.state_dict().values()) > reader.limit:
             raise ArtefactError("the artefact names a zoo network too large for a file of this size")
-        restructure(bare, edits)
-        added = added_names(edits)
+        replay_names(bare, edits)
+        added = {name for edit in edits for name in edit.added_names()}
         _check_names(bare, [name for name in reader.names if name not in added])
         return build_network(zoo[0], **zoo[1]).eval()
     except ArtefactError:

@@ -27,7 +27,7 @@ from paretorch.deploy.codec.storage import (
 )
 from paretorch.deploy.measure.sizes import TensorSize
 from paretorch.errors import ArtefactError
-from paretorch.methods.precision.grid import digits
+from paretorch.support.binary import digits
 
 _SURE = 1 << 12  # from this many weights on, a grid with a small alphabet needs no comparison: its table is negligible
 _SAMPLE = 1 << 10

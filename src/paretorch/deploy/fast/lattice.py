@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paretorch.deploy.fast.codes import WIDTHS, largest
-from paretorch.methods.precision.grid import power_of_two
+from paretorch.support.binary import power_of_two
 
 ZERO = -127
 """The exponent that stands for a unit of 0, as it does in the bits of an fp32 number."""

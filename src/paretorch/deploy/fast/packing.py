@@ -19,7 +19,7 @@ from torch import Tensor
 from paretorch.deploy.fast.codes import WIDTHS, WORD, decode, encode
 from paretorch.deploy.fast.lattice import Extent, assign, measure
 from paretorch.errors import ConfigError
-from paretorch.methods.precision.grid import power_of_two
+from paretorch.support.binary import power_of_two
 
 ROWS, COLUMNS = 32, 256
 _AT_ONCE = 1 << 22  # weights that are packed or unpacked at a time

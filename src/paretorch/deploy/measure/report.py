@@ -20,6 +20,7 @@ from paretorch.deploy.measure.macs import count_macs
 from paretorch.deploy.measure.sizes import KINDS, Sizes, TensorSize
 from paretorch.deploy.plain import plain
 from paretorch.deploy.structure import MACS, Activation, Shared, activations_of, macs_by_tensor, shared_of
+from paretorch.edits import Edit, KeepChannels, Share, edits_of, read_edits
 from paretorch.errors import ConfigError
 from paretorch.report import write_html  # here, not in to_html: a later import would put the room over pt.report
 from paretorch.support.checks import require_number
@@ -217,7 +218,8 @@ def report(
         accuracy = float(kept) if isinstance(kept, int | float) and 0 <= kept <= 1 else None
     buffers = _buffers(source)
     layers, timed = _layers(found, buffers, {}, {}), list[Latency]()
-    edits = getattr(source, "paretorch_edits", None) or head.get("edits", ())
+    own = edits_of(source) if isinstance(source, nn.Module) else []
+    edits = own or read_edits(head.get("edits", []))
     shared = shared_of(edits)
     if example is not None and isinstance(source, nn.Module):
         counted = count_macs(source, example)
@@ -230,12 +232,12 @@ def report(
     return Report(name, found, layers, accuracy, before, tuple(timed), quantized, shared, buffers)
 
 
-def _whole(source: nn.Module | Mapping[str, Tensor], edits: Iterable[Mapping[str, Any]]) -> nn.Module | None:
+def _whole(source: nn.Module | Mapping[str, Tensor], edits: Iterable[Edit]) -> nn.Module | None:
     """The zoo network, without values, that lost channels or was folded; None where it has all, or is of no zoo."""
     from paretorch import zoo
 
     name, options = getattr(source, "zoo_name", None), getattr(source, "zoo_options", None) or {}
-    if name is None or all(edit["kind"] not in ("keep_channels", "share") for edit in edits):
+    if name is None or not any(isinstance(edit, KeepChannels | Share) for edit in edits):
         return None
     with torch.device("meta"), Blank():
         return zoo.build(name, **options)

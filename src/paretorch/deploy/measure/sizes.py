@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+
+from paretorch.edits import Edit, Scale, Share
+from paretorch.edits.scale import MAX_BITS
 
 KINDS = ("codes", "masks", "maps", "rest")
 
@@ -68,3 +71,19 @@ class Sizes:
     def __repr__(self) -> str:
         kinds = ", ".join(f"{kind} {getattr(self, kind):,.0f}" for kind in KINDS)
         return f"Sizes({self.total:,} bytes: {kinds}; {self.dense:,} dense, {len(self.tensors)} tensors)"
+
+
+def on_their_grids(tensors: Mapping[str, TensorSize], edits: Sequence[Edit]) -> dict[str, TensorSize]:
+    """Precisions as the methods count them: on a grid of the scale that an edit names, or of chapter 5's own, within ±2.
+
+    Read off the values alone, a grid is as small as the largest of them allows, and ±½ of 2 bits would have one. What is
+    mixed from shared tensors has no edit for its grid, and is left as it was read; so is a grid finer than any of ours.
+    """
+    named = {edit.weight: edit.exponent for edit in edits if isinstance(edit, Scale)}
+    shared = {name for edit in edits if isinstance(edit, Share) for name in edit.stored}
+    found = {}
+    for name, size in tensors.items():
+        known = name in named or (len(size.shape) > 1 and name not in shared)
+        seen = size.rescaled(named.get(name, 0)) if known else size
+        found[name] = seen if name in named or max(seen.precisions, default=0) <= MAX_BITS else size
+    return found

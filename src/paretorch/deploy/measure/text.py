@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from paretorch.deploy.measure.sizes import KINDS
 from paretorch.deploy.structure import MACS
+from paretorch.edits.loops import loops_in_words
 
 if TYPE_CHECKING:
     from paretorch.deploy.measure.report import Report
@@ -88,8 +89,6 @@ def facts(report: Report) -> list[tuple[str, str]]:
 
 def loops(group: Shared) -> str:
     """How stored layers run in the place of all layers, in words."""
-    from paretorch.methods.sharing.loops import loops_in_words
-
     return loops_in_words(group.runs) if group.runs else "every layer is a mixture of these"
 
 

@@ -22,8 +22,8 @@ from paretorch.deploy.onnx.pack import FORMS, STEPS, Packing, find_packing, pack
 from paretorch.deploy.onnx.types import CODES, LOW, finished
 from paretorch.deploy.plain import copied
 from paretorch.deploy.plain import plain as plain_module
+from paretorch.edits import QuantizedActivation
 from paretorch.errors import ConfigError, MissingExtraError
-from paretorch.methods.precision.activations_quantized import QuantizedActivation
 from paretorch.support.checks import require_number
 from paretorch.support.eval_mode import trying
 

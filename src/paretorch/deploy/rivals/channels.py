@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from paretorch.core.channels.couple import couple
 from paretorch.core.channels.coupling import Coupling
-from paretorch.core.channels.cut import channel_edits, keep_channels
+from paretorch.core.channels.cut import channel_edits
+from paretorch.edits import EDITS
 from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.support.checks import require_count
 
@@ -67,8 +68,8 @@ def prune_channels(
         keep = _by_torch_pruning(network, example.cpu(), coupling, share)
     edits = channel_edits(coupling.kept(keep))
     for edit in edits:
-        keep_channels(network, edit)
-    network.__dict__["paretorch_edits"] = edits
+        edit.apply(network)
+    network.__dict__[EDITS] = edits
     return network
 
 

@@ -5,7 +5,7 @@
 s has the shape of a feature map, without the batch; ε has one number for each example too. M is the width of the
 activation's range: 1 for sigmoid, 2 for tanh, 6 for ReLU6, and α for ReLU, which is clipped to [0, α] with α learned
 (PACT, Choi et al. 2018). What differs from the printed text: the target, as in SMOL, and a quantizer that the text
-leaves open (see `activations_quantized`).
+leaves open (see `paretorch.edits.quantized`).
 """
 
 import math
@@ -15,28 +15,22 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach.activations import OutputRelaxation, Spot
+from paretorch.core.attach.activations import BOUNDED, OutputRelaxation, Spot
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Broadcast, Grouping
 from paretorch.core.method import Term
 from paretorch.core.step.noise import uniform
+from paretorch.edits import QuantizeActivation
+from paretorch.edits.quantize_activation import MAX_STEPS
+from paretorch.edits.quantized import QuantizedActivation, clip, quantize_uniform, steps_of
 from paretorch.errors import ConfigError
-from paretorch.methods.precision.activations_quantized import (
-    LEAST_ALPHA,
-    MOST_STEPS,
-    QuantizedActivation,
-    clip,
-    edit,
-    known_bounds,
-    learned_end,
-    quantize_uniform,
-    steps_of,
-)  # fmt: skip
 from paretorch.methods.precision.allocate import allocate
 from paretorch.methods.precision.leveled import Leveled
 from paretorch.methods.precision.smol import SMOL
 from paretorch.support.checks import require_number
-from paretorch.support.sharded import whole
+from paretorch.support.sharded import gather, whole
+
+LEAST_ALPHA = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +88,9 @@ class SMOLActivations(SMOL):
                 f'give it, as in overrides={{"{site.name}": {{"bounds": (-0.2, 6.0)}}}}, or exclude it'
             )
         count = math.prod(grouping.grid if isinstance(grouping, Broadcast) else grouping.shape)
-        if count > MOST_STEPS:
+        if count > MAX_STEPS:
             raise ConfigError(
-                f"{site.name} would have a map of {count:,} precisions, and a file holds up to {MOST_STEPS:,}: "
+                f"{site.name} would have a map of {count:,} precisions, and a file holds up to {MAX_STEPS:,}: "
                 'use group="channel"'
             )
         alpha = None
@@ -122,6 +116,21 @@ def check_bounds(bounds: Any) -> None:
         require_number("bounds", one, -1e6, 1e6, "give two finite numbers, such as (-0.2, 6.0)")
     if bounds[0] >= bounds[1]:
         raise ConfigError(f"bounds={bounds!r}: the first must be below the second")
+
+
+def learned_end(alpha: Tensor) -> Tensor:
+    """α as the upper end of a range: above a least value, and with its gradient there too."""
+    own = gather(alpha)
+    return (own + (own.clamp_min(LEAST_ALPHA) - own).detach()).squeeze(0)
+
+
+def known_bounds(module: nn.Module) -> tuple[float, float] | None:
+    """The range of an activation that has one; None for ReLU, whose upper end is learned, and for all others."""
+    if isinstance(module, nn.Hardtanh):
+        return float(module.min_val), float(module.max_val)
+    if not isinstance(module, BOUNDED):
+        return None
+    return (-1.0, 1.0) if isinstance(module, nn.Tanh | nn.Softsign) else (0.0, 1.0)
 
 
 class ActivationPrecision(Leveled, OutputRelaxation):
@@ -181,8 +190,8 @@ class ActivationPrecision(Leveled, OutputRelaxation):
             low, high = self.ends()
             return QuantizedActivation(inner, self.steps(self.grid(whole(self.decision))), torch.stack([low, high]))
 
-    def edit(self, modules: list[str]) -> dict[str, Any]:
-        return edit(modules, self.grouping.expand(self.grid(whole(self.decision))).shape)
+    def edit(self, modules: tuple[str, ...]) -> QuantizeActivation:
+        return QuantizeActivation(modules, tuple(self.grouping.expand(self.grid(whole(self.decision))).shape))
 
     def trained(self) -> list[tuple[nn.Parameter, float]]:
         return [] if self.alpha is None else [(self.alpha, self.decay)]

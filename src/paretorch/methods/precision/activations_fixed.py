@@ -7,7 +7,7 @@ with straight-through gradients. Values above 3 become 3; here no gradient passe
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,9 @@ from paretorch.core.attach.activations import OutputRelaxation, Spot
 from paretorch.core.attach.sites import Selector, Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Term
+from paretorch.edits import QuantizeActivation
+from paretorch.edits.quantized import QuantizedActivation, clip, quantize_uniform
 from paretorch.errors import ConfigError
-from paretorch.methods.precision.activations_quantized import QuantizedActivation, clip, edit, quantize_uniform
 from paretorch.methods.precision.grid import MAX_BITS
 from paretorch.support.checks import require_count, require_number
 
@@ -114,5 +115,5 @@ class FixedPrecision(OutputRelaxation):
     def plain(self, inner: nn.Module) -> nn.Module:
         return QuantizedActivation(inner, self.steps.clone(), self.ends[[0, 2]])
 
-    def edit(self, modules: list[str]) -> dict[str, Any]:
-        return edit(modules, self.steps.shape)
+    def edit(self, modules: tuple[str, ...]) -> QuantizeActivation:
+        return QuantizeActivation(modules, tuple(self.steps.shape))

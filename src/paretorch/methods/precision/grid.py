@@ -8,21 +8,13 @@ import math
 import torch
 from torch import Tensor
 
+from paretorch.edits.scale import MAX_BITS as MAX_BITS
 from paretorch.errors import ConfigError
+from paretorch.support.binary import digits
+from paretorch.support.binary import power_of_two as power_of_two  # part of the grid's arithmetic
 
 LOG2 = math.log(2.0)
-MAX_BITS = 16
 _SLACK = 1e-4  # so that a precision that is a whole number does not fall to the one below by rounding
-
-
-def power_of_two(exponent: Tensor) -> Tensor:
-    """2^exponent, exact, by writing the exponent bits of an fp32 number (−126 … 127)."""
-    return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
-
-
-def digits(dtype: torch.dtype) -> int:
-    """The binary digits of a number of this dtype: 24 of fp32, 11 of fp16, 8 of bf16."""
-    return 1 - round(math.log2(torch.finfo(dtype).eps))
 
 
 def require_digits(name: str, dtype: torch.dtype, bits: int) -> None:

@@ -16,9 +16,11 @@ from collections.abc import Iterator
 from torch import nn
 
 from paretorch.core.plan import Plan
-from paretorch.core.state import MOST_SAMPLES as MOST
+from paretorch.core.state import MOST_SAMPLES
 from paretorch.errors import ConfigError
 from paretorch.support.checks import require_number
+
+MOST = MOST_SAMPLES
 
 
 def noise_samples(model: nn.Module, count: int) -> Iterator[int]:

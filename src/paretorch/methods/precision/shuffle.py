@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Group, Grouping
 from paretorch.core.step.noise import seed_for
+from paretorch.edits import Edit, Scale, edits_of, read_edits
 from paretorch.errors import ConfigError
 from paretorch.methods.precision.grid import MAX_BITS, require_digits
 from paretorch.methods.precision.rivals.rival import Rival
@@ -50,17 +51,16 @@ class PrecisionMap:
 
 
 def precision_map(
-    model: nn.Module | Mapping[str, Tensor], edits: Sequence[Mapping[str, Any]] | None = None
+    model: nn.Module | Mapping[str, Tensor], edits: Sequence[Edit | Mapping[str, Any]] | None = None
 ) -> PrecisionMap:
     """Read off the values: p of every weight on the grid of chapter 5, in every tensor of two or more dimensions on it.
 
     model: finalized, or its state; `edits`: the scales, where a state alone is given (a module knows its own). A tied
     weight is there once, by its first name.
     """
-    if isinstance(model, nn.Module):
-        edits = getattr(model, "paretorch_edits", None) if edits is None else edits
+    known = edits_of(model) if edits is None and isinstance(model, nn.Module) else read_edits(edits or ())
     state = model.state_dict() if isinstance(model, nn.Module) else model
-    exponents = {edit["weight"]: int(edit["exponent"]) for edit in edits or () if edit["kind"] == "scale"}
+    exponents = {edit.weight: edit.exponent for edit in known if isinstance(edit, Scale)}
     first = {(w.data_ptr() or id(w), w.stride(), w.shape): name for name, w in reversed([*state.items()])}
     weights = {name: w for name, w in state.items() if w.dim() > 1 and w.is_floating_point() and name in first.values()}
     read = {name: _read(w.detach().to(torch.float32) * 2.0 ** -exponents.get(name, 0)) for name, w in weights.items()}

@@ -316,7 +316,7 @@ class Precision(Leveled):
             own = [gradient * ~one.zero for one, gradient in zip(members, gradients, strict=True)]
         if not decide:
             return own, None
-        moved = torch._foreach_mul(torch._foreach_sub(list(outputs), list(inputs)), list(gradients))
+        moved = list(torch._foreach_mul(torch._foreach_sub(list(outputs), list(inputs)), list(gradients)))
         if first.quiet:  # noise that is held to |w| does not depend on s
             loud = (one.is_loud(weight, s) for one, weight, s in zip(members, inputs, grids, strict=True))
             moved = [one * own for one, own in zip(moved, loud, strict=True)]

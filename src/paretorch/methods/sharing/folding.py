@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.attach.sites import Selector, check_patterns
-from paretorch.core.attach.templates import share
 from paretorch.core.finish.recalibrate import recalibrate_norms
 from paretorch.core.plan import plans_of
+from paretorch.edits import EDITS, Share, edits_of
+from paretorch.edits.loops import loops_in_words
 from paretorch.errors import ConfigError
 from paretorch.methods.sharing.clusters import check_limits, cluster, collapse, mergers
 from paretorch.methods.sharing.layers import Bank, read_banks
-from paretorch.methods.sharing.loops import loops_in_words
 from paretorch.methods.sharing.similarity import absolute_cosine
 from paretorch.methods.sharing.unfolding import opened
 from paretorch.support.sharded import is_sharded
@@ -97,14 +97,14 @@ def fold(
     if again:
         _check_known(banks, labels)
         _tell_unknown([bank for bank, one in zip(banks, chosen, strict=True) if one], threshold)
-    edits: list[dict[str, Any]] = list(network.__dict__.get("paretorch_edits", []))
+    edits = edits_of(network)
     foldings = []
     with torch.no_grad():
         for number, (bank, own) in enumerate(zip(banks, labels, strict=True)):
             folding, edit = _fold_one(network, f"shared_{number}", bank, own)
             foldings.append(folding)
             edits.append(edit)
-    network.__dict__["paretorch_edits"] = edits
+    network.__dict__[EDITS] = edits
     network.__dict__["paretorch_folding"] = foldings
     if recalibrate is not None and not all(folding.exact for folding in foldings):
         recalibrate_norms(network, recalibrate)
@@ -186,7 +186,7 @@ def _kept(bank: Bank, again: bool) -> list[int]:
     return cluster([absolute_cosine(bank.rows.double())], 1.0, None)[0] if again else list(range(len(bank.layers)))
 
 
-def _fold_one(network: nn.Module, name: str, bank: Bank, labels: list[int]) -> tuple[Folding, dict[str, Any]]:
+def _fold_one(network: nn.Module, name: str, bank: Bank, labels: list[int]) -> tuple[Folding, Share]:
     directions, scales = _collapse_all(bank, labels)
     target = directions[labels] * scales[:, None]
     errors = _errors(bank, target)
@@ -201,10 +201,10 @@ def _fold_one(network: nn.Module, name: str, bank: Bank, labels: list[int]) -> t
         stored = [_mixed(flat, direction).view(templates[0].shape) for direction in directions]
         uses = [[label] for label in labels]
         values = list(scales[:, None])
-    edit = {"kind": "share", "bank": name, "count": len(stored), "weights": list(bank.layers), "uses": uses}
-    share(network, name, len(stored), bank.layers, uses)
-    for i, value in enumerate(stored):
-        getattr(network, f"{name}_{i}").copy_(value)
+    edit = Share(name, len(stored), bank.layers, tuple(tuple(own) for own in uses))
+    edit.apply(network)
+    for parameter, value in zip(edit.stored, stored, strict=True):
+        getattr(network, parameter).copy_(value)
     state = network.state_dict()
     for layer, value in zip(bank.layers, values, strict=True):
         module, _, attribute = layer.rpartition(".")

@@ -10,11 +10,14 @@ from torch.nn.utils import parametrize
 from paretorch.core.attach.sites import Selector, Site, check_patterns, choose, find_sites
 from paretorch.core.attach.templates import Mix
 from paretorch.core.attach.weights import RelaxedWeight
-from paretorch.core.relaxation import Chain
+from paretorch.edits.mixed import MixedWeight, mixed_weights
 from paretorch.errors import ConfigError
 from paretorch.methods.sharing.banks import By, check_by, share_groups
 from paretorch.methods.sharing.similarity import absolute_cosine
 from paretorch.support.sharded import whole
+
+Mixes = Mix | MixedWeight
+"""A mixed weight: of a network that a plan trains, or of one that is folded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,13 +66,12 @@ class Similarity:
 
 def read_banks(model: nn.Module) -> list[Bank]:
     """Every group of layers that share; none for a plain network."""
-    owners: dict[Mix, list[tuple[nn.Module, str, str]]] = {}
+    owners: dict[Mixes, list[tuple[nn.Module, str, str]]] = {}
     for name, module in model.named_modules():
-        for attribute, chain in _chains(module):
-            mix = chain._modules.get(Mix.room)
-            if isinstance(mix, Mix):
-                owners.setdefault(mix, []).append((module, attribute, name))
-    groups: dict[tuple[nn.Module, str], list[tuple[Site, Mix]]] = {}  # by network and bank
+        found: list[tuple[str, Mixes]] = [*_mixes(module), *mixed_weights(module)]
+        for attribute, mix in found:
+            owners.setdefault(mix, []).append((module, attribute, name))
+    groups: dict[tuple[nn.Module, str], list[tuple[Site, Mixes]]] = {}  # by network and bank
     for mix, own in owners.items():
         _, attribute, name = own[0]
         site = Site(f"{name}.{attribute}" if name else attribute, mix.decision, tuple(own))
@@ -77,15 +79,17 @@ def read_banks(model: nn.Module) -> list[Bank]:
     return [_bank(members) for members in groups.values()]
 
 
-def _chains(module: nn.Module) -> list[tuple[str, Chain]]:
+def _mixes(module: nn.Module) -> list[tuple[str, Mix]]:
+    """The weights of a module that a plan mixes, by attribute."""
     if not parametrize.is_parametrized(module):
         return []
     lists = module.parametrizations
     assert isinstance(lists, nn.ModuleDict)
-    return [(attribute, one[0]) for attribute, one in lists.items() if isinstance(one[0], Chain)]  # type: ignore[index]
+    found = [(attribute, one[0]._modules.get(Mix.room)) for attribute, one in lists.items()]  # type: ignore[index]
+    return [(attribute, mix) for attribute, mix in found if isinstance(mix, Mix)]
 
 
-def _bank(members: Sequence[tuple[Site, Mix]]) -> Bank:
+def _bank(members: Sequence[tuple[Site, Mixes]]) -> Bank:
     templates: dict[str, Tensor] = {}
     for _, mix in members:
         mode = mix.training
@@ -97,7 +101,7 @@ def _bank(members: Sequence[tuple[Site, Mix]]) -> Bank:
     rows = torch.zeros(len(members), len(names), dtype=torch.float32, device=templates[names[0]].device)
     for row, (_, mix) in zip(rows, members, strict=True):
         row[[names.index(name) for name in mix.names]] = whole(mix.coefficients())
-    relaxed = any(mix.has_chains for _, mix in members)
+    relaxed = any(isinstance(mix, Mix) and mix.has_chains for _, mix in members)
     stored = tuple(templates[name] for name in names)
     return Bank(tuple(site for site, _ in members), rows, stored, relaxed, members[0][1]._root[0])
 

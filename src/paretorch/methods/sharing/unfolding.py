@@ -7,13 +7,13 @@ folding further needs.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach.templates import unshare
 from paretorch.core.plan import plans_of
+from paretorch.edits import EDITS, Share, edits_of
+from paretorch.edits.share import unshare
 from paretorch.errors import DivergenceError
 from paretorch.methods.sharing.layers import Bank, read_banks
 
@@ -42,9 +42,8 @@ def _check_finite(banks: Sequence[Bank]) -> None:
 def _unfold(network: nn.Module, banks: Sequence[Bank]) -> list[Bank]:
     """Give every layer its own weight; the banks, with what their templates look like in place of what acts on them."""
     kept = [replace(bank, relaxed=any(_is_coded(template) for template in bank.templates)) for bank in banks]
-    unshare(network, [site for bank in banks for site in bank.sites])
-    edits: list[dict[str, Any]] = network.__dict__.get("paretorch_edits", [])
-    network.__dict__["paretorch_edits"] = [edit for edit in edits if edit["kind"] != "share"]
+    unshare(network)
+    network.__dict__[EDITS] = [edit for edit in edits_of(network) if not isinstance(edit, Share)]
     network.__dict__.pop("paretorch_folding", None)
     return kept
 

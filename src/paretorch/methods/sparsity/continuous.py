@@ -301,9 +301,9 @@ class Mask(Relaxation):
         first = members[0]
         shifted = torch._foreach_add(_once(grids), first.scalar(1))
         if first.hard:  # s + τ is never 0 once it is rounded
-            masks = torch._foreach_clamp_min(torch._foreach_sign(shifted), 0.0)
+            masks = list(torch._foreach_clamp_min(torch._foreach_sign(shifted), 0.0))
         elif first.gate is GATES["sigmoid"]:
-            masks = torch._foreach_sigmoid(torch._foreach_mul(shifted, first.scalar(first._place(scalar))))
+            masks = list(torch._foreach_sigmoid(torch._foreach_mul(shifted, first.scalar(first._place(scalar)))))
         else:
             masks = [first.gate.value(x, first.scalar(first._place(scalar))) for x in shifted]
         return _again(masks, grids)

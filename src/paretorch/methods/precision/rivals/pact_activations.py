@@ -7,21 +7,17 @@ From the first step on, one α a layer, trained by the user's optimizer with a d
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from paretorch.core.attach.activations import OutputRelaxation, Spot
 from paretorch.core.groups import Grouping
+from paretorch.edits import QuantizeActivation
+from paretorch.edits.quantized import QuantizedActivation, clip, quantize_uniform
+from paretorch.methods.precision.activations import learned_end
 from paretorch.methods.precision.activations_fixed import GivenBits
-from paretorch.methods.precision.activations_quantized import (
-    QuantizedActivation,
-    clip,
-    edit,
-    learned_end,
-    quantize_uniform,
-)
 from paretorch.support.checks import require_number
 
 
@@ -73,8 +69,8 @@ class _Clipped(OutputRelaxation):
         with torch.no_grad():
             return QuantizedActivation(inner, self.steps.clone(), torch.stack(self.ends()))
 
-    def edit(self, modules: list[str]) -> dict[str, Any]:
-        return edit(modules, self.steps.shape)
+    def edit(self, modules: tuple[str, ...]) -> QuantizeActivation:
+        return QuantizeActivation(modules, tuple(self.steps.shape))
 
     def trained(self) -> list[tuple[nn.Parameter, float]]:
         return [(self.alpha, self.decay)]

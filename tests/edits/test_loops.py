@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paretorch.edits.loops import loops_in_words, stretches
 from paretorch.methods.sharing.clusters import cluster, collapse
-from paretorch.methods.sharing.loops import loops_in_words, stretches
 from paretorch.methods.sharing.similarity import absolute_cosine
 
 

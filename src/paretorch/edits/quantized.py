@@ -7,31 +7,13 @@ quantizer; this one errs by at most M/(2(2^p − 1)), within the noise M/2·σ(s
 Gradients are PACT's: straight through inside of the range, to the ends of the range from outside of it.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-
-from paretorch.core.attach.activations import BOUNDED, has_state, place
-from paretorch.errors import ConfigError
-from paretorch.support.sharded import gather
-
-KIND = "quantize_activation"
-ADDED = ("steps", "bounds")  # what such a module has in its state
-LEAST_ALPHA = 1e-3
-MOST_STEPS = 2**22  # numbers in the map of one activation
 
 
 def clip(u: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """u within [low, high], with gradients for both ends."""
     return torch.minimum(torch.maximum(u, low.to(u.dtype)), high.to(u.dtype))
-
-
-def learned_end(alpha: Tensor) -> Tensor:
-    """α as the upper end of a range: above a least value, and with its gradient there too."""
-    own = gather(alpha)
-    return (own + (own.clamp_min(LEAST_ALPHA) - own).detach()).squeeze(0)
 
 
 def quantize_uniform(clipped: Tensor, low: Tensor, high: Tensor, steps: Tensor, training: bool) -> Tensor:
@@ -77,38 +59,3 @@ class QuantizedActivation(nn.Module):
     def extra_repr(self) -> str:
         low, high = self.bounds.tolist()
         return f"{low:g} to {high:g}, {float(self.bits.double().mean()):.3g} bits"
-
-
-def edit(modules: list[str], grid: Sequence[int]) -> dict[str, Any]:
-    """The structural edit: these names become one QuantizedActivation with this grid; its values are in the state."""
-    return {"kind": KIND, "modules": modules, "grid": list(grid)}
-
-
-def replay(model: nn.Module, modules: list[str], grid: Sequence[int]) -> None:
-    """Do on a fresh model what an edit says."""
-    found = []
-    for name in modules:
-        try:
-            found.append(model.get_submodule(name))
-        except AttributeError:
-            raise ConfigError(f"an edit names {name!r}, which {type(model).__name__} does not have") from None
-    inner = found[0]
-    if any(one is not inner for one in found):
-        raise ConfigError(f"an edit takes {', '.join(modules)} for one module")
-    if inner._modules or has_state(inner) or not modules[0]:
-        raise ConfigError(f"an edit quantizes {modules[0]!r}, a {type(inner).__name__}, which is no activation")
-    parameter = next(model.parameters(), None)
-    device = None if parameter is None else parameter.device
-    steps = torch.full(tuple(grid), 255, dtype=torch.int32, device=device)
-    place(
-        model, modules, QuantizedActivation(inner, steps, torch.tensor([0.0, 1.0], dtype=torch.float32, device=device))
-    )
-
-
-def known_bounds(module: nn.Module) -> tuple[float, float] | None:
-    """The range of an activation that has one; None for ReLU, whose upper end is learned, and for all others."""
-    if isinstance(module, nn.Hardtanh):
-        return float(module.min_val), float(module.max_val)
-    if not isinstance(module, BOUNDED):
-        return None
-    return (-1.0, 1.0) if isinstance(module, nn.Tanh | nn.Softsign) else (0.0, 1.0)
