@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paretorch.deploy.codec.grids import Grid, cheapest, read_grid
-from paretorch.deploy.codec.rounded import read_rounded
+from paretorch.deploy.codec.grids import Grid, cheapest, read_grid, read_rounded
 from paretorch.deploy.onnx.graph import OPSET, Graph, Model, readers
 from paretorch.deploy.onnx.norms import absorb_norm
 from paretorch.deploy.onnx.types import Layout, choose_layout, opset_of, put_first, store
