@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paretorch.methods.sharing.clusters import cluster, collapse
-from paretorch.methods.sharing.loops import loops_in_words, stretches
 from paretorch.methods.sharing.similarity import absolute_cosine
+from paretorch.support.loops import loops_in_words, stretches
 
 
 @pytest.mark.parametrize(
