@@ -52,16 +52,16 @@ def check_percentile(percentile: float | None) -> None:
 def inputs_of(batches: Iterable[Any]) -> Iterator[Tensor]:
     """Yield the input tensor of each batch; raise if there is none."""
     if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
-        raise ConfigError("calibration needs batches of inputs: a list or a loader of tensors, such as [x]")
+        raise ConfigError("Calibration needs batches of inputs: a list or a loader of tensors, such as [x]")
     found = False
     for batch in batches:
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
         if not isinstance(inputs, Tensor) or inputs.dim() < 1 or not len(inputs):
-            raise ConfigError("calibration needs batches of inputs: tensors, or tuples that begin with one")
+            raise ConfigError("Calibration needs batches of inputs: tensors, or tuples that begin with one")
         found = True
         yield inputs
     if not found:
-        raise ConfigError("calibration needs at least one batch of inputs")
+        raise ConfigError("Calibration needs at least one batch of inputs")
 
 
 def _recorder(calls: list[tuple[float, float]], percentile: float | None) -> Any:

@@ -46,7 +46,7 @@ def test_a_percentile_that_is_none(percentile: Any) -> None:
 
 def test_batches_are_needed() -> None:
     for batches in ([], ["x"], [torch.zeros(0, 3)]):
-        with pytest.raises(ConfigError, match="calibration needs"):
+        with pytest.raises(ConfigError, match="Calibration needs"):
             activation_ranges(nn.Sequential(nn.ReLU()), batches)
 
 

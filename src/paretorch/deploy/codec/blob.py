@@ -77,7 +77,7 @@ def write_blob(state: Mapping[str, Tensor], head: Mapping[str, Any]) -> tuple[by
     deflated = deflater.compress(bytes(writer.index.data)) + deflater.flush()
     if len(writer.index.data) > _index_limit(len(deflated)):  # no reader would accept it
         raise ConfigError(
-            f"summary, names and tables come to {len(writer.index.data):,} bytes, more than an artefact holds beside its "
+            f"Summary, names and tables come to {len(writer.index.data):,} bytes, more than an artefact holds beside its "
             "tensors: give a smaller summary"
         )
     gain = len(deflated) / len(writer.index.data)
@@ -113,7 +113,7 @@ class BlobReader:
     def __init__(self, blob: bytes | memoryview, version: int) -> None:
         blob = memoryview(blob)
         if checksum(blob[_CHECKSUM:], version) != bytes(blob[:_CHECKSUM]):
-            raise ArtefactError("the artefact is damaged: its checksum does not match; get a fresh copy")
+            raise ArtefactError("The artefact is damaged: its checksum does not match; get a fresh copy")
         body = ByteReader(blob[_CHECKSUM:])
         if version == 1:
             index, words = ByteReader(_inflate(bytes(body.block()))), body.block()
@@ -121,7 +121,7 @@ class BlobReader:
             words = body.take(4 * int.from_bytes(body.take(4), "little"))
             index = ByteReader(_inflate(bytes(body.block())))
         if len(words) % 4:
-            raise ArtefactError("the artefact's coded part is not made of whole words")
+            raise ArtefactError("The artefact's coded part is not made of whole words")
         plain = body.take(body.left)
         if len(plain) < len(words):
             plain = memoryview(bytes(plain))  # a copy, so that the whole file need not stay in memory
@@ -166,7 +166,7 @@ class BlobReader:
         number = index.number(len(DTYPES))
         if number == _ALIAS:
             if position == 0:
-                raise ArtefactError("the artefact's first tensor refers to an earlier one")
+                raise ArtefactError("The artefact's first tensor refers to an earlier one")
             return self.names[index.number(position - 1)]
         return DTYPES[number - 1], tuple(index.number() for _ in range(index.number(_MOST_DIMS)))
 
@@ -185,7 +185,7 @@ def _admit(name: str, declared: Declared, expect: Mapping[str, Tensor] | None, m
         raise ArtefactError(f"{name} is {dtype} {shape} in the file and {wanted} in the module{what}")
     most -= math.prod(shape) * dtype.itemsize
     if most < 0 or math.prod(max(length, 1) for length in shape) > _MOST_NUMBERS:
-        raise ArtefactError(f"a tensor of shape {shape} is larger than a file of this size may declare")
+        raise ArtefactError(f"A tensor of shape {shape} is larger than a file of this size may declare")
     return most
 
 
@@ -203,9 +203,9 @@ def _inflate(data: bytes) -> bytes:
     try:
         index = inflater.decompress(data, _index_limit(len(data)))
     except zlib.error as error:
-        raise ArtefactError("the artefact's index cannot be inflated") from error
+        raise ArtefactError("The artefact's index cannot be inflated") from error
     if not inflater.eof or inflater.unused_data:
-        raise ArtefactError("the artefact's index is cut, or larger than any index")
+        raise ArtefactError("The artefact's index is cut, or larger than any index")
     return index
 
 
@@ -214,14 +214,14 @@ def _read_head(index: ByteReader) -> dict[str, Any]:
         head: dict[str, Any] = json.loads(bytes(index.block()).decode(), object_pairs_hook=_unique)
         json.dumps(head, allow_nan=False)  # what could not have been written, such as 1e999, is refused here
     except (ValueError, RecursionError) as error:
-        raise ArtefactError("the artefact's head is not valid JSON") from error
+        raise ArtefactError("The artefact's head is not valid JSON") from error
     if not isinstance(head, dict) or not isinstance(head.get("summary", {}), dict):
-        raise ArtefactError("the artefact's head is not made of names and values")
+        raise ArtefactError("The artefact's head is not made of names and values")
     names = head.get("names")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ArtefactError("the artefact's head lists no tensor names")
+        raise ArtefactError("The artefact's head lists no tensor names")
     if len(set(names)) != len(names):
-        raise ArtefactError("the artefact names a tensor twice")
+        raise ArtefactError("The artefact names a tensor twice")
     return head
 
 

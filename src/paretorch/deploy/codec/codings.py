@@ -82,7 +82,7 @@ class Small:
     @staticmethod
     def read(reader: PartsReader, shape: Shape, dtype: torch.dtype, out: Array) -> None:
         if out.size > SMALL:
-            raise ArtefactError("the artefact keeps a large tensor in its index")
+            raise ArtefactError("The artefact keeps a large tensor in its index")
         for i in range(out.size):
             out[i] = reader.index.number(256**dtype.itemsize - 1)
 
@@ -163,7 +163,7 @@ class Steps:
     @staticmethod
     def read(reader: PartsReader, shape: Shape, dtype: torch.dtype, out: Array) -> None:
         if dtype not in (torch.float32, *HALF) or not shape:
-            raise ArtefactError("the artefact has steps for a tensor that cannot have any")
+            raise ArtefactError("The artefact has steps for a tensor that cannot have any")
         axis = reader.index.number(len(shape) - 1)
         tables = read_tables(reader.index, reader.coded, out.size, shape)
         products = out.view(np.float32) if dtype == torch.float32 else np.empty(out.size, dtype=np.float32)

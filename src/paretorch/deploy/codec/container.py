@@ -42,14 +42,14 @@ def beside(path: Path, suffix: str = "") -> Iterator[str]:
             )
         temporary = held.enter_context(replacing(path, suffix))
     except (OSError, ValueError) as error:
-        raise ArtefactError(f"cannot write in {path.parent}: {_reason(error)}") from error
+        raise ArtefactError(f"Cannot write in {path.parent}: {_reason(error)}") from error
     try:
         with held:
             yield temporary
     except PareError:
         raise
     except (OSError, ValueError) as error:
-        raise ArtefactError(f"cannot write {path}: {_reason(error)}; the file there, if any, is unchanged") from error
+        raise ArtefactError(f"Cannot write {path}: {_reason(error)}; the file there, if any, is unchanged") from error
 
 
 def read_file(path: Path, most: int | None = None) -> tuple[memoryview, int]:
@@ -74,7 +74,7 @@ def read_file(path: Path, most: int | None = None) -> tuple[memoryview, int]:
                 raise ArtefactError(f"{path} does not hold bytes")
         return _blob(path), int(version)
     except FileNotFoundError as error:
-        raise ArtefactError(f"there is no file {path}") from error
+        raise ArtefactError(f"There is no file {path}") from error
     except MemoryError as error:
         raise ArtefactError(f"{path} is larger than the memory that is free") from error
     except (SafetensorError, OSError, ValueError) as error:

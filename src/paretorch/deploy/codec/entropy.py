@@ -99,7 +99,7 @@ class Decoder:
             aligned = np.frombuffer(words, dtype="<u4")
             self._coder = _coder(np.require(aligned, np.uint32, ["A"]))
         except ValueError as error:
-            raise ArtefactError("the artefact's coded part does not end as a coder would end it") from error
+            raise ArtefactError("The artefact's coded part does not end as a coder would end it") from error
 
     def take(self, drops: Array, table: Array, out: Array) -> None:
         """Fill `out` with the next symbols, already looked up in `table`."""
@@ -113,4 +113,4 @@ class Decoder:
 
     def finish(self) -> None:
         if not self._coder.is_empty():
-            raise ArtefactError("the artefact's coded part holds more than its tensors use")
+            raise ArtefactError("The artefact's coded part holds more than its tensors use")

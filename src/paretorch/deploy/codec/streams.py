@@ -56,9 +56,9 @@ class ByteReader:
             value |= (byte & 127) << 7 * i
             if byte < 128:
                 if value > limit:
-                    raise ArtefactError(f"the artefact declares {value} where at most {limit} is possible")
+                    raise ArtefactError(f"The artefact declares {value} where at most {limit} is possible")
                 return value
-        raise ArtefactError("the artefact holds a number of more than 64 bits")
+        raise ArtefactError("The artefact holds a number of more than 64 bits")
 
     def signed(self, limit: int = 2**61) -> int:
         value = self.number(2 * limit + 1)
@@ -67,12 +67,12 @@ class ByteReader:
     def numbers(self, count: int, limit: int) -> NDArray[np.int64]:
         """Read many numbers at once; allocate nothing that the remaining bytes could not fill."""
         if count > self.left:
-            raise ArtefactError("the artefact's index is too short for its tables")
+            raise ArtefactError("The artefact's index is too short for its tables")
         return np.fromiter((self.number(limit) for _ in range(count)), dtype=np.int64, count=count)
 
     def take(self, count: int) -> memoryview:
         if count > self.left:
-            raise ArtefactError(f"the artefact ends {count - self.left} bytes early")
+            raise ArtefactError(f"The artefact ends {count - self.left} bytes early")
         part = self._data[self._at : self._at + count]
         self._at += count
         return part
@@ -82,7 +82,7 @@ class ByteReader:
 
     def finish(self, what: str) -> None:
         if self.left:
-            raise ArtefactError(f"the artefact holds {self.left} bytes too many in {what}")
+            raise ArtefactError(f"The artefact holds {self.left} bytes too many in {what}")
 
 
 @dataclass

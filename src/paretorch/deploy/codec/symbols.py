@@ -180,7 +180,7 @@ def read_tables(index: ByteReader, coded: Decoder, count: int, shape: tuple[int,
     if smooth:
         size = index.number(_MAX_FORMULA)
         if size < 2:
-            raise ArtefactError("the artefact holds an empty alphabet")
+            raise ArtefactError("The artefact holds an empty alphabet")
         alphabet = first + np.arange(size)
     else:
         gaps = index.numbers(size - 1, SPAN)
@@ -192,13 +192,13 @@ def read_tables(index: ByteReader, coded: Decoder, count: int, shape: tuple[int,
     if axis:
         length = as_cube(shape)[axis - 1]
         if length > MOST_SLICES:
-            raise ArtefactError("the artefact sorts more slices of a tensor into classes than pays")
+            raise ArtefactError("The artefact sorts more slices of a tensor into classes than pays")
         inner = read_tables(index, coded, length)
         of = np.empty(length, dtype=np.int64)
         decode_symbols(coded, inner, inner.alphabet, of)
         classes = int(of.max()) + 1
         if of.min() < 0 or classes > _MOST_CLASSES:
-            raise ArtefactError("the artefact sorts a tensor's slices into classes that cannot be")
+            raise ArtefactError("The artefact sorts a tensor's slices into classes that cannot be")
         groups = Groups(axis - 1, of)
     if smooth:
         rows = levels(alphabet)
@@ -213,7 +213,7 @@ def read_tables(index: ByteReader, coded: Decoder, count: int, shape: tuple[int,
         drops[:, _order(alphabet)] = np.cumsum(deltas).reshape(classes, size)
         drops = np.where(drops == -1, -1, drops * step)
     if drops.min() < -1 or drops.max() > MAX_DROP or (drops.max(1) < 0).any():
-        raise ArtefactError("the artefact holds a frequency that cannot be")
+        raise ArtefactError("The artefact holds a frequency that cannot be")
     return Tables(alphabet, drops, step, groups)
 
 

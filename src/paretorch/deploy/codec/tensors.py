@@ -69,7 +69,7 @@ def decode_tensor(
         return made if into is None else into.copy_(made)
     coding = CODINGS[reader.index.number(len(CODINGS) - 1)]
     if not into.numel() and coding is not Constant:  # a table for every slice of nothing could be of any size
-        raise ArtefactError("the artefact codes a tensor without elements")
+        raise ArtefactError("The artefact codes a tensor without elements")
     words = words_of(into) if into.numel() else np.empty(0, dtype=f"u{dtype.itemsize}")
     coding.read(reader, shape, dtype, words)
     if dtype == torch.bool:

@@ -58,7 +58,7 @@ class _Sparse(ResizableBuffers):
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
         if weight.dim() != 2:
-            raise ConfigError(f"a sparse weight is two-dimensional, not of shape {tuple(weight.shape)}")
+            raise ConfigError(f"A sparse weight is two-dimensional, not of shape {tuple(weight.shape)}")
         self.outputs, self.inputs = weight.shape
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns once per process that CSR is in beta

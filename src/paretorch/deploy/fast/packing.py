@@ -168,12 +168,12 @@ def pack(weight: Tensor, rows: int = ROWS, columns: int = COLUMNS) -> Packed:
     """Pack a two-dimensional weight exactly; raise if it cannot be packed."""
     if weight.dim() != 2 or not weight.is_floating_point() or 0 in weight.shape:
         raise ConfigError(
-            f"a packed weight is two-dimensional and floating, not {tuple(weight.shape)} of {weight.dtype}"
+            f"A packed weight is two-dimensional and floating, not {tuple(weight.shape)} of {weight.dtype}"
         )
     plain = weight.detach().cpu()
     full = plain.float()
     if not torch.isfinite(full).all() or not torch.equal(full.to(plain.dtype), plain):
-        raise ConfigError("a packed weight must be finite and exact in float32")
+        raise ConfigError("A packed weight must be finite and exact in float32")
     extents = [measure_blocks(part, columns) for part in full.split(max(1, _AT_ONCE // full.shape[1]))]
     extent = Extent(*(torch.cat([getattr(e, name) for e in extents]) for name in ("low", "high", "top", "gaps")))
     found = [
@@ -184,7 +184,7 @@ def pack(weight: Tensor, rows: int = ROWS, columns: int = COLUMNS) -> Packed:
     ]
     if not found:
         raise ConfigError(
-            "the weight is not on a grid of 2, 4 or 8 bits: every row of a tile must be odd, or at most 7-bit, "
+            "The weight is not on a grid of 2, 4 or 8 bits: every row of a tile must be odd, or at most 7-bit, "
             "multiples of one power of two (train with SMOL(allowed_bits=(2, 4, 8), group='channel'))"
         )
     return _pack(full, min(found, key=lambda plan: int(plan.widths.sum())), rows, columns)

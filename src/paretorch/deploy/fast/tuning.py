@@ -92,7 +92,7 @@ def measure_settings(layer: PackedLinear, x: Tensor, timer: Timer, settings: Seq
             continue
         calls[name] = call
     if not calls:
-        raise ConfigError("the kernel for packed weights does not run here")
+        raise ConfigError("The kernel for packed weights does not run here")
     times = timer(calls)
     best = min(times, key=lambda name: statistics.median(times[name]))
     if str(own) in times and not is_faster(times[str(own)], times[best]):

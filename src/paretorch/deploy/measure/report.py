@@ -63,7 +63,7 @@ def report(
     else:
         raise ConfigError(f"report takes a module or the path of an artefact, not {type(model).__name__}")
     if not isinstance(source, nn.Module) and (example is not None or data is not None):
-        raise ConfigError("this file names no zoo network, so nothing can run the example; load it into a module")
+        raise ConfigError("This file names no zoo network, so nothing can run the example; load it into a module")
     if data is not None and isinstance(source, nn.Module):
         accuracy = measure_accuracy(source, data)
     summary = head.get("summary")

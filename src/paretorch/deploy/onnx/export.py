@@ -93,7 +93,7 @@ def export_onnx(
         with trying(part), torch.no_grad():
             wanted.append((part, plain(part)))
         if isinstance(wanted[-1][1], Tensor) and bool(wanted[-1][1].isnan().any()):
-            raise ConfigError("outputs of the module on the example are NaN, so that no file can be compared with it")
+            raise ConfigError("Outputs of the module on the example are NaN, so that no file can be compared with it")
     if not isinstance(wanted[0][1], Tensor):
         raise ConfigError(f"export_onnx needs a module that returns one tensor, not {type(wanted[0][1]).__name__}")
     form = weights
@@ -145,7 +145,7 @@ def _write(model: Model, path: str, merged: int) -> None:
     try:
         Path(path).write_bytes(finished(model).SerializeToString())
     except ValueError as error:
-        raise ConfigError("the network is too large for one ONNX file, which holds 2 GB") from error
+        raise ConfigError("The network is too large for one ONNX file, which holds 2 GB") from error
 
 
 def _summary(graph: Model, merged: int) -> str:

@@ -136,7 +136,7 @@ def _zstandard() -> Any:
     try:
         import zstandard
     except ImportError as error:
-        raise MissingExtraError("this file needs zstandard: pip install 'paretorch[bench]'") from error
+        raise MissingExtraError("This file needs zstandard: pip install 'paretorch[bench]'") from error
     return zstandard
 
 
