@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paretorch.deploy.fast import launch as _launch
+from paretorch.deploy.fast import launch
 from paretorch.deploy.fast.codes import WIDTHS
 from paretorch.deploy.fast.packing import COLUMNS, ROWS, Order, Packed, pack, unpack
 from paretorch.deploy.fast.settings import default_tuning
@@ -190,17 +190,17 @@ class PackedLinear(ResizableBuffers):
         flat = x.reshape(-1, self.in_features).contiguous()
         if self._cached is None or self._cached[0] is not self.tuning:
             self._cached = self.tuning, {}
-        launches: dict[int, _launch.Launch] = self._cached[1]
+        launches: dict[int, launch.Launch] = self._cached[1]
         batch = flat.shape[0]
         if batch not in launches:
-            launches[batch] = _launch.Launch(self.packed, self.order, self.bias, batch, self.tuning)
+            launches[batch] = launch.Launch(self.packed, self.order, self.bias, batch, self.tuning)
         return launches[batch](flat).view(*x.shape[:-1], self.out_features)
 
     def _takes(self, x: Tensor) -> bool:
         """Return whether the kernel computes this."""
-        small = x.shape[-1] == self.in_features and 0 < x.numel() <= _launch.LARGEST_BATCH * self.in_features
+        small = x.shape[-1] == self.in_features and 0 < x.numel() <= launch.LARGEST_BATCH * self.in_features
         differentiated = x.requires_grad and torch.is_grad_enabled()
-        return small and not differentiated and x.device == self.rows.device and _launch.runs_on(x.device)
+        return small and not differentiated and x.device == self.rows.device and launch.runs_on(x.device)
 
     def extra_repr(self) -> str:
         counts = [len(getattr(self, f"words{width}")) for width in WIDTHS]

@@ -115,9 +115,9 @@ def optimize(
         )
     reference = copied(model, "optimize")
     layers = {module: name for name, module in reference.named_modules() if could_be_replaced(module)}
-    timed = timer or _default_timer(reference, arguments, rounds, seconds, graphs)
+    layer_timer = timer or _default_timer(reference, arguments, rounds, seconds, graphs)
     # Settings of one kernel differ by less than Python takes to launch it.
-    fine = timer or _default_timer(reference, arguments, rounds, seconds, True)
+    kernel_timer = timer or _default_timer(reference, arguments, rounds, seconds, True)
     with torch.no_grad():
         expected = _run(reference, arguments)
         limit = tolerance or max(_TOLERANCE.get(t.dtype, _COARSE) for t in tensors_of(expected))
@@ -129,14 +129,14 @@ def optimize(
             if layer in kept:
                 choices.append(Choice(name, _DENSE, kept[layer]))
                 continue
-            choice, module = _choose(name, layer, inputs.pop(layer), timed, fine, limit)
+            choice, module = _choose(name, layer, inputs.pop(layer), layer_timer, kernel_timer, limit)
             choices.append(choice)
             if module is not None:
                 swaps[layer] = module
         if not swaps:
             return Optimized(model, Summary(tuple(choices), False, "no layer was measured to be faster"))
         fast = replace_modules(reference, swaps)
-        summary = _compare(tuple(choices), reference, fast, arguments, expected, timed, limit)
+        summary = _compare(tuple(choices), reference, fast, arguments, expected, layer_timer, limit)
     return Optimized(fast if summary.changed else model, summary)
 
 
@@ -154,9 +154,9 @@ def _run(model: nn.Module, arguments: tuple[Any, ...]) -> Any:
 
 
 def _choose(
-    name: str, layer: nn.Module, inputs: list[Tensor], timed: Timer, fine: Timer, limit: float
+    name: str, layer: nn.Module, inputs: list[Tensor], layer_timer: Timer, kernel_timer: Timer, limit: float
 ) -> tuple[Choice, nn.Module | None]:
-    found = find_replacement(layer, inputs, fine)
+    found = find_replacement(layer, inputs, kernel_timer)
     if isinstance(found, str):
         return Choice(name, _DENSE, found), None
     kind, module, setting = found
@@ -166,7 +166,7 @@ def _choose(
         return Choice(name, _DENSE, f"{kind} does not run here: {first_sentence(error)}"), None
     if apart > limit:
         return Choice(name, _DENSE, f"{kind} differs by {apart:.1e}, more than {limit:.0e}"), None
-    times = timed({_DENSE: _calls(layer, inputs), kind: _calls(module, inputs)})
+    times = layer_timer({_DENSE: _calls(layer, inputs), kind: _calls(module, inputs)})
     middle = {key: statistics.median(values) for key, values in times.items()}
     ratio = speedup(times[_DENSE], times[kind])
     words = f"{middle[_DENSE]:.3f} ms dense, {middle[kind]:.3f} ms {kind}"
@@ -189,7 +189,7 @@ def _compare(
     fast: nn.Module,
     arguments: tuple[Any, ...],
     expected: Any,
-    timed: Timer,
+    layer_timer: Timer,
     limit: float,
 ) -> Summary:
     """Compare the whole copy with the whole model."""
@@ -199,7 +199,7 @@ def _compare(
         return Summary(choices, False, f"with the faster layers it does not run: {first_sentence(error)}")
     if apart > limit:
         return Summary(choices, False, f"outputs differ by {apart:.1e}, more than {limit:.0e}", difference=apart)
-    times: Mapping[str, Any] = timed({"before": lambda: reference(*arguments), "after": lambda: fast(*arguments)})
+    times: Mapping[str, Any] = layer_timer({"before": lambda: reference(*arguments), "after": lambda: fast(*arguments)})
     before, after = (statistics.median(times[key]) for key in ("before", "after"))
     words = f"{before:.3f} ms before, {after:.3f} ms after"
     faster = is_faster(times["before"], times["after"])

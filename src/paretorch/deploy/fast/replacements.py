@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from paretorch.deploy.fast import launch as _launch
+from paretorch.deploy.fast import launch
 from paretorch.deploy.fast.layers import PackedLinear, SparseLinear, SparsePointwise
 from paretorch.deploy.fast.timers import Timer
 from paretorch.deploy.fast.tuning import fastest_setting
@@ -85,13 +85,13 @@ def _sparse_layer(layer: nn.Linear | nn.Conv2d, inputs: list[Tensor]) -> Replace
 
 def _packed_layer(layer: nn.Linear, inputs: list[Tensor], timer: Timer) -> Replacement | str:
     device = layer.weight.device
-    if not _launch.runs_on(device):
+    if not launch.runs_on(device):
         return f"no faster kernel for {device.type}" + (" without triton" if device.type == "cuda" else "")
     if any(x.dtype != torch.bfloat16 for x in inputs):
         return "its input is not bfloat16"
     rows = max(x.numel() // x.shape[-1] for x in inputs)
-    if rows > _launch.LARGEST_BATCH:
-        return f"{rows} rows of input: packed weights pay up to {_launch.LARGEST_BATCH}"
+    if rows > launch.LARGEST_BATCH:
+        return f"{rows} rows of input: packed weights pay up to {launch.LARGEST_BATCH}"
     try:
         packed = PackedLinear.of(layer)
         found = fastest_setting(packed, max(inputs, key=Tensor.numel), timer)

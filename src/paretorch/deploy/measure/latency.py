@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from paretorch.deploy.onnx import export_onnx
 from paretorch.deploy.plain import copied
 from paretorch.errors import ConfigError
 from paretorch.support.silence import quiet
@@ -109,8 +110,6 @@ def _write(model: nn.Module, example: Tensor, path: Path, runtime: str) -> bool:
     """Export the module; return False if it cannot be exported."""
     try:
         if runtime == "onnxruntime":
-            from paretorch.deploy.onnx import export_onnx
-
             export_onnx(model, example, path)
         else:
             with quiet(), path.open("wb") as file:
