@@ -45,7 +45,7 @@ class Latency:
     isolated: bool
 
     def overlaps(self, other: Latency) -> bool:
-        """Return whether the ranges from lowest to highest overlap: then the two are not told apart."""
+        """Return whether the ranges from lowest to highest overlap: then neither is measurably faster."""
         return self.low_ms < other.high_ms and other.low_ms < self.high_ms
 
 
