@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from paretorch.report.charts import bar_rows
-from paretorch.report.curves import Curve, curves
-from paretorch.report.picture import save
+from paretorch.report.charts import Curve, bar_rows, curves
+from paretorch.report.files import save
 from paretorch.training.folder import environment
 from paretorch.workflows import tuning
 from paretorch.workflows.tuning.plots import heat_map

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from paretorch.optim import synthetic
-from paretorch.report.curves import Curve, curves
-from paretorch.report.picture import save
+from paretorch.report.charts import Curve, curves
+from paretorch.report.files import save
 from paretorch.training.folder import environment
 
 

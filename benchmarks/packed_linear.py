@@ -33,12 +33,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from paretorch.deploy.fast import PackedLinear
-from paretorch.deploy.fast.grid import Tuning
-from paretorch.deploy.fast.measure import elapsed, timer
 from paretorch.deploy.fast.packing import COLUMNS, ROWS, Packed
-from paretorch.deploy.fast.settings import SETTINGS, Setting
-from paretorch.deploy.fast.stand_in import stand_in
-from paretorch.deploy.fast.tuning import tuned
+from paretorch.deploy.fast.settings import SETTINGS, Setting, Tuning
+from paretorch.deploy.fast.timers import elapsed, timer
+from paretorch.deploy.fast.tuning import fastest_setting, random_tiles
 from paretorch.training.folder import environment
 
 DEVICE = "cuda"
@@ -59,12 +57,12 @@ Keep = Callable[..., None]
 def random_packed(shape: tuple[int, int], kind: str, tile: tuple[int, int], device: str) -> Packed:
     """Random codes. kind: a width; "mixed" (channels: a quarter each of 8 and 2 bits, half of 4); "blocks" (any)."""
     if kind not in ("mixed", "blocks"):
-        return stand_in(shape, tile, int(kind), True, device)
+        return random_tiles(shape, tile, int(kind), True, device)
     tiles, blocks = -(-shape[0] // tile[0]), -(-shape[1] // tile[1])
     pick = (torch.arange(tiles) * 4 // tiles)[:, None].expand(-1, blocks)
     if kind == "blocks":
         pick = torch.randint(4, (tiles, blocks), generator=torch.Generator().manual_seed(0))
-    return stand_in(shape, tile, torch.tensor([8, 4, 4, 2])[pick], True, device)
+    return random_tiles(shape, tile, torch.tensor([8, 4, 4, 2])[pick], True, device)
 
 
 class Field:
@@ -187,7 +185,7 @@ def new_field(shape: str, batch: int) -> Field:
 
 def chosen(packed: Packed, x: Tensor) -> Setting:
     """What `pt.optimize` would choose."""
-    return tuned(PackedLinear(packed), x, timer(x.device, 5, 0.005, graphs=True)).setting
+    return fastest_setting(PackedLinear(packed), x, timer(x.device, 5, 0.005, graphs=True)).setting
 
 
 def parse(text: str) -> Setting:

@@ -1,7 +1,7 @@
 """paretorch: smaller networks, cheaper to train."""
 
 from paretorch.core.plan import Plan
-from paretorch.deploy import export_onnx, load, optimize, report, save
+from paretorch.deploy import export_onnx, load, optimize, save
 from paretorch.errors import PareError
 from paretorch.methods.precision.activations import SMOLActivations
 from paretorch.methods.precision.smol import SMOL
@@ -9,6 +9,7 @@ from paretorch.methods.sharing import SoftSharing, fold, layer_similarity
 from paretorch.methods.sparsity.continuous import ContinuousSparsification
 from paretorch.optim import AvaGrad, AvaGradW, DelayedAdam
 from paretorch.public import compress
+from paretorch.report import report  # binds pt.report to the function, over the room of the same name
 
 __version__ = "0.1.0"
 

@@ -52,7 +52,11 @@ def test_times_stand_beside_those_of_the_dense_network(
         (name, runtime) for name in ("net.pare", "dense") for runtime in runtimes
     }
     assert all(entry["isolated"] and entry["low_ms"] <= entry["high_ms"] for entry in told["latency"])
-    assert set(told["speedups"]) == runtimes
+    timed = {(entry["name"], entry["runtime"]): entry for entry in told["latency"]}
+    for runtime in runtimes:
+        own, dense = timed["net.pare", runtime], timed["dense", runtime]
+        apart = own["high_ms"] <= dense["low_ms"] or dense["high_ms"] <= own["low_ms"]
+        assert (runtime in told["speedups"]) == apart, "a ratio between ranges that overlap would be noise"
     assert "faster than dense" in page.read_text()
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from paretorch.deploy import encoded_size, load, save, sizes
-from paretorch.deploy.codec import grids, rounded
+from paretorch.deploy.codec import grids
 from paretorch.edits import Scale
 from paretorch.errors import ArtefactError, ConfigError
 from tests.deploy.nets import network, smol
@@ -273,9 +273,9 @@ def test_a_step_a_channel_costs_its_codes(axis: int, tmp_path: Path) -> None:
 def test_a_step_is_not_looked_for_in_every_row(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not where it could not pay, nor in the other rows once a row has none: a search in each takes seconds."""
     searched = []
-    for module, name in ((grids, "_fit"), (rounded, "_guesses")):
-        search = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *args, search=search: searched.append(args) or search(*args))
+    for name in ("_fit", "_guesses"):
+        search = getattr(grids, name)
+        monkeypatch.setattr(grids, name, lambda *args, search=search: searched.append(args) or search(*args))
     torch.manual_seed(0)
     single = torch.randn(1_000, 1).to(dtype)
     twice = torch.randint(-8, 8, (1_000, 64)) * 0.1 * torch.rand(1_000, 1)  # rounded twice

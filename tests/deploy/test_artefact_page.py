@@ -11,14 +11,14 @@ from typer.main import get_command
 
 import paretorch as pt
 from paretorch.cli.app import app
-from paretorch.deploy.codec.storage import WAYS
+from paretorch.deploy.codec.codings import CODINGS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "artefact.md").read_text()
 
 
 def test_every_way_with_a_choice_is_named() -> None:
     named = set(re.findall(r"\| `([a-z]+)`", PAGE))
-    assert named == {way.name for way in WAYS} - {"constant", "small"}
+    assert named == {coding.name for coding in CODINGS} - {"constant", "small"}
 
 
 @pytest.mark.parametrize(

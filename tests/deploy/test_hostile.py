@@ -267,7 +267,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
         save(MixedNow(), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(ArtefactError, match="cannot write in"):
+    with pytest.raises(ArtefactError, match="Cannot write in"):
         save(MixedNow(), tmp_path / "nowhere" / "net.pare")
 
 

@@ -131,7 +131,7 @@ def test_a_batch_size_that_is_written_in_is_told(tmp_path: Path) -> None:
 
 
 def test_outputs_that_are_no_numbers_cannot_be_compared(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="outputs of the module on the example are NaN"):
+    with pytest.raises(ConfigError, match="Outputs of the module on the example are NaN"):
         export_onnx(Then(lambda y: y * torch.nan), torch.randn(2, 4), tmp_path / "net.onnx")
     assert not any(tmp_path.iterdir())
 

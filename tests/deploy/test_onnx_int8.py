@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from paretorch import SMOL, ContinuousSparsification, compress, export_onnx
 from paretorch.deploy.onnx.int8 import narrow, share_codes, weight_steps
-from paretorch.deploy.onnx.types import finished
+from paretorch.deploy.onnx.pack import finished
 from paretorch.zoo.data import digits
 from tests.deploy.onnx_nets import constants, loaded, on_grid, opset, run, settle, types
 

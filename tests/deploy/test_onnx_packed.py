@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.deploy import export_onnx
-from paretorch.deploy.onnx import types as onnx_types
+from paretorch.deploy.onnx import pack as onnx_pack
 from paretorch.errors import ConfigError
 from paretorch.methods.precision.grid import quantize
 from tests.deploy.onnx_nets import Mixed, constants, loaded, on_grid, operators, opset, run, settle, types
@@ -99,7 +99,7 @@ def test_qdq_files_say_it_with_dequantize_linear_and_scales_above_zero(tmp_path:
 
 
 def test_a_runtime_without_narrow_integers_gets_wider_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_types, "runs", lambda width, form: width == 8)
+    monkeypatch.setattr(onnx_pack, "runs", lambda width, form: width == 8)
     path = export_onnx(_wide(1), torch.randn(2, 20), tmp_path / "net.onnx")
     assert (opset(path), types(path)) == (20, {"weight.codes": "INT8"})
 

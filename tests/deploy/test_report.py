@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import paretorch as pt
 from paretorch import SMOL, SMOLActivations, SoftSharing, compress, fold, zoo
 from paretorch.deploy import Latency, report, save, sizes
 from paretorch.deploy.measure.macs import count_macs
@@ -156,7 +157,7 @@ def test_json_adds_up() -> None:
 
 
 def test_html_is_written(tmp_path: Path) -> None:
-    page = report(small()).to_html(tmp_path / "report.html").read_text(encoding="utf-8")
+    page = pt.report(small()).to_html(tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
     assert "4.weight" in page
 
@@ -255,6 +256,28 @@ def test_times_are_compared_with_dense_under_the_same_runtime() -> None:
     assert found.speedups == {"torch": 2.0}
     assert "2.00 x under torch" in str(found)
     assert json.loads(found.to_json())["speedups"] == {"torch": 2.0}
+
+
+def test_there_is_no_ratio_if_the_measured_ranges_overlap(tmp_path: Path) -> None:
+    found = pt.report(small())
+    timed = (
+        Latency("dense", "torch", 4.0, 1.5, 5.0, 3, 1, 1, True),
+        Latency(found.name, "torch", 2.0, 1.0, 2.5, 3, 1, 1, True),
+        Latency("dense", "onnxruntime", 4.0, 3.0, 5.0, 3, 1, 1, True),
+        Latency(found.name, "onnxruntime", 1.0, 0.5, 2.5, 3, 1, 1, True),
+    )
+    found = replace(found, latency=timed)
+    assert found.speedups == {"onnxruntime": 4.0}
+    assert "x under torch" not in str(found)
+    assert "4.00 x under onnxruntime" in str(found)
+    assert "no difference under torch: the ranges overlap" in str(found)
+    page = found.to_html(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "4.00 ×" in page
+    assert "2.00 ×" not in page
+    assert "no difference" in page
+    alone = replace(found, latency=timed[:2])
+    assert alone.speedups == {}
+    assert "no difference under torch" in str(alone)
 
 
 def test_the_convention_of_macs_is_said_wherever_they_are() -> None:

@@ -24,7 +24,7 @@ from paretorch.deploy.rivals import (
     write_sparse,
     write_weight_int8,
 )
-from paretorch.deploy.rivals.sparse import _packed, _unpacked
+from paretorch.deploy.rivals.files import _packed, _unpacked
 from paretorch.errors import ArtefactError, ConfigError, MissingExtraError
 
 

@@ -14,8 +14,8 @@ from torch import nn
 from paretorch.deploy import Latency, report
 from paretorch.deploy.structure import Activation, Shared
 from paretorch.report import write_html
+from paretorch.report.files import png
 from paretorch.report.pareto import Point, draw
-from paretorch.report.png import png
 
 pytestmark = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
 _PHONE = 360  # CSS pixels: a small one

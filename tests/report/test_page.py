@@ -22,8 +22,8 @@ from paretorch.deploy.measure.latency import Latency
 from paretorch.deploy.measure.report import Report
 from paretorch.report import write_html
 from paretorch.report.charts import bar_rows, histogram, line_chart, stacked_bar
+from paretorch.report.files import png
 from paretorch.report.history import history_charts
-from paretorch.report.png import png
 from paretorch.report.svg import shorten, ticks
 from paretorch.report.tables import show, table
 

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paretorch.report.pareto import Point, as_rows, as_text, draw, on_front
@@ -49,6 +49,8 @@ def test_the_front_is_what_nothing_beats(points: list[Point]) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(_points)
+@example([Point("x", "a", 1, 1.0), Point("x", "a", 1, 0.9999999999999999)])
+@example([Point("x", "a", 1, 0.0), Point("x", "a", 1, 5e-324)])
 def test_any_points_can_be_drawn(points: list[Point]) -> None:
     root = ET.fromstring(draw("t", points))
     width, height = (float(value) for value in root.attrib["viewBox"].split()[2:])

@@ -54,8 +54,7 @@ def fold(
     from paretorch import deploy
     from paretorch.cli.fold_run import batches, kept_similarities, shared_network
     from paretorch.methods import sharing
-    from paretorch.report.folding import add_to_report, write_folding
-    from paretorch.report.similarities import write_similarities
+    from paretorch.report.sharing_pages import FoldedGroup, add_to_report, write_folding, write_similarities
     from paretorch.training.run import choose_device
 
     if threshold is None and layers is None:
@@ -71,14 +70,21 @@ def fold(
     unfolded = sharing.fold(network, layers=sum(map(len, groups)))
     before = deploy.sizes(unfolded).total
     after = deploy.save(small, run / "folded.pare").total
-    page = write_folding(
-        run / "folding.html",
-        title=f"{run.resolve().name}, folded",
-        similarities=similarities,
-        foldings=foldings,
-        sizes=(before, after),
-    )
-    add_to_report(run / "report.html", foldings)
+    drawn = [
+        FoldedGroup(
+            layers=one.layers,
+            runs=one.runs,
+            scales=one.scales,
+            errors=one.errors,
+            stored=one.stored,
+            words=one.words,
+            similarity=similarity.matrix.tolist(),
+        )
+        for one, similarity in zip(foldings, similarities, strict=True)
+    ]
+    title = f"{run.resolve().name}, folded"
+    page = write_folding(run / "folding.html", title=title, groups=drawn, sizes=(before, after))
+    add_to_report(run / "report.html", drawn)
     for folding in foldings:
         typer.echo(str(folding))
     typer.echo(f"{before:,} bytes with all layers, {after:,} folded; {run / 'folded.pare'}, {page}")

@@ -11,9 +11,10 @@ from torch import nn
 
 from paretorch.cli.fold_run import inputs_of, shared_network
 from paretorch.cli.inputs import recipe_of
+from paretorch.deploy import sizes
 from paretorch.methods.sharing.curve import Folded, folding_curve
-from paretorch.report.curves import Curve, curves
-from paretorch.report.picture import save
+from paretorch.report.charts import Curve, curves
+from paretorch.report.files import save
 from paretorch.training.folder import environment
 from paretorch.training.progress import headline, told
 from paretorch.training.recipe import Runtime
@@ -37,7 +38,7 @@ def fold_curve(run: Path, only: str | None, recalibrate: int, root: str | None, 
         return found[name]
 
     points, label = [], ""
-    for point in folding_curve(network, measure, only, inputs):
+    for point in folding_curve(network, measure, only, inputs, size=lambda model: sizes(model).total):
         points.append(point)
         label = name.replace("test_", f"{held_out} ")
         typer.echo(

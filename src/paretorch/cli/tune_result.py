@@ -12,8 +12,8 @@ from paretorch.cli.bar import epochs_bar
 from paretorch.cli.tune_trial import Trial, exactly
 from paretorch.deploy.codec.container import write_file
 from paretorch.errors import PareError
-from paretorch.report.curves import Curve, curves
-from paretorch.report.picture import save
+from paretorch.report.charts import Curve, curves
+from paretorch.report.files import save
 from paretorch.workflows.tuning.plots import STEPS, heat_map
 
 if TYPE_CHECKING:

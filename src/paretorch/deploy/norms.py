@@ -1,4 +1,4 @@
-"""Norm layers before saving: rounded to fewer bits, or folded to two vectors. Both are changes of values, nothing else.
+"""Norm layers before saving: rounded to fewer bits, or folded to two vectors. Both change values, nothing else.
 
 Folding, for a batch norm in eval mode: y = (x - m) / sqrt(v + eps) * g + b = a x + c with a = g / sqrt(v + eps) and
 c = b - m a. The layer keeps its four vectors, as weight a, bias c, mean 0 and variance 1 - eps; the two constant ones cost
@@ -22,7 +22,7 @@ _FOLDED = {"weight", "bias", "running_mean", "running_var"}
 
 
 def prepared_state(model: nn.Module, norms: torch.dtype, fold: bool) -> dict[str, Tensor]:
-    """The state dict as it is to be stored, what is tied still tied; the module itself is not touched."""
+    """Return the state dict as it is to be stored, tied tensors still tied; the module itself is not changed."""
     if norms not in _KEPT:
         raise ConfigError(f"norms must be torch.float32 (exact), torch.bfloat16 or torch.float16, not {norms}")
     state = dict(model.state_dict())
@@ -31,15 +31,17 @@ def prepared_state(model: nn.Module, norms: torch.dtype, fold: bool) -> dict[str
     owners = Counter(key for module in model.modules() for key in map(storage_key, _own(module).values()))
     instead: dict[Any, Tensor] = {}
     for module in model.modules():
-        if "norm" not in type(module).__name__.lower() or module._modules:  # such as a block named for its norms
+        if (
+            "norm" not in type(module).__name__.lower() or module._modules
+        ):  # a container, such as a block named after its norms
             continue
-        shaped = isinstance(module, nn.LayerNorm | nn.RMSNorm)  # whose vectors may have several dimensions
+        shaped = isinstance(module, nn.LayerNorm | nn.RMSNorm)  # their parameters may have several dimensions
         own = {
             name: tensor.detach()
             for name, tensor in _own(module).items()
             if tensor.is_floating_point() and (shaped or tensor.dim() < 2)
         }
-        # Two norms that share a tensor would need two folded weights.
+        # Norms that share a tensor cannot be folded: each would need its own.
         alone = all(owners[storage_key(tensor)] == 1 for tensor in own.values())
         folds = fold and alone and isinstance(module, _BatchNorm) and own.keys() >= _FOLDED
         vectors = _folded(own, module) if folds else own

@@ -1,4 +1,4 @@
-"""What may be written to a file, reported on or exported: a plain module, its compression finished."""
+"""Plain modules: what may be saved, reported on or exported."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from paretorch.support.eval_mode import first_sentence
 
 
 def plain(model: Any, who: str) -> nn.Module:
-    """The network itself, without what compiles or distributes it: that would change its names.
+    """Return the network itself, without torch.compile's or a data-parallel wrapper, which change its names.
 
-    Refused: what is no module, and a network whose decisions are still attached, since they are no part of it.
+    Raises for anything that is not a module, and for a network whose compression is not finished.
+
+    Args:
+        who: Who asks, for the error.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{who} takes a module, not {type(model).__name__}")
@@ -37,18 +40,18 @@ def plain(model: Any, who: str) -> nn.Module:
 
 
 def copied(model: nn.Module, who: str) -> nn.Module:
-    """A copy to work on, in eval mode."""
+    """Return a copy to work on, in eval mode."""
     try:
         return copy.deepcopy(model).eval()
-    except Exception as error:  # whatever the attributes of a user's module raise
+    except Exception as error:  # a user's module may raise anything
         raise ConfigError(
             f"{who} works on a copy, and this {type(model).__name__} cannot be copied: {first_sentence(error)}"
         ) from error
 
 
 def _inside(module: nn.Module) -> nn.Module | None:
-    """What torch.compile or a data-parallel wrapper was put around; None where there is no such thing."""
+    """Return what torch.compile or a data-parallel wrapper wraps; None if this is no wrapper."""
     if isinstance(module, DataParallel | DistributedDataParallel):
         wrapped: nn.Module = module.module
         return wrapped
-    return dict(module._modules.items()).get("_orig_mod")  # a scripted module's are no dict
+    return dict(module._modules.items()).get("_orig_mod")  # a scripted module's children are not in a dict

@@ -1,4 +1,4 @@
-"""A run's metrics as charts: loss and accuracy together with their test values, everything else on its own."""
+"""A run's metrics as charts: loss and accuracy together with their test values, every other metric by itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOT_SHOWN = {"epoch", "step", "seconds"}
 
 
 def history_charts(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Title and SVG of every chart that the rows of metrics.jsonl allow."""
+    """Return title and SVG of every chart that the rows of metrics.jsonl allow."""
     axis = "epoch" if any("epoch" in row for row in rows) else "step" if any("step" in row for row in rows) else ""
     series: dict[str, list[tuple[float, float]]] = {}
     marks: list[tuple[float, str]] = []
@@ -41,7 +41,7 @@ def history_charts(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _grouped(series: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, list[str]]:
-    """Chart -> keys, for everything that has two points or more and changes."""
+    """Return the keys of each chart, for all metrics that have two points or more and change."""
     groups: dict[str, list[str]] = {}
     for key, points in series.items():
         if len(points) < 2 or len({y for _, y in points}) < 2:
@@ -53,7 +53,7 @@ def _grouped(series: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, l
 
 
 def _last(marks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
-    """Where several phases begin at once (harden, then fine-tuning), one word is enough."""
+    """Keep the last mark of phases that begin at once (harden, then fine-tuning)."""
     return [(x, word) for x, word in dict(reversed(marks)).items()][::-1]
 
 

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import os
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from paretorch.deploy.measure.latency import Latency
+from paretorch.deploy.measure.record import Report, loops_of
 from paretorch.deploy.measure.sizes import KINDS
 from paretorch.deploy.measure.text import human
 from paretorch.deploy.structure import MACS
 from paretorch.report.charts import bar_rows, histogram, stacked_bar
-from paretorch.report.frame import write_page
+from paretorch.report.files import write_page
 from paretorch.report.history import history_charts
-from paretorch.report.inside import activations, pictures, shared
+from paretorch.report.sharing import folded_diagram, heat_map
 from paretorch.report.tables import table
 
-if TYPE_CHECKING:
-    from paretorch.deploy.measure.latency import Latency
-    from paretorch.deploy.measure.report import Report
-
-_WHAT = {
+_KINDS_IN_WORDS = {
     "codes": "codes: the kept weights' values",
     "masks": "masks: which weights are zero",
     "maps": "maps: which weight has how many bits",
     "rest": "rest: names, tables, header",
 }
-# MACs never stand alone: zeros save them on paper, and time only on hardware that skips zeros.
+# MACs are never shown alone: zeros save MACs, but save time only on hardware that skips zeros.
 _NOT_TIMED = (
     "<p>Not measured for this page, and MACs do not tell it: <code>pare report RUN --latency --html page.html</code> "
     "measures it on this machine's CPU.</p>"
@@ -45,12 +44,14 @@ def write_html(
 ) -> Path:
     """Write the page and return its path.
 
-    comparison: one row per network, keys as columns (`accuracy`, `sparsity` are fractions, `bytes` and `macs` counts).
-    history: the rows of a run's metrics.jsonl.
-    samples: a PNG of images that the network made.
+    Args:
+        comparison: One row per network, keys as columns (`accuracy`, `sparsity` are fractions, `bytes` and `macs` counts).
+        report: What `paretorch.deploy.report` measured.
+        history: The rows of a run's metrics.jsonl.
+        samples: A PNG of images that the network made.
     """
-    sections = [_head(title, report), "<main>", _comparison(comparison), pictures(samples)]
-    sections += [_bytes(report), _layers(report), activations(report), shared(report, history)]
+    sections = [_head(title, report), "<main>", _comparison(comparison), _samples(samples)]
+    sections += [_bytes(report), _layers(report), _activations(report), _shared(report, history)]
     sections += [_history(history), _latency(report), "</main>", _foot()]
     return write_page(path, title, sections)
 
@@ -92,7 +93,7 @@ def _card(title: str, content: str) -> str:
 
 
 def _bytes(report: Report) -> str:
-    parts = [(_WHAT[kind], float(getattr(report.sizes, kind))) for kind in KINDS]
+    parts = [(_KINDS_IN_WORDS[kind], float(getattr(report.sizes, kind))) for kind in KINDS]
     cards = [_card("Bytes by kind", stacked_bar("kinds", "Bytes on disk by kind", parts, form=human))]
     if report.precisions:
         counts = {("gone" if p == 0 else str(p)): count for p, count in report.precisions.items()}
@@ -183,10 +184,13 @@ def _latency(report: Report) -> str:
 
 
 def _against_dense(report: Report, entry: Latency) -> dict[str, str]:
-    if not report.speedups:
+    """Return the last column of the table: a ratio, or that the measured ranges overlap."""
+    if not report.timed_against_dense:
         return {}
-    own = entry.name == report.name and entry.runtime in report.speedups
-    return {"faster than dense": f"{report.speedups[entry.runtime]:.2f} ×" if own else "–"}
+    if entry.name != report.name or entry.runtime not in report.timed_against_dense:
+        return {"faster than dense": "–"}
+    ratio = report.speedups.get(entry.runtime)
+    return {"faster than dense": "no difference" if ratio is None else f"{ratio:.2f} ×"}
 
 
 def _foot() -> str:
@@ -195,3 +199,64 @@ def _foot() -> str:
         "values apart, a dropped one as 0, any other as its dtype; bits on disk add masks, the map of precisions and the tables. "
         f"{MACS}. 1 kB is 1000 bytes.</p></footer>"
     )
+
+
+def _samples(samples: bytes | None) -> str:
+    """Return images that the network made, a PNG, embedded in the page; an empty string if there are none."""
+    if samples is None:
+        return ""
+    source = f"data:image/png;base64,{b64encode(samples).decode()}"
+    image = f'<img src="{source}" alt="Images made by the network, side by side in rows">'
+    caption = "<figcaption>Made by the network as it is saved, from noise by the seed of the run; none is chosen.</figcaption>"
+    return f'<section><h2>Samples</h2><figure class="card">{image}{caption}</figure></section>'
+
+
+def _activations(report: Report) -> str:
+    """Return the bits of every quantized activation, as bars and in numbers; an empty string if there are none."""
+    if not report.activations:
+        return ""
+    bars = bar_rows(
+        "activations",
+        "Bits of the activations",
+        [(one.name, one.bits) for one in report.activations],
+        form=lambda bits: f"{bits:.2f}",
+        kind="c1",
+    )
+    rows = [
+        {
+            "activation": one.name,
+            "bits": round(one.bits, 2),
+            "from": one.low,
+            "to": one.high,
+            "groups by bits": ", ".join(f"{p}: {count}" for p, count in sorted(one.groups.items())),
+        }
+        for one in report.activations
+    ]
+    numbers = table("Every quantized activation: bits on average, range, and how many groups have how many bits", rows)
+    card = f'<div class="grid"><div class="card"><h3>Bits</h3>{bars}</div></div>'
+    return f"<section><h2>Activations</h2>{card}<h2>Activations in numbers</h2>{numbers}</section>"
+
+
+def _shared(report: Report, history: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Return a diagram of each group of layers that are stored once and run in loops; mixtures of several in words.
+
+    Args:
+        history: If its rows have similarities, the last of them are shown, as they were before the decisions were rounded.
+    """
+    parts = []
+    last: Sequence[Any] = next((row["similarities"] for row in reversed(history) if "similarities" in row), [])
+    for number, group in enumerate(report.shared, 1):
+        words = loops_of(group)
+        drawn = (
+            folded_diagram(f"shared-{number}", f"Shared layers, group {number}", group.runs, words)
+            if group.runs
+            else ""
+        )
+        heading = f"Group {number}: {len(group.layers)} layers are stored as {len(group.stored)}"
+        names = f"{group.layers[0]} … {group.layers[-1]}"
+        parts.append(f'<div class="card"><h3>{heading}</h3><p>{escape(names)}: {escape(words)}.</p>{drawn}</div>')
+        if number <= len(last) and len(matrix := last[number - 1]) == len(group.layers):
+            short = [name.removesuffix(".weight") for name in group.layers]
+            alike = heat_map(f"alike-{number}", f"Similarity of the layers, group {number}", short, matrix)
+            parts.append(f'<div class="card"><h3>Group {number}: how alike the layers are</h3>{alike}</div>')
+    return f'<section><h2>Shared layers</h2><div class="grid">{"".join(parts)}</div></section>' if parts else ""

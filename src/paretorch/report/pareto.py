@@ -5,21 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import Any
 
 from paretorch.deploy.measure.text import human, printable, table
-from paretorch.report.marks import mark
-from paretorch.report.picture import in_report_colours
-from paretorch.report.svg import WIDTH, figure, line, path, text, ticks
+from paretorch.report.files import in_report_colours
+from paretorch.report.svg import WIDTH, figure, line, number, path, text, ticks
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, WIDTH - 14.0, 28.0, 310.0
-_SPAN = 0.15  # of accuracy, below the best point: what is worse stands at the lower edge
+_SPAN = 0.15  # of accuracy, below the best point: what is worse is drawn at the lower edge
 _ROW = 19.0
 
 
 @dataclass(frozen=True)
 class Point:
-    """A file: its name, the kind of file it is, its bytes, and the accuracy (a fraction) of what it holds."""
+    """A file: its name, the kind of file, its bytes, and the accuracy (a fraction) of the network in it."""
 
     name: str
     family: str
@@ -28,7 +28,7 @@ class Point:
 
 
 def on_front(points: Sequence[Point]) -> list[bool]:
-    """Whether no other file is at least as small and as accurate, and better in one of the two."""
+    """Return, for each file, whether no other is at least as small and as accurate, and better in one of the two."""
     return [not any(_beats(other, point) for other in points) for point in points]
 
 
@@ -38,13 +38,13 @@ def _beats(one: Point, other: Point) -> bool:
 
 
 def as_rows(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """Plain values, smallest file first."""
+    """Return plain values, smallest file first."""
     rows = [{**asdict(point), "front": front} for point, front in zip(points, on_front(points), strict=True)]
     return sorted(rows, key=lambda row: (row["bytes"], -row["accuracy"], row["name"]))
 
 
 def as_text(points: Sequence[Point]) -> str:
-    """A table, smallest file first; a star marks the front."""
+    """Return a table, smallest file first; a star marks the front."""
     rows = [["file", "kind", "bytes", "accuracy", "front"]]
     for row in as_rows(points):
         name, front = printable(row["name"]), "*" if row["front"] else ""
@@ -53,7 +53,7 @@ def as_text(points: Sequence[Point]) -> str:
 
 
 def draw(title: str, points: Sequence[Point], *, ident: str = "pareto", alone: bool = True) -> str:
-    """The picture as SVG, the bytes on a logarithmic axis; `alone`: with its own style, to be opened as a file."""
+    """Return the picture as SVG, bytes on a logarithmic axis; `alone`: with its own style, to be opened as a file."""
     families = list(dict.fromkeys(point.family for point in points))
     best = max(point.accuracy for point in points)
     low, high = _accuracies(points, best)
@@ -72,28 +72,28 @@ def draw(title: str, points: Sequence[Point], *, ident: str = "pareto", alone: b
         kind = families.index(point.family)
         tip = f"{point.name}, {point.family}: {point.bytes:,} bytes, {point.accuracy:.2%}"
         below = " (below the picture)" if point.accuracy < low else ""
-        body.append(mark(kind, *at(point.bytes, point.accuracy), tip + below, ringed=point in front))
+        body.append(_mark(kind, *at(point.bytes, point.accuracy), tip + below, ringed=point in front))
     foot = _BOTTOM + 52
     for i, family in enumerate(families):
         x, y = (_LEFT if i % 2 == 0 else WIDTH / 2 + 16), foot + _ROW * (i // 2)
-        body += [mark(i, x, y - 4, family), text(x + 12, y, family)]
+        body += [_mark(i, x, y - 4, family), text(x + 12, y, family)]
     last = foot + _ROW * ((len(families) + 1) // 2)
     body.append(text(_LEFT, last, "line and rings: the Pareto front"))
-    told = "; ".join(f"{point.name}, {point.bytes:,} bytes, {point.accuracy:.2%}" for point in front)
-    said = f"{len(points)} files, accuracy against bytes on disk. On the Pareto front: {told}."
+    listed = "; ".join(f"{point.name}, {point.bytes:,} bytes, {point.accuracy:.2%}" for point in front)
+    said = f"{len(points)} files, accuracy against bytes on disk. On the Pareto front: {listed}."
     svg = figure(ident, title, said, last + 12, body)
     return in_report_colours(svg) if alone else svg
 
 
 def _accuracies(points: Sequence[Point], best: float) -> tuple[float, float]:
-    """The range that the picture shows."""
+    """Return the range of accuracies that the picture shows."""
     shown = [point.accuracy for point in points if point.accuracy >= best - _SPAN]
     found = ticks(min(shown), best, 5)
     return found[0], found[-1]
 
 
 def _decades(points: Sequence[Point]) -> tuple[float, float]:
-    """The range of log10(bytes), with some room on either side."""
+    """Return the range of log10(bytes), with some room on either side."""
     sizes = [math.log10(point.bytes) for point in points]
     room = max(0.08, 0.05 * (max(sizes) - min(sizes)))
     return min(sizes) - room, max(sizes) + room
@@ -118,7 +118,7 @@ def _axes(
 
 
 def _sizes(start: float, end: float) -> list[float]:
-    """Round sizes within the range: 1, 2, 5 times a power of ten, the powers alone where these are many, more where they are few."""
+    """Return round sizes within the range: 1, 2, 5 times a power of ten; only the powers if these are many, more if few."""
     powers = range(math.floor(start), math.ceil(end) + 1)
 
     def within(steps: Sequence[float]) -> list[float]:
@@ -127,3 +127,26 @@ def _sizes(start: float, end: float) -> list[float]:
 
     found = within((1, 2, 5) if end - start < 2.2 else (1,))
     return found if len(found) > 1 else within((1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8))
+
+
+_MARK_SIZE = 5.0
+# Outlines around (0, 0), in units of the size.
+_MARK_SHAPES = (
+    "M-1 0A1 1 0 1 0 1 0A1 1 0 1 0-1 0Z",  # circle
+    "M-.9-.9H.9V.9H-.9Z",  # square
+    "M0-1.25L1.25 0L0 1.25L-1.25 0Z",  # diamond
+    "M0-1.15L1.1.85H-1.1Z",  # triangle
+    "M0 1.15L1.1-.85H-1.1Z",  # triangle on its tip
+    "M-1.1-.4H-.4V-1.1H.4V-.4H1.1V.4H.4V1.1H-.4V.4H-1.1Z",  # cross
+    "M-1.2 0L-.4-.4L0-1.2L.4-.4L1.2 0L.4.4L0 1.2L-.4.4Z",  # star
+    "M-1-1.1H1L.2 0L1 1.1H-1L-.2 0Z",  # hourglass
+    "M-1.3-.5H1.3V.5H-1.3Z",  # bar
+)
+
+
+def _mark(kind: int, x: float, y: float, tip: str, *, ringed: bool = False) -> str:
+    """Return the mark of family number `kind`, with a tooltip. Families differ in shape and colour, so that neither is needed alone."""
+    shape, colour = _MARK_SHAPES[kind % len(_MARK_SHAPES)], kind % 4
+    ring = f'<circle cx="{number(x)}" cy="{number(y)}" r="9" class="line s0"/>' if ringed else ""
+    place = f"translate({number(x)} {number(y)}) scale({number(_MARK_SIZE)})"
+    return f'{ring}<path d="{shape}" transform="{place}" class="c{colour}"><title>{escape(tip)}</title></path>'

@@ -1,24 +1,29 @@
-"""Pictures of layers that share: how alike they are. Plain SVG strings."""
+"""Pictures of layers that share, as SVG strings.
+
+heat_map        how alike the layers are: one square per pair
+folded_diagram  the folded network: the stored layers in a row, and the steps among them
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from html import escape
+from itertools import groupby, pairwise
 
-from paretorch.report.svg import WIDTH, figure, line, number, shorten, text
+from paretorch.report.svg import WIDTH, figure, line, number, rect, shorten, text
 
-_LABEL = 20.0  # the room that a number needs
+_INDEX_WIDTH = 20.0  # of the number of a layer
 
 
 def group_title(number: int, layers: Sequence[str]) -> str:
-    """A group of layers by its number and its first and last layer, such as those of one stage, where they have names."""
+    """Return the title of a group of layers: its number, and its first and last layer if they have names."""
     first, last = (name.removesuffix(".weight") for name in (layers[0], layers[-1]))
     return f"Group {number}: {first} … {last}" if first != last else f"Group {number}: {len(layers)} layers"
 
 
 def heat_map(ident: str, title: str, names: Sequence[str], rows: Sequence[Sequence[float]]) -> str:
-    """A square for each pair of layers, the fuller the more alike: 0 is empty, 1 is full."""
+    """Draw a square per pair of layers, the fuller the more alike: 0 is empty, 1 is full."""
     count = len(names)
     labelled = count <= 24
     left = 118.0 if labelled else 8.0
@@ -35,7 +40,7 @@ def heat_map(ident: str, title: str, names: Sequence[str], rows: Sequence[Sequen
     if not labelled:
         body += _small_squares(rows, left, side)
     bottom = 2 + count * side
-    for j in range(0, count, math.ceil(_LABEL / side)):
+    for j in range(0, count, math.ceil(_INDEX_WIDTH / side)):
         body.append(text(left + (j + 0.5) * side, bottom + 15, str(j + 1), "middle"))
     for y in (2.0, bottom):
         body.append(line(left, y, WIDTH - 2, y, "grid"))
@@ -48,7 +53,7 @@ def heat_map(ident: str, title: str, names: Sequence[str], rows: Sequence[Sequen
 
 
 def _small_squares(rows: Sequence[Sequence[float]], left: float, side: float) -> list[str]:
-    """The squares of many layers, in twenty shades, all of a shade as one path: a fifth of the bytes."""
+    """Draw the squares of many layers in twenty shades, each shade as one path: a fifth of the bytes."""
     shades: dict[int, list[str]] = {}
     form = f"h{number(side)}v{number(side)}h-{number(side)}z"
     for i, row in enumerate(rows):
@@ -63,8 +68,115 @@ def _small_squares(rows: Sequence[Sequence[float]], left: float, side: float) ->
 
 
 def _without_prefix(names: Sequence[str]) -> list[str]:
-    """What tells layers apart: names without the modules that all of them are in."""
+    """Return the names without the modules that all layers are in."""
     paths = [name.split(".") for name in names]
     while all(len(path) > 1 and path[0] == paths[0][0] for path in paths) and len(paths) > 1:
         paths = [path[1:] for path in paths]
     return [".".join(path) for path in paths]
+
+
+Edge = tuple[int, int]
+
+_ARC_HEIGHT = 22.0
+_BOX_HEIGHT = 30.0  # the height of a layer
+_NUMBER_WIDTH = 16.0  # of the number of a layer in its box
+_DIGIT_WIDTH = 7.0
+
+
+def folded_diagram(ident: str, title: str, runs: Sequence[int], words: str) -> str:
+    """Draw the stored layers in a row. Steps to the next layer are straight lines; others are arcs, numbered in their order:
+    above, those that go back; below, those that skip layers. An arc that is taken several times has several numbers."""
+    count = max(runs)
+    jumps: dict[Edge, list[int]] = {}
+    for edge in pairwise(runs):
+        if edge[1] != edge[0] + 1:
+            jumps.setdefault(edge, []).append(1 + sum(map(len, jumps.values())))
+    gap = (WIDTH - 40.0) / max(count, 1)
+    wide = min(max(gap * 0.7, gap - 4.0), 54.0)
+    every = math.ceil(_NUMBER_WIDTH / gap)  # number every layer if there is room, else every second, third …
+    centres = [20.0 + gap * (layer - 0.5) for layer in range(count + 1)]
+    back = _levels({edge: order for edge, order in jumps.items() if edge[1] <= edge[0]}, centres)
+    skips = _levels({edge: order for edge, order in jumps.items() if edge[1] > edge[0]}, centres)
+    end: Edge = (runs[-1], 0)
+    above, below = _ports(back, centres, wide), _ports({**skips, end: 0}, centres, wide)
+    top = 26.0 + _ARC_HEIGHT * max(back.values(), default=0)
+    middle, foot = top + _BOX_HEIGHT / 2, top + _BOX_HEIGHT
+    bottom = foot + 14 + _ARC_HEIGHT * max(skips.values(), default=0)
+
+    body = [line(4, middle, centres[runs[0]] - wide / 2, middle, "axis")]
+    body += [line(centres[i] + wide / 2, middle, centres[i + 1] - wide / 2, middle, "axis") for i in range(1, count)]
+    out = below[end, 0]
+    body += [line(out, foot, out, bottom, "axis"), text(out, bottom + 13, "out", "middle")]
+    for i in range(1, count + 1):
+        times = sum(layer == i for layer in runs)
+        body.append(rect(centres[i] - wide / 2, top, wide, _BOX_HEIGHT, "track", f"layer {i} runs {times} times", 5))
+        if (i - 1) % every == 0:
+            body.append(text(centres[i], middle + 4, str(i), "middle"))
+    labels = []
+    for colour, (edge, order) in enumerate(jumps.items()):
+        up = edge in back
+        ports, y, turn = (
+            (above, top, top - _ARC_HEIGHT * back[edge]) if up else (below, foot, foot + _ARC_HEIGHT * skips[edge])
+        )
+        body += _arc(ports[edge, 0], ports[edge, 1], y, turn, f"s{colour % 4}", _tip(edge, order))
+        place = (ports[edge, 0] + ports[edge, 1]) / 2
+        labels.append(text(place, turn - 4 if up else turn + 13, _numbers(order), "middle", "label over"))
+    return figure(ident, title, f"{words}.", bottom + 18, body + labels)  # numbers last, so that no arc covers them
+
+
+def _levels(jumps: dict[Edge, list[int]], centres: Sequence[float]) -> dict[Edge, int]:
+    """Return the height of each arc, 1 2 …: short ones are low, and no two arcs (or their numbers) overlap at one height."""
+    taken: dict[int, list[tuple[float, float]]] = {}
+    found: dict[Edge, int] = {}
+    for edge in sorted(jumps, key=lambda edge: abs(edge[1] - edge[0])):
+        left, right = sorted((centres[edge[0]], centres[edge[1]]))
+        room = max(0.0, _DIGIT_WIDTH * len(_numbers(jumps[edge])) - (right - left)) / 2
+        left, right = left - room, right + room
+        level = 1
+        while any(left < other[1] and other[0] < right for other in taken.get(level, ())):
+            level += 1
+        taken.setdefault(level, []).append((left, right))
+        found[edge] = level
+    return found
+
+
+def _ports(levels: dict[Edge, int], centres: Sequence[float], wide: float) -> dict[tuple[Edge, int], float]:
+    """Return where both ends of each arc touch their layers, side by side: those to the left are left, and the lowest
+    outermost, so that no arc crosses one that begins or ends beside it. An end at layer 0 touches nothing."""
+    ends: dict[int, list[tuple[float, Edge, int]]] = {}
+    for edge, level in levels.items():
+        for which, layer in enumerate(edge):
+            other = edge[1 - which]
+            towards = 0 if not other else (other > layer) - (other < layer)
+            place = towards / (1 + level) if towards else (0.0 if not other else 0.001 * (1 - 2 * which))
+            ends.setdefault(layer, []).append((place, edge, which))
+    found: dict[tuple[Edge, int], float] = {}
+    for layer, here in ends.items():
+        apart = min(9.0, (wide - 8.0) / max(len(here) - 1, 1)) if wide > 8.0 else 0.0
+        for i, (_, edge, which) in enumerate(sorted(here)):
+            found[edge, which] = centres[layer] + apart * (i - (len(here) - 1) / 2)
+    return found
+
+
+def _arc(start: float, end: float, y: float, turn: float, kind: str, tip: str) -> list[str]:
+    """Draw an arc from one layer to another: up or down to `turn`, along, and back, with an arrow at its end."""
+    towards = 6 if turn < y else -6
+    way = f"M{number(start)} {number(y)}V{number(turn)}H{number(end)}V{number(y)}"
+    head = f"M{number(end - 4)} {number(y - towards)}L{number(end)} {number(y)}L{number(end + 4)} {number(y - towards)}"
+    return [
+        f'<path d="{way}" class="line {kind}"><title>{tip}</title></path>',
+        f'<path d="{head}" class="head {kind}"/>',
+    ]
+
+
+def _tip(edge: Edge, order: list[int]) -> str:
+    return f"step {_numbers(order)}: from layer {edge[0]} to layer {edge[1]}"
+
+
+def _numbers(order: list[int]) -> str:
+    """Return steps in words, three or more in a row as a range: 11-14, 17."""
+    parts: list[str] = []
+    for _, group in groupby(enumerate(order), key=lambda one: one[1] - one[0]):
+        steps = [step for _, step in group]
+        parts += [f"{steps[0]}-{steps[-1]}"] if len(steps) > 2 else map(str, steps)
+    return ", ".join(parts)

@@ -1,7 +1,7 @@
-"""Small SVG pieces that every chart is made of: escaped text, axes' ticks, and the frame that screen readers announce.
+"""Small SVG pieces that every chart is made of: escaped text, ticks of axes, and the frame that screen readers announce.
 
 Colours and fonts are left to the page's style sheet: a shape gets a class (`c0` ... `c3`, `axis`, `grid`, `label`), so that
-dark mode and print are one place's business.
+dark mode and print are handled in one place.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 WIDTH = 420  # of every chart, in user units: text of 12 units is still readable on a phone
+_TINY = 1e-290  # below, differences and their logarithms underflow
 
 
 def figure(ident: str, title: str, description: str, height: float, body: Iterable[str], width: float = WIDTH) -> str:
-    """An <svg> that scales with its column, with a title and a description for those who cannot see it."""
+    """Return an <svg> that scales with its column, with a title and a description for screen readers."""
     return (
         f'<svg viewBox="0 0 {number(width)} {number(height)}" role="img" aria-labelledby="{escape(ident)}-t {escape(ident)}-d">'
         f'<title id="{escape(ident)}-t">{escape(title)}</title><desc id="{escape(ident)}-d">{escape(description)}</desc>'
@@ -45,14 +46,15 @@ def path(points: Sequence[tuple[float, float]], kind: str, tip: str = "") -> str
 
 
 def number(value: float) -> str:
-    """At most one decimal: a tenth of a unit is invisible."""
+    """Return a number with at most one decimal: a tenth of a unit is invisible."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 def ticks(low: float, high: float, about: int = 4) -> list[float]:
-    """Round numbers that cover [low, high]: steps of 1, 2 or 5 times a power of ten."""
-    if not high > low:
-        pad = abs(low) * 0.1 or 1.0
+    """Return round numbers that cover [low, high], in steps of 1, 2 or 5 times a power of ten."""
+    largest = max(abs(low), abs(high))
+    if not high - low > max(1e-12 * largest, _TINY):  # equal, but for rounding
+        pad = largest * 0.1 if largest > _TINY else 1.0
         low, high = low - pad, high + pad
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
@@ -62,7 +64,7 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
 
 
 def shorten(words: str, room: int) -> str:
-    """Long names lose their middle: both ends tell layers apart."""
+    """Cut the middle out of a long name: both ends tell layers apart."""
     if len(words) <= room:
         return words
     tail = (room - 1) * 2 // 3

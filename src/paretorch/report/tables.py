@@ -1,4 +1,4 @@
-"""Tables of a report: any rows of numbers and words as accessible HTML, numbers written as people read them."""
+"""HTML tables: rows of numbers and words, with units, for readers and screen readers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _LABELS = {
 
 
 def label(key: str) -> str:
-    """'test_accuracy' -> 'test accuracy'."""
+    """Return a key as a heading: 'test_accuracy' is 'test accuracy'."""
     return _LABELS.get(key, key.replace("_", " "))
 
 
 def show(key: str, value: Any) -> str:
-    """A value as text: fractions as percent, bytes and counts with a prefix, what is missing as a dash."""
+    """Return a value as text: fractions as percent, bytes and counts with a prefix, None as a dash."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -40,7 +40,7 @@ def show(key: str, value: Any) -> str:
 
 
 def table(caption: str, rows: Sequence[Mapping[str, Any]], foot: Mapping[str, Any] | None = None) -> str:
-    """Columns are the keys in order of appearance; the first names its row."""
+    """Return an HTML table; its columns are the keys in order of appearance, the first names the row."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     head = "".join(f'<th scope="col">{escape(label(str(key)))}</th>' for key in keys)
     body = "".join(_row(keys, row) for row in rows)

@@ -91,7 +91,7 @@ def leave(plan: "Plan") -> nn.Module:
 def _draw(model: nn.Module, task: Task, path: Path) -> bytes | None:
     if not isinstance(task, Drawing):
         return None
-    from paretorch.report.png import png
+    from paretorch.report.files import png
 
     picture = png(task.draw(model))
     write_atomically(path, picture)

@@ -19,9 +19,8 @@ if DEVICE == "cpu" and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
 
 from paretorch.deploy.fast import PackedLinear, optimize  # noqa: E402
 from paretorch.deploy.fast import launch as _launch  # noqa: E402
-from paretorch.deploy.fast.grid import Tuning  # noqa: E402
 from paretorch.deploy.fast.packing import Order, pack  # noqa: E402
-from paretorch.deploy.fast.settings import SETTINGS  # noqa: E402
+from paretorch.deploy.fast.settings import SETTINGS, Tuning  # noqa: E402
 from tests.deploy.fast.grids import by_block, by_channel, on_the_grid  # noqa: E402
 
 TILE = (32, 128)
@@ -104,24 +103,24 @@ def test_runs_repeat_bit_for_bit() -> None:
 
 def test_optimize_takes_it_where_the_timer_says_so(monkeypatch) -> None:
     """On a CPU the choice of the kind is made as on a GPU; the times are given."""
-    from paretorch.deploy.fast import candidates
+    from paretorch.deploy.fast import replacements
 
     def timer(calls: dict) -> dict[str, list[float]]:
         given = {"dense": 2.0, "packed": 1.0, "before": 3.0, "after": 2.0, str(SETTINGS[2]): 0.5}
         return {name: [given.get(name, 0.8)] * 4 for name in calls}
 
-    monkeypatch.setattr(candidates, "_without_zeros", lambda a, b: candidates._with_fewer_bits(a, b, timer))
+    monkeypatch.setattr(replacements, "_sparse_layer", lambda a, b: replacements._packed_layer(a, b, timer))
     model = nn.Sequential(nn.Linear(130, 70), nn.ReLU()).to(DEVICE, torch.bfloat16)
     with torch.no_grad():
         model[0].weight.copy_(on_the_grid(torch.full((70, 130), 4)))
     x = torch.randn(2, 130).bfloat16().to(DEVICE)
-    fast, account = optimize(model, x, timer=timer)
+    fast, summary = optimize(model, x, timer=timer)
     assert isinstance(fast[0], PackedLinear)
     assert fast[0].tuning == SETTINGS[2].tuning
-    assert account.choices[0].chosen == "packed"
-    assert f"2.0 × faster ({SETTINGS[2]}: the best of {len(SETTINGS)})" in account.choices[0].reason
+    assert summary.choices[0].chosen == "packed"
+    assert f"2.0 × faster ({SETTINGS[2]}: the best of {len(SETTINGS)})" in summary.choices[0].reason
     many = torch.randn(17, 130).bfloat16().to(DEVICE)
-    assert "17 rows" in optimize(model, many, timer=lambda calls: {}).account.choices[0].reason
+    assert "17 rows" in optimize(model, many, timer=lambda calls: {}).summary.choices[0].reason
 
 
 def test_a_changed_layer_is_not_computed_from_what_it_was() -> None:
@@ -165,10 +164,10 @@ def test_optimize_with_the_clock_of_a_gpu(graphs) -> None:
     with torch.no_grad():
         model[0].weight.copy_(on_the_grid(by_channel(4096, 4096, (2, 4)), 2.0**-6))
     x = torch.randn(1, 4096, device=DEVICE).bfloat16()
-    fast, account = optimize(model, x, graphs=graphs, rounds=3)
-    assert (fast is model) == (not account.changed)
-    assert "packed" in account.choices[0].milliseconds
-    assert "not on a grid" in account.choices[1].reason
+    fast, summary = optimize(model, x, graphs=graphs, rounds=3)
+    assert (fast is model) == (not summary.changed)
+    assert "packed" in summary.choices[0].milliseconds
+    assert "not on a grid" in summary.choices[1].reason
     with torch.no_grad():
         torch.testing.assert_close(fast(x), model(x), rtol=0.02, atol=0.02)
 

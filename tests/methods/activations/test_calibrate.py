@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paretorch.deploy import calibrate, export_onnx
+from paretorch.deploy import export_onnx
 from paretorch.deploy.calibrate import activation_ranges
+from paretorch.deploy.onnx.int8 import quantize_int8
 from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.zoo.data import digits
 
@@ -45,7 +46,7 @@ def test_a_percentile_that_is_none(percentile: Any) -> None:
 
 def test_batches_are_needed() -> None:
     for batches in ([], ["x"], [torch.zeros(0, 3)]):
-        with pytest.raises(ConfigError, match="calibration needs"):
+        with pytest.raises(ConfigError, match="Calibration needs"):
             activation_ranges(nn.Sequential(nn.ReLU()), batches)
 
 
@@ -97,7 +98,7 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingExtraError, match=r"paretorch\[export\]"):
-        calibrate.quantize_int8("a.onnx", str(tmp_path / "b.onnx"), [torch.zeros(1, 3)], None)
+        quantize_int8("a.onnx", str(tmp_path / "b.onnx"), [torch.zeros(1, 3)], None)
 
 
 def test_a_percentile_without_batches_is_refused(tmp_path: Path) -> None:

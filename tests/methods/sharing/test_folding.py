@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch import Plan, compress, export_onnx
-from paretorch.deploy import load, report, save
+from paretorch.deploy import load, report, save, sizes
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.methods.sharing import Folding, SoftSharing, fold, layer_similarity
 from paretorch.methods.sharing.curve import folding_curve
@@ -173,7 +173,12 @@ def test_the_curve_falls_layer_by_layer() -> None:
             term.decision.copy_(torch.tensor([1.0, 0.3 * i, 0.1 * i * i, 0.0]))
     x = batch("linear")
     before = network.eval()(x)
-    points = list(folding_curve(network, lambda model: float((model(x) - before).abs().max())))
+
+    def measure(model: nn.Module) -> float:
+        return float((model(x) - before).abs().max())
+
+    points = list(folding_curve(network, measure, size=lambda model: sizes(model).total))
+    assert points[-1].bytes == sizes(fold(network, layers=1)).total
     assert [point.layers for point in points] == [4, 3, 2, 1]
     assert [point.threshold for point in points] == sorted((point.threshold for point in points), reverse=True)
     assert points[0].measured < 1e-6 < points[-1].measured

@@ -17,8 +17,7 @@ from paretorch.cli.fold_run import shared_network
 from paretorch.core.method import Method
 from paretorch.deploy import load, save
 from paretorch.methods.sparsity.rivals import GradualMagnitude
-from paretorch.report.loops import folded_diagram
-from paretorch.report.sharing import heat_map
+from paretorch.report.sharing import folded_diagram, heat_map
 from paretorch.training.checkpoint import Checkpoint
 from paretorch.training.recipe import Recipe
 from paretorch.training.tasks.language import CARRIED

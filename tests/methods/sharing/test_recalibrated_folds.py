@@ -65,12 +65,12 @@ def test_an_exact_fold_asks_for_no_batch() -> None:
 
 
 def test_every_point_of_a_curve_has_its_own() -> None:
+    def measure(model: nn.Module) -> float:
+        return float(statistics(model)[1].sum())
+
     network = network_of()
-    plain = [point.measured for point in folding_curve(network, lambda model: float(statistics(model)[1].sum()))]
-    anew = [
-        point.measured
-        for point in folding_curve(network, lambda model: float(statistics(model)[1].sum()), None, batches())
-    ]
+    plain = [point.measured for point in folding_curve(network, measure, size=lambda _: 0)]
+    anew = [point.measured for point in folding_curve(network, measure, None, batches(), size=lambda _: 0)]
     assert len(set(plain)) == 1
     assert anew[0] == plain[0], "with all layers nothing has changed"
     assert len(set(anew)) == 4

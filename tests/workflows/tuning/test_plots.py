@@ -8,8 +8,8 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from paretorch.report.curves import Curve, curves
-from paretorch.report.picture import save
+from paretorch.report.charts import Curve, curves
+from paretorch.report.files import save
 from paretorch.report.svg import WIDTH
 from paretorch.workflows.tuning.plots import STEPS, heat_map
 

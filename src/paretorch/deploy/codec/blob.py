@@ -2,10 +2,10 @@
 
 checksum (16 bytes of SHA-256 over version and rest) | entropy-coded words | index, deflated | plain bytes
 
-The words come first, at a place where the coder can read them without a copy. The index holds a JSON head (tensor
-names, zoo network, edits, summary), then dtype and shape of every tensor, then way of coding and model of every tensor.
-In version 1 the index came first, all of one tensor stood together, and the checksum left the version out. Everything
-read is checked before it is believed; nothing read is ever executed.
+The words come first, so that the coder can read them in place, without a copy. The index holds a JSON head (tensor names,
+zoo network, edits, summary), then dtype and shape of every tensor, then the coding of every tensor and its tables. In
+version 1 the index came first, each tensor's entries stood together, and the checksum did not cover the version.
+Everything read is checked before it is used; nothing read is ever executed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from torch import Tensor
 
 from paretorch.deploy.codec.container import VERSION
 from paretorch.deploy.codec.entropy import Decoder
-from paretorch.deploy.codec.parts import Sink, Source
+from paretorch.deploy.codec.streams import ByteReader, ByteWriter, PartsReader, PartsWriter
 from paretorch.deploy.codec.tensors import decode_tensor, encode_tensor
-from paretorch.deploy.codec.values import DTYPES, dtype_number
-from paretorch.deploy.codec.wire import ByteReader, ByteWriter
+from paretorch.deploy.codec.words import DTYPES, dtype_number
 from paretorch.deploy.measure.sizes import TensorSize
 from paretorch.errors import ArtefactError, ConfigError
 
@@ -37,19 +36,19 @@ _MOST_NUMBERS = 1 << 40  # in one tensor
 _MOST_DIMS = 16
 _ALIAS = 0  # in the place of a dtype: the tensor is an earlier one again
 
-Declared = tuple[torch.dtype, tuple[int, ...]] | str  # or the earlier name that it is tied to
+Declared = tuple[torch.dtype, tuple[int, ...]] | str  # dtype and shape, or the earlier name that the tensor is tied to
 
 
 def write_blob(state: Mapping[str, Tensor], head: Mapping[str, Any]) -> tuple[bytes, dict[str, TensorSize]]:
-    """Bytes and the size of each tensor; a tied tensor is stored and counted once."""
-    sink = Sink()
+    """Return the bytes and the size of each tensor; a tied tensor is stored and counted once."""
+    writer = PartsWriter()
     seen: dict[Any, int] = {}
     stored: list[str] = []
     try:
         text = json.dumps({**head, "names": list(state)}, separators=(",", ":"), sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"summary and zoo_options must be plain JSON values: {error}") from error
-    sink.index.block(text.encode())
+    writer.index.block(text.encode())
     for position, (name, tensor) in enumerate(state.items()):
         if not isinstance(tensor, Tensor):
             raise ConfigError(f"{name} is a {type(tensor).__name__}; an artefact holds tensors only")
@@ -63,43 +62,43 @@ def write_blob(state: Mapping[str, Tensor], head: Mapping[str, Any]) -> tuple[by
             )
         key = storage_key(tensor)
         if key is not None and key in seen:
-            sink.index.number(_ALIAS)
-            sink.index.number(seen[key])
+            writer.index.number(_ALIAS)
+            writer.index.number(seen[key])
             continue
         if key is not None:
             seen[key] = position
-        sink.index.number(1 + dtype_number(name, tensor.dtype))
-        sink.index.number(tensor.dim())
+        writer.index.number(1 + dtype_number(name, tensor.dtype))
+        writer.index.number(tensor.dim())
         for length in tensor.shape:
-            sink.index.number(length)
+            writer.index.number(length)
         stored.append(name)
-    sizes = {name: encode_tensor(state[name], sink) for name in stored}
+    sizes = {name: encode_tensor(state[name], writer) for name in stored}
     deflater = zlib.compressobj(9, zlib.DEFLATED, -15, 9)
-    deflated = deflater.compress(bytes(sink.index.data)) + deflater.flush()
-    if len(sink.index.data) > _index_limit(len(deflated)):  # no reader would take it for an index
+    deflated = deflater.compress(bytes(writer.index.data)) + deflater.flush()
+    if len(writer.index.data) > _index_limit(len(deflated)):  # no reader would accept it
         raise ConfigError(
-            f"summary, names and tables come to {len(sink.index.data):,} bytes, more than an artefact holds beside its "
+            f"Summary, names and tables come to {len(writer.index.data):,} bytes, more than an artefact holds beside its "
             "tensors: give a smaller summary"
         )
-    gain = len(deflated) / len(sink.index.data)
-    words = sink.coded.finish()
+    gain = len(deflated) / len(writer.index.data)
+    words = writer.coded.finish()
     out = ByteWriter()
     out.data += (len(words) // 4).to_bytes(4, "little") + words
     out.block(deflated)
-    out.data += sink.plain
+    out.data += writer.plain
     body = bytes(out.data)
     return checksum(body, VERSION) + body, {name: replace(size, rest=size.rest * gain) for name, size in sizes.items()}
 
 
 def checksum(body: bytes | memoryview, version: int) -> bytes:
-    """What the first bytes of a blob must be."""
+    """Return the checksum that a blob must begin with."""
     digest = hashlib.sha256() if version == 1 else hashlib.sha256(f"pare {version}".encode())
     digest.update(body)
     return digest.digest()[:_CHECKSUM]
 
 
 def storage_key(tensor: Tensor) -> tuple[Any, ...] | None:
-    """What two names of the same tensor have in common; None for a tensor without elements."""
+    """Return a key that is equal for all names of one tensor; None for a tensor without elements."""
     if tensor.numel() == 0:
         return None
     shape = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
@@ -109,12 +108,12 @@ def storage_key(tensor: Tensor) -> tuple[Any, ...] | None:
 
 
 class BlobReader:
-    """Checks the bytes and reads the head at once; `tensors` then gives one tensor after another."""
+    """Checks the bytes and reads the head at once; `tensors` then yields one tensor after another."""
 
     def __init__(self, blob: bytes | memoryview, version: int) -> None:
         blob = memoryview(blob)
         if checksum(blob[_CHECKSUM:], version) != bytes(blob[:_CHECKSUM]):
-            raise ArtefactError("the artefact is damaged: its checksum does not match; get a fresh copy")
+            raise ArtefactError("The artefact is damaged: its checksum does not match; get a fresh copy")
         body = ByteReader(blob[_CHECKSUM:])
         if version == 1:
             index, words = ByteReader(_inflate(bytes(body.block()))), body.block()
@@ -122,24 +121,27 @@ class BlobReader:
             words = body.take(4 * int.from_bytes(body.take(4), "little"))
             index = ByteReader(_inflate(bytes(body.block())))
         if len(words) % 4:
-            raise ArtefactError("the artefact's coded part is not made of whole words")
+            raise ArtefactError("The artefact's coded part is not made of whole words")
         plain = body.take(body.left)
         if len(plain) < len(words):
-            plain = memoryview(bytes(plain))  # so that the file need not stay in memory for it
-        self._source = Source(index, Decoder(words), ByteReader(plain))
+            plain = memoryview(bytes(plain))  # a copy, so that the whole file need not stay in memory
+        self._source = PartsReader(index, Decoder(words), ByteReader(plain))
         self.head = _read_head(index)
         self.names: list[str] = self.head.pop("names")
-        self.limit = (1 << 26) + 1024 * len(blob)  # bytes that may be produced where no module says how many
+        self.limit = (1 << 26) + 1024 * len(blob)  # bytes that may be produced if there is no module to compare with
 
         self._ahead = None if version == 1 else [self._declaration(i) for i in range(len(self.names))]
 
     def tensors(
         self, expect: Mapping[str, Tensor] | None, most: int, into: Callable[[str], Tensor] | None = None
     ) -> Iterator[tuple[str, Tensor | str]]:
-        """Name and tensor, or name and the earlier name that it is tied to. into: gives the tensor to fill, by its name.
+        """Yield name and tensor, or name and the earlier name that it is tied to.
 
-        `expect`: tensors whose dtypes and shapes must be met; `most`: how many bytes may be produced in all. Both are
-        looked at before the first tensor is given (of version 1: before the tensor itself is).
+        Args:
+            expect: Tensors whose dtypes and shapes the file must have.
+            most: Bytes that may be produced in all. Like `expect`, checked before the first tensor is yielded (in version 1:
+                before each tensor).
+            into: Returns the tensor to fill, by name.
         """
         if self._ahead is not None:
             for name, declared in zip(self.names, self._ahead, strict=True):
@@ -164,13 +166,13 @@ class BlobReader:
         number = index.number(len(DTYPES))
         if number == _ALIAS:
             if position == 0:
-                raise ArtefactError("the artefact's first tensor refers to an earlier one")
+                raise ArtefactError("The artefact's first tensor refers to an earlier one")
             return self.names[index.number(position - 1)]
         return DTYPES[number - 1], tuple(index.number() for _ in range(index.number(_MOST_DIMS)))
 
 
 def _admit(name: str, declared: Declared, expect: Mapping[str, Tensor] | None, most: int) -> int:
-    """Refuse a tensor that is not the expected one, or too large; returns how many bytes are left."""
+    """Raise for a tensor that is not the expected one, or too large; return how many bytes are left."""
     if isinstance(declared, str):
         if expect is not None and _kind(expect[name]) != _kind(expect[declared]):
             kinds = f"{_kind(expect[name])} and {_kind(expect[declared])}"
@@ -183,7 +185,7 @@ def _admit(name: str, declared: Declared, expect: Mapping[str, Tensor] | None, m
         raise ArtefactError(f"{name} is {dtype} {shape} in the file and {wanted} in the module{what}")
     most -= math.prod(shape) * dtype.itemsize
     if most < 0 or math.prod(max(length, 1) for length in shape) > _MOST_NUMBERS:
-        raise ArtefactError(f"a tensor of shape {shape} is larger than a file of this size may declare")
+        raise ArtefactError(f"A tensor of shape {shape} is larger than a file of this size may declare")
     return most
 
 
@@ -192,7 +194,7 @@ def _kind(tensor: Tensor) -> str:
 
 
 def _index_limit(deflated: int) -> int:
-    """Bytes that an index may have, from those it takes in the file."""
+    """Return how many bytes an index may inflate to, from the bytes it takes in the file."""
     return min(_INDEX_LIMIT, (1 << 20) + _INDEX_GROWTH * deflated)
 
 
@@ -201,9 +203,9 @@ def _inflate(data: bytes) -> bytes:
     try:
         index = inflater.decompress(data, _index_limit(len(data)))
     except zlib.error as error:
-        raise ArtefactError("the artefact's index cannot be inflated") from error
+        raise ArtefactError("The artefact's index cannot be inflated") from error
     if not inflater.eof or inflater.unused_data:
-        raise ArtefactError("the artefact's index is cut, or larger than any index")
+        raise ArtefactError("The artefact's index is cut, or larger than any index")
     return index
 
 
@@ -212,14 +214,14 @@ def _read_head(index: ByteReader) -> dict[str, Any]:
         head: dict[str, Any] = json.loads(bytes(index.block()).decode(), object_pairs_hook=_unique)
         json.dumps(head, allow_nan=False)  # what could not have been written, such as 1e999, is refused here
     except (ValueError, RecursionError) as error:
-        raise ArtefactError("the artefact's head is not valid JSON") from error
+        raise ArtefactError("The artefact's head is not valid JSON") from error
     if not isinstance(head, dict) or not isinstance(head.get("summary", {}), dict):
-        raise ArtefactError("the artefact's head is not made of names and values")
+        raise ArtefactError("The artefact's head is not made of names and values")
     names = head.get("names")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ArtefactError("the artefact's head lists no tensor names")
+        raise ArtefactError("The artefact's head lists no tensor names")
     if len(set(names)) != len(names):
-        raise ArtefactError("the artefact names a tensor twice")
+        raise ArtefactError("The artefact names a tensor twice")
     return head
 
 

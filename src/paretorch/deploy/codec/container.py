@@ -18,21 +18,21 @@ _KEY = "pare"
 
 
 def pack(blob: bytes) -> bytes:
-    """The file's bytes. One tensor and one entry of metadata: a table of all tensors costs 10 kB in ResNet-20."""
+    """Return the file's bytes: one tensor and one entry of metadata (a table of all tensors takes 10 kB for ResNet-20)."""
     from safetensors.numpy import save
 
     return save({_KEY: np.frombuffer(blob, dtype=np.uint8)}, metadata={_KEY: str(VERSION)})
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Replace the file: a reader sees the old one or the new one."""
+    """Replace the file atomically: a reader sees the old one or the new one."""
     with beside(path) as temporary, open(temporary, "wb") as file:
         file.write(data)
 
 
 @contextlib.contextmanager
 def beside(path: Path, suffix: str = "") -> Iterator[str]:
-    """As `replacing`, with an error of one sentence; what is no file, such as a pipe, is not replaced by one."""
+    """As `replacing`, with errors of one sentence; refuses to replace a pipe or a device."""
     held = contextlib.ExitStack()
     try:
         target = os.path.realpath(path)
@@ -42,18 +42,18 @@ def beside(path: Path, suffix: str = "") -> Iterator[str]:
             )
         temporary = held.enter_context(replacing(path, suffix))
     except (OSError, ValueError) as error:
-        raise ArtefactError(f"cannot write in {path.parent}: {_reason(error)}") from error
+        raise ArtefactError(f"Cannot write in {path.parent}: {_reason(error)}") from error
     try:
         with held:
             yield temporary
     except PareError:
         raise
     except (OSError, ValueError) as error:
-        raise ArtefactError(f"cannot write {path}: {_reason(error)}; the file there, if any, is unchanged") from error
+        raise ArtefactError(f"Cannot write {path}: {_reason(error)}; the file there, if any, is unchanged") from error
 
 
 def read_file(path: Path, most: int | None = None) -> tuple[memoryview, int]:
-    """The blob and its format version, this one or an older one. most: bytes that the file may have."""
+    """Return the blob and its format version, this one or an older one; raise if the file has more than `most` bytes."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -74,7 +74,7 @@ def read_file(path: Path, most: int | None = None) -> tuple[memoryview, int]:
                 raise ArtefactError(f"{path} does not hold bytes")
         return _blob(path), int(version)
     except FileNotFoundError as error:
-        raise ArtefactError(f"there is no file {path}") from error
+        raise ArtefactError(f"There is no file {path}") from error
     except MemoryError as error:
         raise ArtefactError(f"{path} is larger than the memory that is free") from error
     except (SafetensorError, OSError, ValueError) as error:
@@ -82,7 +82,7 @@ def read_file(path: Path, most: int | None = None) -> tuple[memoryview, int]:
 
 
 def _blob(path: Path) -> memoryview:
-    """What follows the header: the bytes of the only tensor. safetensors would map the file and copy it."""
+    """Read what follows the header, the bytes of the only tensor: safetensors would map the file and copy it."""
     with path.open("rb") as file:
         file.seek(int.from_bytes(file.read(8), "little"), os.SEEK_CUR)
         return np.fromfile(file, dtype=np.uint8).data

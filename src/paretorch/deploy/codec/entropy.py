@@ -22,7 +22,7 @@ MAX_DROP = 24 * _STEPS  # constriction's probabilities have 24 bits
 
 
 def _roots() -> list[int]:
-    """floor(2 ** (24 - i/16)) in integers: floats of another machine must not change a single frequency."""
+    """Return floor(2 ** (24 - i/16)), computed in integers: floats could differ between machines."""
     return [isqrt(isqrt(isqrt(isqrt(1 << (24 * _STEPS - i))))) for i in range(_STEPS)]
 
 
@@ -30,14 +30,14 @@ _ROOTS = np.array(_roots(), dtype=np.int64)
 
 
 def frequencies(drops: Array) -> Array:
-    """The frequencies 2 ** (24 - drop/16) of a model, at least 1; a negative drop means: does not occur."""
+    """Return the frequencies 2 ** (24 - drop/16) of a model, at least 1; a negative drop: the symbol does not occur."""
     drops = np.asarray(drops, dtype=np.int64)
     table = _ROOTS[drops % _STEPS] >> np.clip(drops // _STEPS, 0, 24)
     return np.where(drops < 0, 0, np.maximum(table, 1))
 
 
 def fit_drops(counts: Array, coarse: int) -> Array:
-    """The drops nearest to the counts of a sample, in multiples of `coarse` sixteenths of an octave."""
+    """Return the drops nearest to the counts of a sample, in multiples of `coarse` sixteenths of an octave."""
     counts = np.asarray(counts, dtype=np.float64)
     with np.errstate(divide="ignore"):
         drops = np.rint(np.log2(counts.max(initial=1.0) / counts) * (_STEPS / coarse)) * coarse
@@ -45,7 +45,7 @@ def fit_drops(counts: Array, coarse: int) -> Array:
 
 
 def code_lengths(drops: Array) -> NDArray[np.float64]:
-    """Bits per symbol under the model; infinite for what does not occur, zero where there is only one symbol."""
+    """Return the bits per symbol under the model; infinite if it does not occur, zero if it is the only symbol."""
     table = frequencies(drops).astype(np.float64)
     with np.errstate(divide="ignore"):
         return np.asarray(np.log2(table.sum() / table))
@@ -60,7 +60,7 @@ def _coder(words: Array | None = None) -> Any:
 def _model(drops: Array) -> Any:
     from constriction import stream
 
-    # float64 holds these integers and their sums exactly, so that every machine builds the same model
+    # float64 holds these integers and their sums exactly: every machine builds the same model
     return stream.model.Categorical(frequencies(drops).astype(np.float64), perfect=False)
 
 
@@ -69,7 +69,7 @@ def _needs_coding(drops: Array) -> bool:
 
 
 class Encoder:
-    """Collects runs of symbols 0 .. len(drops)-1 with their models; `words` gives the coded bytes."""
+    """Collects runs of symbols 0 .. len(drops)-1 with their models; `finish` returns the coded bytes."""
 
     def __init__(self) -> None:
         self._runs: list[tuple[Array, Array]] = []
@@ -88,10 +88,10 @@ class Encoder:
 
 
 class Decoder:
-    """Gives the runs back in the order they were added. The caller has room for them, and checked its size first.
+    """Returns the runs in the order they were added. The caller provides the room, and checked its size first.
 
-    constriction reads on past the end without a word, so a forged stream yields arbitrary symbols of the alphabet: the
-    values are then wrong, but they are still values of the table. Damage is found by the checksum, not here.
+    constriction reads past the end without an error, so a forged stream yields arbitrary symbols of the alphabet: wrong
+    values, but values of the table. Damage is found by the checksum, not here.
     """
 
     def __init__(self, words: bytes | memoryview) -> None:
@@ -99,7 +99,7 @@ class Decoder:
             aligned = np.frombuffer(words, dtype="<u4")
             self._coder = _coder(np.require(aligned, np.uint32, ["A"]))
         except ValueError as error:
-            raise ArtefactError("the artefact's coded part does not end as a coder would end it") from error
+            raise ArtefactError("The artefact's coded part does not end as a coder would end it") from error
 
     def take(self, drops: Array, table: Array, out: Array) -> None:
         """Fill `out` with the next symbols, already looked up in `table`."""
@@ -113,4 +113,4 @@ class Decoder:
 
     def finish(self) -> None:
         if not self._coder.is_empty():
-            raise ArtefactError("the artefact's coded part holds more than its tensors use")
+            raise ArtefactError("The artefact's coded part holds more than its tensors use")

@@ -2,37 +2,48 @@
 
 A binary grid has a power of two as its step, and is found by scaling, in any dtype. An odd p-bit code (chapter 5) is such
 a multiple with s = 2^(1−p) times the scale, and takes p + 1 bits as an integer in two's complement; zeros are c = 0.
-The steps of LSQ, DoReFa and others are any numbers, and c · s has been rounded once to fp32. So s is found in two moves:
-a ratio by which all values are near integers, then the fp32 numbers s that explain every rounding, which are the
-intersection of one small interval a value, and of which one is tried after the other.
+
+The steps of LSQ, DoReFa and others are any numbers, and c · s has been rounded once to fp32. So s is found in two steps:
+first a ratio by which all values are near integers, then the fp32 numbers s that explain every rounding. Each value gives
+a small interval for s; the numbers in the intersection of all intervals are tried one by one.
+
+Weights in half precision are w = h(c · s): the product in fp32 is rounded once more, to 11 or 8 digits. After that the
+values are no multiples of anything in fp32, and of a fine power of two in any case. Each value gives an interval for
+c · s, and with small codes c an interval for s. Every s in the intersection gives the same weights; the one with the
+fewest digits is the cheapest to store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from paretorch.deploy.codec.entropy import Array
 
 Floats = NDArray[np.float32]
+Wide = NDArray[np.float64]
 Codes = NDArray[np.signedinteger[Any]]
 Fit = Callable[[Floats], tuple[NDArray[np.int16], np.float32, bool] | None]
 
 WIDTHS = (2, 4, 6, 8, 10, 12, 16)  # bits that a code may take
 _BINARY_BITS = 16  # |c| < 2**16 on a binary grid: up to 17 bits of precision within one tensor
-_MOST = 512  # magnitudes, where steps are any numbers; with a power of two, 2^15
+_MOST = 512  # distinct magnitudes, if steps may be any numbers; with a power of two, 2^15
 _SAMPLE = 4096
 _TOP = np.finfo(np.float32).max
 _NEAR = 4.0 * 2.0**-24  # two values, their ratio and a product are each off by half a unit in the last place
+HALF = (torch.float16, torch.bfloat16)
+_MAX_CODE = 512  # |c|
+_CLEAR_CODE = 32  # codes up to here are certain if the step is known to 8 digits
 
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """w = codes · steps: one step, or one a slice along `axis`. exact: bit for bit in fp32, but for the sign of a zero."""
+    """w = codes · steps: one step, or one per slice along `axis`. exact: bit for bit in fp32, but for the sign of zeros."""
 
     codes: Codes
     steps: Floats
@@ -45,33 +56,34 @@ class Grid:
 
     @property
     def spread(self) -> Floats:
-        """The steps, in a shape that multiplies the codes."""
+        """The steps, in a shape that broadcasts with the codes."""
         if self.axis is None:
             return self.steps
         return self.steps.reshape([-1 if i == self.axis else 1 for i in range(self.codes.ndim)])
 
     @property
     def cost(self) -> int:
-        """Bytes of codes and steps."""
+        """Bytes of the codes and steps."""
         bits = width_of(self.codes >> 1) if are_odd(self.codes) else self.bits
         return -(-self.codes.size * bits // 8) + self.steps.nbytes
 
 
 def are_odd(codes: Codes) -> bool:
-    """Whether all codes are odd, as those of chapter 5 are where precisions are equal and nothing is dropped."""
+    """Return whether all codes are odd, as in chapter 5 if all precisions are equal and nothing is dropped."""
     return bool((codes & 1).all())
 
 
 def width_of(codes: Codes) -> int:
-    """The fewest bits that hold every code in two's complement."""
+    """Return the fewest bits that hold every code in two's complement."""
     low, high = int(codes.min(initial=0)), int(codes.max(initial=0))
     return next(width for width in WIDTHS if low >= -(1 << (width - 1)) and high < 1 << (width - 1))
 
 
 def read_grid(values: NDArray[Any], axes: tuple[int | None, ...] = (None, 0, 1), near: bool = False) -> Grid | None:
-    """The cheapest exact grid with one step (axis None) or one a slice along an axis; None where there is none.
+    """Return the cheapest exact grid with one step (axis None) or one per slice along an axis; None if there is none.
 
-    near: take one that is off by a rounding too (a norm that was multiplied into weights rounds them again).
+    Args:
+        near: Accept a grid that is off by one rounding too: multiplying a norm into weights rounds them again.
     """
     if values.dtype != np.float32 or not values.size or not np.isfinite(values).all():
         return None
@@ -86,13 +98,13 @@ def read_grid(values: NDArray[Any], axes: tuple[int | None, ...] = (None, 0, 1),
 
 
 def cheapest(grids: Sequence[Grid | None]) -> Grid | None:
-    """Of those there are, exact ones first."""
+    """Return the cheapest grid that is not None, exact ones first."""
     found = [grid for grid in grids if grid is not None]
     return min(found, key=lambda grid: (not grid.exact, grid.cost), default=None)
 
 
 def read_binary(values: Array) -> tuple[Array, int] | None:
-    """Codes c and the exponent e with values == c * 2**e and |c| < 2**16, c as small as possible; or None.
+    """Return codes c and exponent e with values == c * 2**e and |c| < 2**16, c as small as possible; None if there are none.
 
     The values are flat. Integers are their own codes, with e = 0.
     """
@@ -118,9 +130,9 @@ def read_binary(values: Array) -> tuple[Array, int] | None:
 
 
 def _coarser(grid: Grid, axis: int) -> Grid | None:
-    """The same weights with a step a slice: a factor that all codes of a slice have moves into its step.
+    """Return the same weights with one step per slice: a factor common to all codes of a slice moves into its step.
 
-    Any factor where the products stay as they are; a step that was itself rounded takes powers of two alone.
+    Any factor will do if the products stay the same; with a step that was itself rounded only powers of two do.
     """
     rows = np.moveaxis(np.abs(grid.codes.astype(np.int32)), axis, 0).reshape(grid.codes.shape[axis], -1)
     factors = np.maximum(np.gcd.reduce(rows, axis=1), 1)
@@ -137,7 +149,7 @@ def _coarser(grid: Grid, axis: int) -> Grid | None:
 
 
 def _binary(values: Floats) -> Grid | None:
-    """A binary grid of up to 16 bits, with the factor that all codes have moved into the step."""
+    """Return a binary grid of up to 16 bits, the common factor of all codes moved into the step."""
     found = read_binary(values.reshape(-1))
     if found is None:
         return None
@@ -153,9 +165,10 @@ def _binary(values: Floats) -> Grid | None:
 
 
 def along(values: Floats, axis: int | None, fit: Fit) -> Grid | None:
-    """A grid with any step for each slice along the axis, or for all values.
+    """Return a grid with any step for each slice along the axis, or for all values (axis None).
 
-    fit: codes of distinct magnitudes, rising, their step, and whether all products are exact; None where there are none.
+    Args:
+        fit: Maps distinct magnitudes, ascending, to their codes, the step, and whether all products are exact; or to None.
     """
     rows = values.reshape(1, -1) if axis is None else np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1)
     codes, steps = np.zeros(rows.shape, dtype=np.int16), np.ones(len(rows), dtype=np.float32)
@@ -166,7 +179,7 @@ def along(values: Floats, axis: int | None, fit: Fit) -> Grid | None:
         if distinct is None:
             return None
         if not distinct.size:
-            continue  # zeros have any step
+            continue  # zeros fit any step
         found = fit(distinct)
         if found is None:
             return None
@@ -181,9 +194,9 @@ def along(values: Floats, axis: int | None, fit: Fit) -> Grid | None:
 
 
 def _distinct(sizes: Floats) -> Floats | None:
-    """The magnitudes above 0, rising; None if they are too many to be codes."""
+    """Return the magnitudes above 0, ascending; None if they are too many to be codes."""
     table = np.unique(sizes[:: max(1, sizes.size // _SAMPLE)])
-    if table.size <= _MOST + 1:  # else a few values tell that there is no grid, and nothing need be sorted
+    if table.size <= _MOST + 1:  # else the sample alone rules a grid out, and nothing need be sorted
         places = np.searchsorted(table, sizes).clip(max=table.size - 1)
         table = np.union1d(table, sizes[table[places] != sizes])
     table = table[table > 0]
@@ -191,7 +204,7 @@ def _distinct(sizes: Floats) -> Floats | None:
 
 
 def _fit(sizes: Floats) -> tuple[NDArray[np.int16], np.float32, bool] | None:
-    """Codes of the distinct magnitudes, rising, and their step; True where every product is exact."""
+    """Return codes of the distinct magnitudes, ascending, their step, and whether every product is exact."""
     wide = sizes.astype(np.float64)
     first = np.arange(1, int(_MOST * wide[0] / wide[-1] * (1 + _NEAR)) + 1)  # what the least code may be
     ratios = np.outer(first, wide / wide[0])
@@ -207,13 +220,13 @@ def _fit(sizes: Floats) -> tuple[NDArray[np.int16], np.float32, bool] | None:
 
 
 def _exact(sizes: Floats) -> tuple[NDArray[np.int16], np.float32, bool] | None:
-    """As `_fit`, but None where some product is off: so the first slice that is ends the search."""
+    """As `_fit`, but None if some product is off: the first such slice ends the search."""
     found = _fit(sizes)
     return found if found is not None and found[2] else None
 
 
 def _step(sizes: Floats, numbers: NDArray[np.float64]) -> np.float32 | None:
-    """The fp32 number s with fl(c · s) equal to the magnitude for every code c."""
+    """Return the fp32 number s with fl(c · s) equal to the magnitude for every code c; None if there is none."""
     half = np.spacing(np.minimum(sizes, np.nextafter(_TOP, np.float32(0)))).astype(np.float64) / 2
     low = float(np.max((sizes - half) / numbers))
     high = min(float(np.min((sizes + half) / numbers)), float(_TOP))
@@ -225,3 +238,51 @@ def _step(sizes: Floats, numbers: NDArray[np.float64]) -> np.float32 | None:
                 return np.float32(step)
             step = np.nextafter(step, np.float32(np.inf))
     return None
+
+
+def read_rounded(values: Floats, dtype: torch.dtype, axes: tuple[int | None, ...] = (None, 0, 1)) -> Grid | None:
+    """Return the cheapest grid whose products, rounded to `dtype`, are these values; None if there is none."""
+
+    def fit(sizes: Floats) -> tuple[NDArray[np.int16], np.float32, bool] | None:
+        for codes, step in _guesses(sizes.astype(np.float64), dtype):
+            products = torch.from_numpy(codes.astype(np.float32) * step).to(dtype).float().numpy()
+            if np.array_equal(products, sizes):
+                return codes, step, True
+        return None
+
+    if not values.size or not np.isfinite(values).all():
+        return None
+    return cheapest([along(values, axis, fit) for axis in axes if axis is None or axis < values.ndim])
+
+
+def _guesses(sizes: Wide, dtype: torch.dtype) -> Iterator[tuple[NDArray[np.int16], np.float32]]:
+    """Yield codes of the distinct magnitudes, ascending, and a step; small codes first."""
+    low, high = _rounded_from(sizes, dtype)
+    first = np.arange(1, int(_MAX_CODE * sizes[0] / sizes[-1]) + 1)[:, None]  # what the least code may be
+    codes = np.rint(first * (sizes / sizes[0]))
+    clear = codes <= np.maximum(_CLEAR_CODE, first)
+    least, most = np.where(clear, low / codes, 0.0).max(1), np.where(clear, high / codes, np.inf).min(1)
+    codes = np.maximum(np.rint(sizes / ((least + most) / 2)[:, None]), 1)
+    least, most = (low / codes).max(1), (high / codes).min(1)
+    for i in np.flatnonzero(least <= most):
+        yield codes[i].astype(np.int16), _shortest(float(least[i]), float(most[i]))
+
+
+def _rounded_from(sizes: Wide, dtype: torch.dtype) -> tuple[Wide, Wide]:
+    """Return the interval of numbers that round to each of these."""
+    info = torch.finfo(dtype)
+    fraction, exponent = np.frexp(sizes)
+    unit = np.maximum(np.ldexp(info.eps, exponent - 1), info.smallest_normal * info.eps)
+    below = np.where((fraction == 0.5) & (sizes > info.smallest_normal), unit / 4, unit / 2)
+    return sizes - below, sizes + unit / 2
+
+
+def _shortest(least: float, most: float) -> np.float32:
+    """Return the fp32 number between the two with the fewest digits; the middle if fp32 has none."""
+    exponent = int(np.frexp(most)[1])
+    for digits in range(1, 25):
+        unit = 2.0 ** (exponent - digits)
+        number = np.floor(least / unit + 1) * unit
+        if number < most:
+            return np.float32(number)
+    return np.float32((least + most) / 2)

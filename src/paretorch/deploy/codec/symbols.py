@@ -1,7 +1,13 @@
 """Arrays of integers as symbols: the alphabet that occurs, a frequency for each symbol, and what both cost.
 
-A finalized weight is w = v * 2**e with a small integer v: zero where it was dropped, odd at the finest precision of its
+A finalized weight is w = v * 2**e with a small integer v: zero if it was dropped, odd at the finest precision of its
 layer, even above it. One symbol per weight therefore carries mask, precision and code jointly.
+
+Frequencies are stored as a table, or given by a formula for wide alphabets with few samples, for which a table would cost
+as much as it saves. With a formula every integer between the lowest and the highest belongs to the alphabet. Within a precision
+(integers with the same number of trailing zeros) the frequency falls with the magnitude, 2 ** -(a |v|) or 2 ** -(a v**2): two
+small numbers per precision, its weight and its fall, instead of one number per integer. All arithmetic is in integers, so that
+every machine gets the same frequencies.
 """
 
 from __future__ import annotations
@@ -9,27 +15,30 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isqrt
 
 import numpy as np
 
 from paretorch.deploy.codec.entropy import MAX_DROP, Array, Decoder, Encoder, code_lengths, fit_drops
-from paretorch.deploy.codec.groups import MOST_SLICES, Groups, find_groups, view3
-from paretorch.deploy.codec.smooth import FALLS, MOST, fit_smooth, smooth_drops
-from paretorch.deploy.codec.wire import ByteReader, ByteWriter
+from paretorch.deploy.codec.slice_groups import MOST_SLICES, Groups, as_cube, find_groups
+from paretorch.deploy.codec.streams import ByteReader, ByteWriter
 from paretorch.errors import ArtefactError
 
-SPAN = 1 << 17  # the widest range of integers that is treated as symbols
-_STEPS = (1, 4, 16)  # how finely frequencies may be stored, in sixteenths of an octave
+SPAN = 1 << 17  # the widest range of integers that can be symbols
+_TABLE_STEPS = (1, 4, 16)  # resolutions of stored frequencies, in sixteenths of an octave
 _MOST_CLASSES = 64
 _CHUNK = 1 << 20  # symbols looked up at once
-_FEW = 8  # letters: with no more, a table is as small as any formula
+_FEW = 8  # letters: up to here a table is as small as any formula
+_FALLS = 64  # 0: flat; 1 .. 31: with |v|; 32 .. 63: with v**2
+_MAX_FORMULA = 1 << 12  # integers in such an alphabet
+_OCTAVE = 16  # drops are in sixteenths of an octave
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Alphabet (ascending), the drop of each symbol in each class (see entropy.frequencies), the classes of slices.
+    """The alphabet (ascending), the drop of each symbol in each class (see entropy.frequencies), the classes of slices.
 
-    Drops are stored one by one, in multiples of `step`, or given by a formula's numbers (see smooth) for each class.
+    Drops are stored one by one, in multiples of `step`, or as the two numbers per precision of a formula, for each class.
     """
 
     alphabet: Array
@@ -40,23 +49,23 @@ class Tables:
 
 
 def levels(alphabet: Array) -> Array:
-    """Trailing zero bits of each integer: weights of one precision share it. -1 for zero."""
+    """Return the number of trailing zero bits of each integer, equal for weights of one precision; -1 for zero."""
     low = np.maximum(alphabet & -alphabet, 1).astype(np.float64)
-    return np.where(alphabet == 0, -1, np.frexp(low)[1] - 1)  # frexp is exact everywhere, log2 need not be
+    return np.where(alphabet == 0, -1, np.frexp(low)[1] - 1)  # frexp is exact on every machine, log2 need not be
 
 
 def _order(alphabet: Array) -> Array:
-    """Zero first, then precision by precision, by magnitude: neighbours in this order are about equally frequent."""
+    """Zero first, then by precision and magnitude: neighbours in this order are about equally frequent."""
     return np.lexsort((alphabet < 0, np.abs(alphabet), levels(alphabet)))
 
 
 def _deltas(alphabet: Array, drops: Array, step: int) -> Array:
-    """What is stored of the drops: differences in units of the step, along _order, class by class."""
+    """Return what is stored of the drops: differences in units of the step, along `_order`, class by class."""
     return np.diff((drops // step)[:, _order(alphabet)].ravel(), prepend=0)
 
 
 class Symbols:
-    """An integer array of range < SPAN with the tables fitted to it, ready to be written."""
+    """An integer array of range < SPAN, with the tables fitted to it, ready to be written."""
 
     def __init__(self, ints: Array, shape: tuple[int, ...] = ()) -> None:
         low, high, flat = int(ints.min()), int(ints.max()), ints.ravel()
@@ -70,7 +79,7 @@ class Symbols:
         self._symbols = np.empty(flat.size, dtype=lookup.dtype)
         for part, symbols in zip(_chunks(flat), _chunks(self._symbols), strict=True):
             symbols[:] = lookup[part - low]
-        self._shape = view3(shape)
+        self._shape = as_cube(shape)
         self.counts = histogram[present][None]
         found = None
         if shape and present.size > 1:
@@ -78,14 +87,14 @@ class Symbols:
         if found:
             self.counts = found[1]
         self.tables, bits = _fit(alphabet, self.counts, found[0] if found else None)
-        if shape and present.size > _FEW and histogram.size <= MOST:
+        if shape and present.size > _FEW and histogram.size <= _MAX_FORMULA:
             counts = np.zeros((self.counts.shape[0], histogram.size), dtype=np.int64)
             counts[:, present] = self.counts
-            tables, smooth_bits = _fit_smooth(np.arange(histogram.size) + low, counts, self.tables.groups)
+            tables, smooth_bits = _fit_formula(np.arange(histogram.size) + low, counts, self.tables.groups)
             if smooth_bits < bits:
                 self.tables, self.counts, bits = tables, counts, smooth_bits
                 self._symbols = (ints.ravel() - low).astype(np.uint8 if histogram.size <= 256 else np.int32)
-        self.cost = bits + self.map_bits  # an estimate, for choosing
+        self.cost = bits + self.map_bits  # an estimate, to choose by
 
     @property
     def bits(self) -> Array:
@@ -127,7 +136,7 @@ class Symbols:
 
 
 def _chunks(flat: Array) -> Iterator[Array]:
-    """Views of a part after the other: what is made of each, eight bytes a symbol, is never there for all at once."""
+    """Yield views of one part after another: temporaries take eight bytes per symbol, too many for all at once."""
     return (flat[start : start + _CHUNK] for start in range(0, flat.size, _CHUNK))
 
 
@@ -143,9 +152,9 @@ def _table_bits(alphabet: Array, drops: Array, step: int) -> float:
 
 
 def _fit(alphabet: Array, counts: Array, groups: Groups | None) -> tuple[Tables, float]:
-    """Frequencies as fine as pays: a wide alphabet with few samples gets coarse ones, which cost next to nothing."""
+    """Fit tables at the resolution that pays: coarse frequencies cost little, fine ones code many samples better."""
     best, least = None, np.inf
-    for step in _STEPS:
+    for step in _TABLE_STEPS:
         drops = np.stack([fit_drops(row, step) for row in counts])
         cost = float(_bits(counts, drops).sum()) + _table_bits(alphabet, drops, step)
         if cost < least:
@@ -154,24 +163,24 @@ def _fit(alphabet: Array, counts: Array, groups: Groups | None) -> tuple[Tables,
     return best, least
 
 
-def _fit_smooth(alphabet: Array, counts: Array, groups: Groups | None) -> tuple[Tables, float]:
-    """Frequencies by a formula, per class: the numbers are (drop + 1, fall) of each level."""
+def _fit_formula(alphabet: Array, counts: Array, groups: Groups | None) -> tuple[Tables, float]:
+    """Fit the formula per class; its numbers are (drop + 1, fall) of each level."""
     rows = levels(alphabet)
-    fitted = [fit_smooth(alphabet, rows, row) for row in counts]
-    drops = np.stack([smooth_drops(alphabet, rows, *found) for found in fitted])
+    fitted = [_fit_falls(alphabet, rows, row) for row in counts]
+    drops = np.stack([_formula_drops(alphabet, rows, *found) for found in fitted])
     formula = np.stack([np.stack([weights + 1, falls], axis=1) for weights, falls in fitted])
     tables = Tables(alphabet, drops, 1, groups, formula)
     return tables, float(_bits(counts, drops).sum()) + 24.0 + 8.0 * formula.size
 
 
-def read_symbols(index: ByteReader, coded: Decoder, count: int, shape: tuple[int, ...] = ()) -> Tables:
-    """The tables of an array of `count` integers; nothing of the array's size is allocated yet."""
+def read_tables(index: ByteReader, coded: Decoder, count: int, shape: tuple[int, ...] = ()) -> Tables:
+    """Read the tables of an array of `count` integers; nothing of the array's size is allocated yet."""
     size = index.number(min(count, SPAN))
     first, smooth = index.signed(SPAN), size == 0
     if smooth:
-        size = index.number(MOST)
+        size = index.number(_MAX_FORMULA)
         if size < 2:
-            raise ArtefactError("the artefact holds an empty alphabet")
+            raise ArtefactError("The artefact holds an empty alphabet")
         alphabet = first + np.arange(size)
     else:
         gaps = index.numbers(size - 1, SPAN)
@@ -181,20 +190,20 @@ def read_symbols(index: ByteReader, coded: Decoder, count: int, shape: tuple[int
     axis = index.number(3 if shape else 0)
     groups, classes = None, 1
     if axis:
-        length = view3(shape)[axis - 1]
+        length = as_cube(shape)[axis - 1]
         if length > MOST_SLICES:
-            raise ArtefactError("the artefact sorts more slices of a tensor into classes than pays")
-        inner = read_symbols(index, coded, length)
+            raise ArtefactError("The artefact sorts more slices of a tensor into classes than pays")
+        inner = read_tables(index, coded, length)
         of = np.empty(length, dtype=np.int64)
-        take_symbols(coded, inner, inner.alphabet, of)
+        decode_symbols(coded, inner, inner.alphabet, of)
         classes = int(of.max()) + 1
         if of.min() < 0 or classes > _MOST_CLASSES:
-            raise ArtefactError("the artefact sorts a tensor's slices into classes that cannot be")
+            raise ArtefactError("The artefact sorts a tensor's slices into classes that cannot be")
         groups = Groups(axis - 1, of)
     if smooth:
         rows = levels(alphabet)
         formula = index.numbers(classes * 2 * (int(rows.max()) + 2), MAX_DROP + 1).reshape(classes, -1, 2)
-        drops = np.stack([smooth_drops(alphabet, rows, part[:, 0] - 1, part[:, 1] % FALLS) for part in formula])
+        drops = np.stack([_formula_drops(alphabet, rows, part[:, 0] - 1, part[:, 1] % _FALLS) for part in formula])
         step = 1
     else:
         step = index.number(MAX_DROP)
@@ -204,19 +213,60 @@ def read_symbols(index: ByteReader, coded: Decoder, count: int, shape: tuple[int
         drops[:, _order(alphabet)] = np.cumsum(deltas).reshape(classes, size)
         drops = np.where(drops == -1, -1, drops * step)
     if drops.min() < -1 or drops.max() > MAX_DROP or (drops.max(1) < 0).any():
-        raise ArtefactError("the artefact holds a frequency that cannot be")
+        raise ArtefactError("The artefact holds a frequency that cannot be")
     return Tables(alphabet, drops, step, groups)
 
 
-def take_symbols(coded: Decoder, tables: Tables, values: Array, out: Array, shape: tuple[int, ...] = ()) -> None:
-    """Decode as many symbols as `out` has room for, flat, each looked up in `values` (one per letter of the alphabet)."""
+def decode_symbols(coded: Decoder, tables: Tables, values: Array, out: Array, shape: tuple[int, ...] = ()) -> None:
+    """Fill `out` (flat) with decoded symbols, each looked up in `values` (one per letter of the alphabet)."""
     if tables.groups is None:
         coded.take(tables.drops[0], values, out)
         return
-    cube = out.reshape(view3(shape))
+    cube = out.reshape(as_cube(shape))
     for label, drops in enumerate(tables.drops):
         size = list(cube.shape)
         size[tables.groups.axis] = int(np.count_nonzero(tables.groups.of == label))
         part = np.empty(math.prod(size), dtype=out.dtype)
         coded.take(drops, values, part)
         cube[tables.groups.members(label)] = part.reshape(size)
+
+
+def _fall(magnitudes: Array, fall: int) -> Array:
+    """Return the drop that the magnitude adds."""
+    if fall == 0:
+        return np.zeros_like(magnitudes)
+    if fall < 32:
+        return np.asarray(np.minimum(magnitudes * isqrt(1 << fall) >> 8, MAX_DROP))
+    return np.asarray(np.minimum(magnitudes**2 * isqrt(1 << (fall - 31)) >> 14, MAX_DROP))
+
+
+def _formula_drops(alphabet: Array, levels: Array, weights: Array, falls: Array) -> Array:
+    """Return the drop of each integer, from the drop (-1: does not occur) and the fall of each level, from level -1 on."""
+    drops = np.full(alphabet.size, -1, dtype=np.int64)
+    for level, (weight, fall) in enumerate(zip(weights.tolist(), falls.tolist(), strict=True), start=-1):
+        if weight >= 0:
+            here = levels == level
+            drops[here] = np.minimum(weight + _fall(np.abs(alphabet[here]), fall), MAX_DROP)
+    return drops
+
+
+def _fit_falls(alphabet: Array, levels: Array, counts: Array) -> tuple[Array, Array]:
+    """Return the weight and the fall of each level that code the counts in the fewest bits."""
+    top = int(levels.max())
+    falls = np.zeros(top + 2, dtype=np.int64)
+    shares = np.full(top + 2, np.inf)  # -log2 of the frequency at magnitude 0, up to a constant
+    for level in range(-1, top + 1):
+        here = levels == level
+        n = float(counts[here].sum())
+        if n == 0:
+            continue
+        magnitudes = np.abs(alphabet[here])
+        added = (
+            np.stack([_fall(magnitudes, fall) for fall in range(_FALLS)]) / _OCTAVE if level >= 0 else np.zeros((1, 1))
+        )
+        mass = np.log2((2.0**-added).sum(1))
+        best = int((added @ counts[here] + n * mass).argmin())
+        falls[level + 1] = best
+        shares[level + 1] = mass[best] - np.log2(n)
+    drops = np.rint((shares - shares.min()) * _OCTAVE)
+    return np.where(np.isfinite(drops), np.minimum(drops, MAX_DROP), -1).astype(np.int64), falls

@@ -1,8 +1,11 @@
-"""Layers that run faster than dense ones on real hardware, and `optimize`, which uses them where it measured so."""
+"""Layers that run faster than dense ones on real hardware, and `optimize`, which uses those it measured to be faster.
 
-from paretorch.deploy.fast.choices import Account, Choice
-from paretorch.deploy.fast.choosing import Optimized, optimize
-from paretorch.deploy.fast.packed_linear import PackedLinear
-from paretorch.deploy.fast.sparse import SparseLinear, SparsePointwise
+On a CPU, `SparseLinear` and `SparsePointwise` skip zeros. On a GPU, `PackedLinear` reads 2, 4 or 8 bits per weight: `codes`
+says what a code means, `packing` lays codes out in tiles, `kernel` multiplies by them, `launch` starts it, `settings` and
+`tuning` choose how it is spread over the GPU.
+"""
 
-__all__ = ["Account", "Choice", "Optimized", "PackedLinear", "SparseLinear", "SparsePointwise", "optimize"]
+from paretorch.deploy.fast.layers import PackedLinear, SparseLinear, SparsePointwise
+from paretorch.deploy.fast.optimize_model import Choice, Optimized, Summary, optimize
+
+__all__ = ["Choice", "Optimized", "PackedLinear", "SparseLinear", "SparsePointwise", "Summary", "optimize"]

@@ -1,8 +1,8 @@
-"""What a code of 2, 4 or 8 bits means, and the few instructions that turn codes within 16-bit words into bf16.
+"""What a code of 2, 4 or 8 bits means, and the instructions that turn codes within 16-bit words into bf16.
 
 On the odd grid (chapter 5) a p-bit code c is the odd integer 2c + 1 − 2^p, times a row's unit. It has no zero; rows with
 zeros among their weights use the plain grid, c − 2^(p−1) (a p-bit odd grid *and* zero is a plain grid of p + 1 bits).
-8-bit codes hold a sign and a magnitude m instead, ±(2m + 1) or ±m, since bf16 has room for 7 bits behind the point.
+8-bit codes hold a sign and a magnitude m instead, ±(2m + 1) or ±m, because the mantissa of bf16 has 7 bits.
 
 A word holds 16/p codes, of which number i belongs to bits p·i … p·i + p − 1. Two words lie side by side in a register, so
 one instruction works on two codes: a shift puts them behind the point of 1.0 (bf16: 0x3F80), a mask and an or make
@@ -22,12 +22,12 @@ _ONE = 0x3F80
 
 
 def largest(width: int, odd: bool) -> int:
-    """The largest integer n such that both n and −n have a code."""
+    """Return the largest integer n such that both n and −n have a code."""
     return (1 << width) - 1 if odd else (1 << (width - 1)) - 1
 
 
 def encode(integers: Tensor, width: int, odd: bool) -> Tensor:
-    """Codes of integers that lie on the grid."""
+    """Return the codes of integers that lie on the grid."""
     if width == 8:
         magnitude = integers.abs() >> 1 if odd else integers.abs()
         return magnitude + 128 * (integers < 0)
@@ -43,7 +43,7 @@ def decode(codes: Tensor, width: int, odd: bool) -> Tensor:
 
 
 def instructions(width: int, index: int, odd: bool) -> str:
-    """PTX that takes the codes number `index` out of two words, $1, as two bf16 integers, $0."""
+    """Return PTX that extracts the codes number `index` of two words, $1, as two bf16 integers, $0."""
     if width == 8:
         position, scale, shift = 0, 256.0 if odd else 128.0, 8 * index
         lowest = 1.0 - scale if odd else -scale

@@ -1,16 +1,16 @@
 # mypy: ignore-errors
-# Written in Triton's language, whose types are those of its compiler. Import this module only where triton is there.
+# Written in Triton's language, whose types are those of its compiler. Import this module only if triton is installed.
 """y = x Wᵀ from packed weights: a stream of tiles, unpacked in registers on the way to the tensor cores.
 
 A program owns the rows of one row tile. Its WAYS warps take one tile each at a time, side by side in memory, and SPLITS
 programs share a row tile; first come the tiles of 8 bits, then those of 4, then 2, each width a loop that the compiler
 pipelines. Code i of the words of a tile meets a contiguous piece of x, so a tile is 16/p small products, none of which moves
-a weight between threads. With SPLITS > 1 every program leaves its sums and takes a ticket; the one that takes the last adds
-them up, in a fixed order, so that runs repeat, and there is one launch.
+a weight between threads. With SPLITS > 1 every program stores its sums and takes a ticket; the program with the last ticket
+adds all sums, in a fixed order, so that results repeat exactly, in one launch.
 
-Tensor cores multiply by 8 columns at least. A batch of one has one: its 16/p pieces of x take the place of the others, all
-products see all pieces, each with sums of its own, and of product i column i is kept. So x is loaded once, not 8 times with 7
-rows of zeros.
+Tensor cores multiply by at least 8 columns. A batch of one has a single column, so the 16/p pieces of x are used as columns:
+every product multiplies all pieces, with sums of its own, and of product i column i is kept. So x is loaded once, not 8 times
+with 7 rows of zeros.
 """
 
 import triton
@@ -34,10 +34,10 @@ def packed_linear(
     """x (batch, inputs), out (batch, outputs); BATCH is batch rounded up to 1, 8 or 16.
 
     spans: for each row tile the first and last tile of each width, unless it has all of one width (FULL). places: which
-    columns a tile covers, unless it can be told from its number (REGULAR). rows: which output a packed row is.
-    EARLY: this kernel may start before the one in front of it has ended. Until then it does nothing but ask for the tiles of
-    its first EARLY turns, if it can tell which they are. It lets the next one start when all programs are through with
-    their tiles: sooner, programs of the next would take places unevenly and hold them while they wait.
+    columns a tile covers, unless its number says so (REGULAR). rows: which output a packed row is.
+    EARLY: this kernel may start before the previous one has ended. Until then it only requests the tiles of its first EARLY
+    turns, if it knows which they are. It lets the next kernel start when all programs are done with their tiles: sooner,
+    programs of the next kernel would occupy multiprocessors unevenly while they wait.
     """
     split, tile = tl.program_id(0), tl.program_id(1)
     if EARLY > 0:
@@ -47,9 +47,9 @@ def packed_linear(
             _ask_for(words, tile, split, inputs, WIDTH, ROWS, COLUMNS, WAYS, SPLITS, EARLY)
         tl.extra.cuda.gdc_wait()
     r, b = tl.arange(0, ROWS), tl.arange(0, BATCH)
-    # What is needed at the end is asked for at the start: memory takes its time.
+    # Load at the start what is needed at the end, to hide the latency of memory.
     row = tl.load(rows + tile * ROWS + r)
-    inside = row < outputs  # rows that fill up the last tile belong nowhere
+    inside = row < outputs  # padding rows of the last tile have no output
     exponent, padded, span = exponents + tile * ROWS + r, tiles * ROWS, spans + tile * 6
     offset = tl.zeros((ROWS,), tl.float32)
     if BIAS:
@@ -85,7 +85,7 @@ def packed_linear(
         tl.debug_barrier()
         if tl.atomic_add(tickets + tile, 1, sem="acq_rel", scope="gpu") == SPLITS - 1:
             tl.store(tickets + tile, 0)
-            # Read past the first level cache, which does not see what other programs wrote.
+            # Bypass the first-level cache, which does not see what other programs wrote.
             total = tl.zeros((ROWS, BATCH), tl.float32)
             for part in tl.static_range(SPLITS):
                 total += tl.load(mine + part * batch * ROWS, mask=present, other=0.0, cache_modifier=".cg")
@@ -157,7 +157,7 @@ def _ask_for(
     words, tile, split, inputs, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WAYS: tl.constexpr,
     SPLITS: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
-    """Have the tiles of the first turns brought to the second level cache: one thread, one instruction for a turn."""
+    """Prefetch the tiles of the first turns into the second-level cache: one thread, one instruction per turn."""
     SIZE: tl.constexpr = ROWS * COLUMNS * WIDTH // 16  # words of a tile
     blocks = tl.cdiv(inputs, COLUMNS)
     for turn in tl.static_range(TURNS):
@@ -173,7 +173,7 @@ def _ask_for(
 
 @triton.jit
 def _unit(exponent):
-    """2^e by the exponent bits of an fp32 number; −127 gives 0."""
+    """Return 2^e, by the exponent bits of an fp32 number; −127 gives 0."""
     return ((tl.load(exponent) + 127) << 23).to(tl.float32, bitcast=True)[None, :, None]
 
 

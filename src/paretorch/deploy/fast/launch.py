@@ -1,4 +1,4 @@
-"""Starts the kernel of `_kernel`, where it can run."""
+"""Starts the kernel of `kernel.py` on devices that can run it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from paretorch.deploy.fast.codes import WIDTHS, WORD, instructions
-from paretorch.deploy.fast.grid import Machine, Tuning, lay_out
 from paretorch.deploy.fast.packing import Order, Packed
+from paretorch.deploy.fast.settings import Machine, Tuning, launch_grid
 
 LARGEST_BATCH = 16
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether the kernel runs there: an NVIDIA GPU with bf16 tensor cores, and triton."""
+    """Return whether the kernel runs there: an NVIDIA GPU with bf16 tensor cores, and triton is installed."""
     return device.type == "cuda" and _capable(device)
 
 
@@ -28,10 +28,13 @@ def _capable(device: torch.device) -> bool:
 
 
 class Launch:
-    """x (`batch` rows of at most 16, contiguous bf16) times the transposed weight plus a bias of any dtype, by one launch.
+    """x (at most 16 rows, `batch` of them, contiguous bf16) times the transposed weight plus a bias of any dtype, in one launch.
 
-    What does not depend on the numbers in x is made once: deciding it anew each time would take longer than the product.
-    order: packed.order. Not to be used by two streams at the same time: the tickets are shared.
+    What does not depend on the values of x is computed once: computing it for every call would take longer than the
+    product. Not to be used by two streams at the same time: the tickets are shared.
+
+    Args:
+        order: `packed.order`, computed by the caller once.
     """
 
     def __init__(self, packed: Packed, order: Order, bias: Tensor | None, batch: int, tuning: Tuning) -> None:
@@ -40,22 +43,22 @@ class Launch:
         device = packed.rows.device
         (outputs, inputs), (height, columns) = packed.shape, packed.tile
         padded = next(size for size in (1, 8, LARGEST_BATCH) if batch <= size)
-        splits, stages, ahead = lay_out(packed, padded, tuning, _machine(device))
+        splits, stages, ahead = launch_grid(packed, padded, tuning, _machine(device))
         tiles = len(packed.spans)
         has = {width: len(words) > 0 for width, words in zip(WIDTHS, packed.words, strict=True)}
-        spoken = {
+        assembly = {
             width: _assembly(width, packed.odd) if device.type == "cuda" and has[width] else None for width in has
         }
         self._kernel = packed_linear[(splits, tiles)]
         self._bias = bias
-        self._held = (packed.rows, packed.exponents, *packed.words, *packed.places, packed.spans)
+        self._tensors = (packed.rows, packed.exponents, *packed.words, *packed.places, packed.spans)
         self._tickets = torch.zeros(tiles, dtype=torch.int32, device=device)
         self._numbers = (batch, outputs, inputs, inputs, tiles)
         self._shape = (batch, outputs)
         self._partial = tiles * splits * batch * height if splits > 1 else 1
         self._constants = {
             **{f"HAS{width}": has[width] for width in WIDTHS},
-            **{f"ASM{width}": spoken[width] for width in WIDTHS},
+            **{f"ASM{width}": assembly[width] for width in WIDTHS},
             "ODD": packed.odd,
             "FULL": order is Order.FULL,
             "REGULAR": order is not Order.FREE,
@@ -66,7 +69,7 @@ class Launch:
             "BATCH": padded,
             "WAYS": tuning.warps,
             "SPLITS": splits,
-            "STAGES": stages + (order is Order.FREE),  # to look up the place of a tile is a stage of its own
+            "STAGES": stages + (order is Order.FREE),  # looking up the place of a tile is a stage of its own
             "EARLY": ahead,
             "num_warps": tuning.warps,
             **({"launch_pdl": True} if ahead else {}),
@@ -78,7 +81,7 @@ class Launch:
         bias = out if self._bias is None else self._bias
         elsewhere = x.is_cuda and x.device.index != torch.cuda.current_device()
         with torch.cuda.device(x.device) if elsewhere else nullcontext():
-            self._kernel(x, out, bias, *self._held, partial, self._tickets, *self._numbers, **self._constants)
+            self._kernel(x, out, bias, *self._tensors, partial, self._tickets, *self._numbers, **self._constants)
         return out
 
 
@@ -92,5 +95,5 @@ def _machine(device: torch.device) -> Machine:
     if device.type != "cuda":
         return Machine(1, 1 << 17, False)
     properties = torch.cuda.get_device_properties(device)
-    shared = properties.shared_memory_per_multiprocessor - (24 << 10)  # sums and the system need some
+    shared = properties.shared_memory_per_multiprocessor - (24 << 10)  # sums and the system need the rest
     return Machine(properties.multi_processor_count, shared, properties.major >= 9)

@@ -11,7 +11,7 @@ from paretorch.support.eval_mode import in_eval
 
 
 def measure_accuracy(model: nn.Module, data: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """The share of inputs whose class comes out on top, in eval mode."""
+    """Return the share of inputs whose class has the largest output, in eval mode."""
     parameter = next(model.parameters(), None)
     right, count = 0, 0
     try:

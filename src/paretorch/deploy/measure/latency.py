@@ -1,8 +1,8 @@
-"""Latency, measured where nothing else runs: in a process of its own, candidates in turn, several rounds, medians.
+"""Latency, measured in a process of its own: all networks in turn, several rounds, medians.
 
-A network travels there as a file (torch.export, ONNX). One that torch.export refuses is timed in this process instead,
-and the result says so. Rounds go through all candidates before the next one starts, so that a machine that slows down
-slows them all: compare numbers of one call only.
+A network is passed there as a file (torch.export, ONNX). One that torch.export refuses is timed in this process instead,
+and the result says so. Each round goes through all networks before the next one starts, so that a machine that slows down
+slows them all. Compare only numbers of one call.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from paretorch.deploy.onnx import export_onnx
 from paretorch.deploy.plain import copied
 from paretorch.errors import ConfigError
 from paretorch.support.silence import quiet
 
-_PATIENCE = 600  # seconds the measuring process may take
+_TIMEOUT = 600  # seconds the measuring process may take
 Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds a batch: the median of the rounds' medians, and the lowest and highest of these."""
+    """Milliseconds per batch: the median of the rounds' medians, and the lowest and highest of these."""
 
     name: str
     runtime: str
@@ -43,6 +44,10 @@ class Latency:
     threads: int
     isolated: bool
 
+    def overlaps(self, other: Latency) -> bool:
+        """Return whether the ranges from lowest to highest overlap: then neither is measurably faster."""
+        return self.low_ms < other.high_ms and other.low_ms < self.high_ms
+
 
 def measure_latency(
     models: nn.Module | Mapping[str, nn.Module],
@@ -52,9 +57,12 @@ def measure_latency(
     seconds: float = 0.3,
     threads: int | None = None,
 ) -> list[Latency]:
-    """Time modules on the CPU under torch, and under onnxruntime where the extra `export` is installed.
+    """Time modules on the CPU under torch, and under onnxruntime if the extra `export` is installed.
 
-    models: one, or several by name, to be compared. seconds: of each round of each candidate.
+    Args:
+        models: One, or several by name, to be compared.
+        seconds: Of each round of each module.
+        threads: Default: as many as torch uses here.
     """
     if rounds < 1 or seconds <= 0:
         raise ConfigError(f"rounds must be at least 1 and seconds above 0, not {rounds} and {seconds}")
@@ -69,7 +77,7 @@ def measure_latency(
             for runtime in runtimes:
                 if _write(model, example, folder / f"{i}.{runtime}", runtime):
                     files[f"{i}.{runtime}"] = (name, runtime)
-        medians = _in_a_process(folder, list(files), example, rounds, seconds, threads)
+        medians = _in_own_process(folder, list(files), example, rounds, seconds, threads)
     found = {files[file]: (values, True) for file, values in medians.items()}
     for name, model in named.items():
         if (name, "torch") not in found:
@@ -81,7 +89,7 @@ def measure_latency(
 
 
 def timed_rounds(calls: Mapping[str, Call], rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Median milliseconds of each round of each call, after a warm-up."""
+    """Return the median milliseconds of each round of each call, after a warm-up."""
     for call in calls.values():
         for _ in range(3):
             call()
@@ -99,11 +107,9 @@ def timed_rounds(calls: Mapping[str, Call], rounds: int, seconds: float) -> dict
 
 
 def _write(model: nn.Module, example: Tensor, path: Path, runtime: str) -> bool:
-    """Export the module; False if it cannot be exported."""
+    """Export the module; return False if it cannot be exported."""
     try:
         if runtime == "onnxruntime":
-            from paretorch.deploy.onnx import export_onnx
-
             export_onnx(model, example, path)
         else:
             with quiet(), path.open("wb") as file:
@@ -113,19 +119,19 @@ def _write(model: nn.Module, example: Tensor, path: Path, runtime: str) -> bool:
     return True
 
 
-def _in_a_process(
+def _in_own_process(
     folder: Path, files: list[str], example: Tensor, rounds: int, seconds: float, threads: int
 ) -> dict[str, list[float]]:
-    """File -> the rounds' medians; empty if the process fails."""
+    """Return the rounds' medians by file; an empty dict if the process fails."""
     if not files:
         return {}
     from safetensors.torch import save_file
 
     save_file({"example": example.detach().cpu().contiguous()}, folder / "example.safetensors")
     job = json.dumps({"files": files, "rounds": rounds, "seconds": seconds, "threads": threads})
-    command = [sys.executable, "-m", "paretorch.deploy.measure.timing", str(folder), job]
+    command = [sys.executable, "-m", "paretorch.deploy.measure.latency_process", str(folder), job]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=True)
         medians: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
     except (subprocess.SubprocessError, OSError, ValueError, IndexError):
         return {}
@@ -133,7 +139,7 @@ def _in_a_process(
 
 
 def _here(model: nn.Module, example: Tensor, rounds: int, seconds: float, threads: int) -> list[float]:
-    """As in a process of its own: on the CPU, with so many threads, whatever this process uses."""
+    """Time as in a process of its own: on the CPU, with so many threads, whatever this process uses."""
     plain, batch = copied(model, "a measurement of latency").cpu(), example.detach().cpu()
     before = torch.get_num_threads()
     try:

@@ -1,8 +1,7 @@
 """Multiply-adds of one example. 1 MAC = one multiplication and its addition; convolutions and linear layers count.
 
 The projections of torch's attention are linear layers, and so is the Conv1D of transformers; the products of attention, norms,
-activations and recurrent layers do not count.
-Nothing of the module changes: it is run in eval mode with hooks that are gone afterwards.
+activations and recurrent layers do not count. The module is not changed: it is run in eval mode, with temporary hooks.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from paretorch.support.eval_mode import Hook, run_example, watched
 
 
 def count_macs(model: nn.Module, example: Tensor) -> dict[str, int]:
-    """Module name -> MACs for the first example of the batch, in order of the modules. A reused module counts each run."""
+    """Return MACs for the first example of the batch, by module name. A module that runs several times counts each run."""
     kinds = _ConvNd | nn.Linear | nn.MultiheadAttention
     counted = {m: name for name, m in model.named_modules() if isinstance(m, kinds) or is_conv1d(m)}
     found = dict.fromkeys(counted.values(), 0)

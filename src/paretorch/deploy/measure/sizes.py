@@ -15,11 +15,14 @@ KINDS = ("codes", "masks", "maps", "rest")
 class TensorSize:
     """One tensor in the file; bytes are fractional because one coder serves all tensors.
 
-    codes: the values of kept weights, given their precision (all of a tensor that is not compressed). masks: which
-    weights are zero. maps: which precision a kept weight has. rest: the frequencies and value tables.
-    precisions: bits p -> number of weights. On the grid of chapter 5, which has no zero, p is that of the grid, and 0 that
-    of a zero; where the values are n others (LSQ, DoReFa …), ⌈log₂ n⌉; empty where they are many. scale: the exponent k of
-    the grid's scale 2**k, None where there is no such grid.
+    Args:
+        codes: Bytes of the values of kept weights, given their precision (all bytes of a tensor that is not compressed).
+        masks: Bytes that say which weights are zero.
+        maps: Bytes that say which precision a kept weight has.
+        rest: Bytes of frequencies and value tables.
+        precisions: {bits p: number of weights}. On the grid of chapter 5, which has no zero, p is that of the grid, and 0
+            for a zero; of n other values (LSQ, DoReFa …), ⌈log₂ n⌉; empty if the values are many.
+        scale: The exponent k of the grid's scale 2**k; None if there is no such grid.
     """
 
     coding: str
@@ -40,7 +43,7 @@ class TensorSize:
 
     @property
     def bits(self) -> float:
-        """Mean bits of a weight without map and masks: p as above; where there is none, its dtype's width, or 0."""
+        """Mean bits per weight without map and masks: p as above; without a precision the width of its dtype, or 0 for a zero."""
         if not self.numel:
             return 0.0
         if self.precisions:
@@ -48,7 +51,7 @@ class TensorSize:
         return 8.0 * self.dense / self.numel * (1.0 - self.zeros / self.numel)
 
     def rescaled(self, exponent: int) -> TensorSize:
-        """The same weights seen at scale 2**exponent: every precision grows by as much as the scale does."""
+        """Return the same weights seen at scale 2**exponent: every precision grows by as much as the scale does."""
         more = 0 if self.scale is None else exponent - self.scale
         if more <= 0:
             return self

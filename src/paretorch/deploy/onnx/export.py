@@ -1,4 +1,4 @@
-"""Export to ONNX: the effective weights in as few bits as they need, each once, and the file verified by running it."""
+"""Export to ONNX: weights in as few bits as they need, each once, and the file verified by running it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.deploy.artefact import StrPath
-from paretorch.deploy.calibrate import check_percentile, quantize_int8
+from paretorch.deploy.calibrate import check_percentile
 from paretorch.deploy.codec.container import beside
 from paretorch.deploy.onnx.graph import INPUT, OUTPUT, Model, merge_equal, optimize, prune, shared, trace
-from paretorch.deploy.onnx.int8 import SIGNS, narrow, share_codes
-from paretorch.deploy.onnx.pack import FORMS, STEPS, Packing, find_packing, pack
-from paretorch.deploy.onnx.types import CODES, LOW, finished
+from paretorch.deploy.onnx.int8 import SIGNS, narrow, quantize_int8, share_codes
+from paretorch.deploy.onnx.pack import CODES, FORMS, LOW, STEPS, Packing, find_packing, finished, pack
 from paretorch.deploy.plain import copied
 from paretorch.deploy.plain import plain as plain_module
 from paretorch.edits import QuantizedActivation
@@ -27,8 +26,8 @@ from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.support.checks import require_number
 from paretorch.support.eval_mode import trying
 
-_FLIPS = 0.05
-_HALF = 1e-2  # of fp16, which has three digits
+_QUANTIZED_TOLERANCE = 0.05  # a value between two levels may be rounded to either
+_HALF_TOLERANCE = 1e-2  # fp16 has three digits
 
 
 def export_onnx(
@@ -43,17 +42,22 @@ def export_onnx(
 ) -> Path:
     """Write the module, in eval mode, as one ONNX file and return its path.
 
-    weights: "packed": a weight whose values are whole multiples of a step (SMOL's precisions, LSQ and others; read off the
-    values, exact in fp32 and fp16) is stored as codes of 2 to 16 bits that onnxruntime multiplies out when it loads the
-    file, and runs as fast as fp32. "qdq": the same with DequantizeLinear, for compilers that keep the integers; onnxruntime
-    on CPUs unpacks these at every call (2 to 3 times as long for ResNet-20, see `benchmarks/onnx_export.py`). "fp32": all
-    as plain numbers. A weight that several layers read is stored once.
-    The file is run with onnxruntime on the example, and on its first row alone; if an output differs from the module's
-    by more than `tolerance` times the largest output, nothing is written and an error says by how much. A network with
-    quantized activations may differ by 0.05 times: a value between two levels may fall to either; one in fp16 by 0.01.
-    calibrate: batches of inputs; with them the file is int8 (weights by channel, those on a grid with their own values, in
-    fewer bits on disk if "packed"; activations by the ranges that these batches give, min-max or cut at `percentile`), and
-    is run, but not compared: measure its accuracy.
+    The file is run with onnxruntime on the example, and on its first row alone. If an output differs from the module's too
+    much, nothing is written and an error says by how much. A weight that several layers read is stored once.
+
+    Args:
+        example: A batch of inputs.
+        weights: "packed": a weight whose values are whole multiples of a step (SMOL's precisions, LSQ and others; read off
+            the values, exact in fp32 and fp16) is stored as codes of 2 to 16 bits that onnxruntime multiplies out when it
+            loads the file, and runs as fast as fp32. "qdq": the same with DequantizeLinear, for compilers that keep the
+            integers; onnxruntime on CPUs unpacks these at every call (2 to 3 times as long for ResNet-20, see
+            `benchmarks/onnx_export.py`). "fp32": plain numbers.
+        tolerance: The largest difference of an output to accept, relative to the largest output. At least 0.05 with
+            quantized activations (a value between two levels may be rounded to either), and 0.01 in fp16.
+        calibrate: Batches of inputs; with them the file is int8: weights per channel, those on a grid with their own values
+            (in fewer bits on disk if "packed"), activations by the ranges that these batches give. It is run, but not
+            compared: measure its accuracy.
+        percentile: With `calibrate`, cut the ranges at this percentile instead of the smallest and largest value.
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(package) is None:
@@ -75,12 +79,12 @@ def export_onnx(
     if torch.float16 in kinds and calibrate is not None:
         raise ConfigError("onnxruntime does not turn fp16 into int8: export model.float(), with a float example")
     if torch.float16 in kinds:
-        tolerance = max(tolerance, _HALF)
+        tolerance = max(tolerance, _HALF_TOLERANCE)
     if any(isinstance(module, QuantizedActivation) for module in plain.modules()):
-        tolerance = max(tolerance, _FLIPS)
+        tolerance = max(tolerance, _QUANTIZED_TOLERANCE)
     rows = example.detach().cpu()
     if len(rows) == 1:
-        rows = torch.cat([rows, rows])  # a batch of one would be taken for a constant
+        rows = torch.cat([rows, rows])  # the exporter takes a batch of one for a constant
     target = Path(path)
     if target.is_dir():
         raise ConfigError(f"{target} is a folder: give the file, such as {target / 'model.onnx'}")
@@ -89,12 +93,12 @@ def export_onnx(
         with trying(part), torch.no_grad():
             wanted.append((part, plain(part)))
         if isinstance(wanted[-1][1], Tensor) and bool(wanted[-1][1].isnan().any()):
-            raise ConfigError("outputs of the module on the example are NaN, so that no file can be compared with it")
+            raise ConfigError("Outputs of the module on the example are NaN, so that no file can be compared with it")
     if not isinstance(wanted[0][1], Tensor):
         raise ConfigError(f"export_onnx needs a module that returns one tensor, not {type(wanted[0][1]).__name__}")
     form = weights
     if calibrate is not None:
-        form = "int8" if weights == "packed" else "fp32"  # what onnxruntime's quantizer makes int8 of
+        form = "int8" if weights == "packed" else "fp32"  # what onnxruntime's quantizer reads
     with beside(target, ".onnx") as temporary:
         _export(plain, rows, temporary, form)
         for part, expected in wanted:
@@ -108,7 +112,7 @@ def export_onnx(
 
 def _export(model: nn.Module, rows: Tensor, path: str, weights: str) -> None:
     if {INPUT, OUTPUT} & {*model._parameters, *model._buffers}:
-        model = nn.Sequential(model)  # whose tensors have other names than those of the graph
+        model = nn.Sequential(model)  # so that no tensor is named like an input or output of the graph
     values = {
         name: parameter.detach().numpy()
         for name, parameter in model.named_parameters(remove_duplicate=False)
@@ -117,7 +121,7 @@ def _export(model: nn.Module, rows: Tensor, path: str, weights: str) -> None:
     packing = find_packing(values, weights) if weights != "fp32" else Packing({}, {})
     graph = trace(model, rows, packing.opset)
     if weights == "int8":
-        packing = Packing({}, {})  # onnxruntime's quantizer wants plain weights; only the opset is for later
+        packing = Packing({}, {})  # onnxruntime's quantizer needs plain weights; the opset is for the packing after it
     graph = optimize(graph, shared(graph) | packing.grids.keys())
     merged = merge_equal(graph)
     pack(graph, packing, weights)
@@ -137,15 +141,15 @@ def _write(model: Model, path: str, merged: int) -> None:
     prune(model)
     del model.metadata_props[:]
     entry = model.metadata_props.add()
-    entry.key, entry.value = "paretorch", _told(model, merged)
+    entry.key, entry.value = "paretorch", _summary(model, merged)
     try:
         Path(path).write_bytes(finished(model).SerializeToString())
     except ValueError as error:
-        raise ConfigError("the network is too large for one ONNX file, which holds 2 GB") from error
+        raise ConfigError("The network is too large for one ONNX file, which holds 2 GB") from error
 
 
-def _told(graph: Model, merged: int) -> str:
-    """The weights by type, in words: kept in the file."""
+def _summary(graph: Model, merged: int) -> str:
+    """Return the number of weights by type, in words, to be kept in the file."""
     from onnx import TensorProto
 
     kinds = {t.name: TensorProto.DataType.Name(t.data_type) for t in graph.graph.initializer if len(t.dims) > 1}
@@ -171,7 +175,7 @@ def _verify(path: str, rows: Tensor, expected: Tensor, tolerance: float) -> None
     scale = max(float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)), 1e-6)
     apart = math.inf
     if output.shape == wanted.shape:
-        other = output != wanted  # infinities have no difference
+        other = output != wanted  # equal infinities have no difference
         apart = float(np.abs(output[other] - wanted[other]).max(initial=0.0))
     if not apart <= tolerance * scale:
         raise ConfigError(

@@ -1,26 +1,33 @@
-"""The ONNX graph of a module, with chosen weights left as the module holds them, and every weight once."""
+"""The ONNX graph of a module: traced, optimized except for chosen weights, every weight stored once, norms absorbed.
+
+A batch norm after a packed weight is multiplied into its steps: γ(c·s ∗ x + b − μ)/√(σ² + ε) + β, codes untouched.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from paretorch.deploy.codec.grids import Grid
 from paretorch.errors import ConfigError
 from paretorch.support.silence import quiet
 
 INPUT, OUTPUT = "input", "output"  # of the graph
-OPSET = 20  # where nothing needs a later one
+OPSET = 20  # unless something needs a later one
 _NO_COPY = ("Shape", "Size", "CastLike", "Slice", "Split")  # reads that, folded, do not double a weight
 Graph = Any  # onnx.GraphProto and its parts have no types that a checker knows
 Model = Any
 
 
 def trace(model: nn.Module, rows: Tensor, opset: int) -> Model:
-    """The module as torch exports it, not optimized: parameters keep their names, the first dimension is free."""
+    """Return the module as torch exports it, not optimized: parameters keep their names, the batch size is dynamic."""
     try:
         with quiet():
             program = torch.onnx.export(
@@ -48,17 +55,17 @@ def trace(model: nn.Module, rows: Tensor, opset: int) -> Model:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what went wrong at first: the exporter wraps it in advice on how to report bugs."""
+    """Return the first line of the original error: the exporter wraps it in advice on how to report bugs."""
     while error.__cause__ is not None:
         error = error.__cause__
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def optimize(model: Model, kept: Collection[str]) -> Model:
-    """The graph with constants folded and norms merged, except into the weights that are to be kept.
+    """Fold constants and merge norms, except into the weights that are to be kept.
 
-    While the optimizer works, those weights are inputs of the graph: it folds no input into anything. What it would have
-    done to them (a transpose, a factor, a norm), onnxruntime does when it loads the file.
+    While the optimizer works, those weights are inputs of the graph, and it does not fold inputs. What it would have done
+    to them (a transpose, a factor, a norm), onnxruntime does when it loads the file.
     """
     import onnx
     import onnxscript.optimizer
@@ -72,7 +79,7 @@ def optimize(model: Model, kept: Collection[str]) -> Model:
     del optimized.graph.input[:]
     optimized.graph.input.extend(real)
     for part in _graphs(optimized.graph):
-        for node in part.node:  # where in the Python source each operation came from: larger than packed weights
+        for node in part.node:  # the Python source of each operation: larger than packed weights
             del node.metadata_props[:]
             node.doc_string = ""
         for value in (*part.input, *part.output, *part.value_info):
@@ -83,7 +90,7 @@ def optimize(model: Model, kept: Collection[str]) -> Model:
 
 
 def shared(model: Model) -> set[str]:
-    """The weights of the graph that it reads more than once, or that are equal to others."""
+    """Return the weights that the graph reads more than once, or that are equal to others."""
     nodes = [node for part in _graphs(model.graph) for node in part.node if node.op_type not in _NO_COPY]
     reads = Counter(name for node in nodes for name in node.input)
     same: dict[Any, list[str]] = {}
@@ -94,7 +101,7 @@ def shared(model: Model) -> set[str]:
 
 
 def merge_equal(model: Model) -> int:
-    """Keep one of each set of equal weights; returns the bytes saved."""
+    """Keep one of each set of equal weights; return the bytes saved."""
     first: dict[Any, str] = {}
     instead: dict[str, str] = {}
     saved = 0
@@ -113,12 +120,12 @@ def merge_equal(model: Model) -> int:
 
 
 def readers(graph: Graph, name: str) -> list[Any]:
-    """The nodes that read a tensor, inner graphs included."""
+    """Return the nodes that read a tensor, inner graphs included."""
     return [node for part in _graphs(graph) for node in part.node if name in node.input]
 
 
 def prune(model: Model) -> None:
-    """Drop the weights that nothing reads any more, and the sets of operators that nothing is from."""
+    """Drop weights that nothing reads any more, and unused operator sets."""
     graph = model.graph
     read = {name for part in _graphs(graph) for node in part.node for name in node.input}
     left = [t for t in graph.initializer if t.name in read or any(t.name == value.name for value in graph.output)]
@@ -131,7 +138,7 @@ def prune(model: Model) -> None:
 
 
 def _rename(graph: Graph, names: Mapping[str, str]) -> None:
-    """Let every node read other names."""
+    """Rename the inputs of all nodes."""
     for part in _graphs(graph):
         for node in part.node:
             for i, name in enumerate(node.input):
@@ -153,3 +160,69 @@ def _content(tensor: Any) -> tuple[int, tuple[int, ...], bytes]:
 
     raw = tensor.raw_data or numpy_helper.to_array(tensor).tobytes()
     return tensor.data_type, tuple(tensor.dims), raw
+
+
+def absorb_norm(graph: Graph, node: Any, grid: Grid, positive: bool) -> Grid | None:
+    """Remove the norm after the node and return the grid with its steps scaled; None if there is no such norm.
+
+    Args:
+        positive: Only if all steps stay above 0, which compilers require of scales.
+    """
+    from onnx import numpy_helper
+
+    norm = _norm_behind(graph, node)
+    axis = output_axis(node)
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    if norm is None or axis is None or grid.axis not in (None, axis):
+        return None
+    names = [*norm.input[1:5], *node.input[2:3]]
+    if any(name and name not in constants for name in names):
+        return None
+    gamma, beta, mean, variance, *bias = (numpy_helper.to_array(constants[name]).astype(np.float64) for name in names)
+    factor = gamma / np.sqrt(variance + _attribute(norm, "epsilon", 1e-5))
+    steps = (grid.steps * factor).astype(np.float32)
+    moved = ((bias[0] if bias else 0.0) - mean) * factor + beta
+    if steps.shape != (grid.codes.shape[axis],) or not np.isfinite(steps).all() or (positive and steps.min() <= 0):
+        return None
+    graph.initializer.append(_tensor(f"{norm.output[0]}.bias", moved.astype(np.float32)))
+    del node.input[2:]
+    node.input.append(f"{norm.output[0]}.bias")
+    node.output[0] = norm.output[0]
+    graph.node.remove(norm)
+    return replace(grid, steps=steps, axis=axis)
+
+
+def _tensor(name: str, values: NDArray[np.float32]) -> Any:
+    from onnx import numpy_helper
+
+    return numpy_helper.from_array(values, name)
+
+
+def _norm_behind(graph: Graph, node: Any) -> Any:
+    """Return the norm that is the only reader of the node's output; None if there is none."""
+    output = node.output[0]
+    readers = [other for other in graph.node if output in other.input]
+    if len(readers) != 1 or any(value.name == output for value in graph.output):
+        return None
+    norm = readers[0]
+    plain = norm.op_type == "BatchNormalization" and not _attribute(norm, "training_mode", 0)
+    return norm if plain and norm.input[0] == output and len(norm.output) == 1 else None
+
+
+def output_axis(node: Any) -> int | None:
+    """Return the dimension of the weight that holds the output channels; None if there is none."""
+    if node.op_type == "Conv":
+        return 0
+    if node.op_type == "ConvTranspose":
+        return 1 if _attribute(node, "group", 1) == 1 else None
+    plain = _attribute(node, "alpha", 1.0) == 1.0 and _attribute(node, "beta", 1.0) == 1.0
+    return 0 if node.op_type == "Gemm" and plain and _attribute(node, "transB", 0) else None
+
+
+def _attribute(node: Any, name: str, otherwise: float) -> float:
+    from onnx import helper
+
+    for attribute in node.attribute:
+        if attribute.name == name:
+            return float(helper.get_attribute_value(attribute))
+    return otherwise

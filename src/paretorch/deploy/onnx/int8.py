@@ -1,29 +1,39 @@
-"""Weights of an int8 network: one that lies on a grid keeps its values, any other has steps of max|w|/127 by channel.
+"""An ONNX file as int8, calibrated with batches of inputs (post-training quantization) by onnxruntime's quantizer.
 
-Few codes are few bits: they are stored in 2, 4 or 6 where they fit, and cast to INT8 when onnxruntime loads the file,
-before it looks for integer operations. A channel of zeros has a step like the others; by max|w| it would have none, and its
-bias, which counts in steps of weight times input, would be rounded to nothing.
+A weight that lies on a grid keeps its values; any other has steps of max|w|/127 per channel. Small codes take few bits:
+they are stored in 2, 4 or 6 if they fit, and cast to INT8 when onnxruntime loads the file, before it looks for integer
+operations. A channel of zeros has a step like the others; by max|w| it would have none, and its bias, which counts in steps
+of weight times input, would be rounded to nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from paretorch.deploy.calibrate import check_percentile, inputs_of
 from paretorch.deploy.codec.grids import Codes, Floats, read_grid
-from paretorch.deploy.onnx.graph import Model
-from paretorch.deploy.onnx.norms import output_axis
-from paretorch.deploy.onnx.types import choose_layout, put_first, store
+from paretorch.deploy.onnx.graph import Model, output_axis
+from paretorch.deploy.onnx.pack import choose_layout, put_first, store
+from paretorch.errors import ConfigError, MissingExtraError, PareError
 
-SIGNS = ".signs"  # behind the name of a weight
+SIGNS = ".signs"  # suffix of a weight's name
 _LARGEST = 127
-_TIES = 1e-4
+_MAX_TIES = 1e-4  # share of codes that may differ by rounding
 
 
 def weight_steps(values: NDArray[Any], axis: int) -> Floats:
-    """One step a slice along the axis."""
+    """Return one step per slice along the axis."""
     top = np.abs(values).max(axis=tuple(i for i in range(values.ndim) if i != axis), initial=0.0)
     grid = read_grid(values, (axis,), near=True)
     steps = top / _LARGEST if grid is None or grid.bits > 8 else grid.steps
@@ -32,7 +42,7 @@ def weight_steps(values: NDArray[Any], axis: int) -> Floats:
 
 
 def overrides(model: Model) -> dict[str, list[dict[str, Any]]]:
-    """Weight -> what onnxruntime's quantizer is to do with each of its channels."""
+    """Return, by weight, the scale and zero point of each channel, for onnxruntime's quantizer."""
     from onnx import numpy_helper
 
     constants = {t.name: t for t in model.graph.initializer if len(t.dims) > 1}
@@ -43,7 +53,7 @@ def overrides(model: Model) -> dict[str, list[dict[str, Any]]]:
             continue
         values = numpy_helper.to_array(constants[name])
         axis = 1 if node.op_type == "MatMul" else output_axis(node)
-        # Several groups: the weight has the channels of one of them, the bias those of all. Several matrices: none has steps by channel.
+        # With several groups the weight has the channels of one group, the bias those of all. Stacked matrices have no steps per channel.
         spread = node.op_type == "ConvTranspose" and axis is None and len(node.input) > 2
         if values.dtype != np.float32:
             continue
@@ -56,10 +66,10 @@ def overrides(model: Model) -> dict[str, list[dict[str, Any]]]:
 
 
 def share_codes(model: Model) -> int:
-    """Keep one of the int8 weights that are equal up to the signs of their channels; returns the bytes saved.
+    """Keep one of the int8 weights that are equal up to the signs of their channels; return the bytes saved.
 
-    Layers folded into one differ by a factor and by their norms. Both are in the steps, but for their signs. A value half-way
-    between two codes may have fallen to either: for a handful of those the weights are still one.
+    Layers folded into one differ by a factor and by their norms. Both are in the steps, except for their signs. A value
+    halfway between two codes may have been rounded to either, so a few codes may differ by one.
     """
     from onnx import TensorProto, helper, numpy_helper
 
@@ -73,7 +83,7 @@ def share_codes(model: Model) -> int:
         for name, known in first.setdefault(codes.shape, []):
             signs = np.where((rows.astype(np.int32) * known).sum(1) < 0, -1, 1)
             apart = np.abs(signs[:, None] * known - rows)
-            if apart.max(initial=0) <= 1 and np.count_nonzero(apart) <= _TIES * codes.size:
+            if apart.max(initial=0) <= 1 and np.count_nonzero(apart) <= _MAX_TIES * codes.size:
                 graph.initializer.remove(tensor)
                 spread = signs.astype(np.float32).reshape(-1, *(1,) * (codes.ndim - 1))
                 graph.initializer.append(numpy_helper.from_array(spread, tensor.name + SIGNS))
@@ -91,7 +101,7 @@ def share_codes(model: Model) -> int:
 
 
 def narrow(model: Model) -> None:
-    """Store int8 codes in fewer bits where they fit and the model's opset has such integers."""
+    """Store int8 codes in fewer bits if they fit and the model's opset has such integers."""
     from onnx import TensorProto, numpy_helper
 
     graph = model.graph
@@ -107,3 +117,91 @@ def narrow(model: Model) -> None:
             nodes[-1].output[0] = tensor.name
             made += nodes
     put_first(graph, made)
+
+
+def quantize_int8(source: str, target: str, batches: Iterable[Any], percentile: float | None) -> None:
+    """Write an ONNX file as int8: weights per channel, activations by the ranges that the batches give, as QDQ pairs.
+
+    Weights that lie on a grid of 8 bits or fewer keep their values, apart from the norms that are folded into them.
+    """
+    check_percentile(percentile)
+    try:
+        import onnx
+        from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+        from onnxruntime.quantization.shape_inference import quant_pre_process
+    except ImportError as error:
+        raise MissingExtraError(
+            f"int8 export needs onnxruntime.quantization ({error}): pip install 'paretorch[export]'"
+        ) from error
+    method = CalibrationMethod.MinMax if percentile is None else CalibrationMethod.Percentile
+    options: dict[str, Any] = {} if percentile is None else {"CalibPercentile": percentile}
+    handle, folded = tempfile.mkstemp(suffix=".onnx", dir=os.path.dirname(target) or ".")
+    os.close(handle)
+    try:
+        with _silenced():
+            # Folds norms into the convolutions before them, so that both are one integer operation.
+            quant_pre_process(source, folded, skip_symbolic_shape=True)
+            options["TensorQuantOverrides"] = overrides(onnx.load(folded))
+            reader = _Reader(inputs_of(batches))
+            if percentile is not None and reader.sort() > 1:
+                options["CalibStridedMinMax"] = 1
+            quantize_static(
+                folded,
+                target,
+                reader,
+                quant_format=QuantFormat.QDQ,
+                per_channel=True,
+                activation_type=QuantType.QUInt8,
+                weight_type=QuantType.QInt8,
+                calibrate_method=method,
+                extra_options=options,
+            )
+    except PareError:
+        raise
+    except Exception as error:  # onnxruntime raises types of its own
+        raise ConfigError(f"onnxruntime cannot calibrate with these batches: {str(error).splitlines()[0]}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(folded)
+
+
+class _Reader:
+    """Passes batches to onnxruntime, one at a time.
+
+    A percentile is computed from histograms of batches of one shape at a time: `sort` groups them, `set_range` selects.
+    """
+
+    def __init__(self, batches: Iterator[Tensor]) -> None:
+        self._batches = batches
+        self._kinds: list[list[Tensor]] = []
+
+    def sort(self) -> int:
+        """Group all batches by shape; return the number of shapes."""
+        kinds: dict[torch.Size, list[Tensor]] = {}
+        for batch in self._batches:
+            kinds.setdefault(batch.shape, []).append(batch)
+        self._kinds = list(kinds.values())
+        self._batches = iter(self._kinds[0])
+        return len(self)
+
+    def __len__(self) -> int:
+        return len(self._kinds)
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        self._batches = iter([batch for kind in self._kinds[start_index:end_index] for batch in kind])
+
+    def get_next(self) -> dict[str, np.ndarray[Any, Any]] | None:
+        batch = next(self._batches, None)
+        return None if batch is None else {"input": batch.detach().cpu().numpy()}
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)  # onnxruntime writes advice to the root logger and prints it
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        root.setLevel(level)

@@ -36,10 +36,14 @@ def prune_channels(
     count: str = "weights",
     multiple: int = 1,
 ) -> nn.Module:
-    """A copy without the weakest channels, about `share` of the weights less, to be fine-tuned and saved.
+    """Return a copy without the weakest channels, to be fine-tuned and saved.
 
-    exclude: a pattern, or several, of weights whose own outputs stay. by: "magnitude", or "torch-pruning" where that is installed.
-    count: "weights", or "macs" for a share of these; multiple: layers keep a multiple of so many channels (both by magnitude).
+    Args:
+        share: Of the weights to remove, about.
+        exclude: A pattern, or several, of weights whose own outputs stay.
+        by: "magnitude", or "torch-pruning" if that package is installed.
+        count: "weights", or "macs" for a share of these (by magnitude only).
+        multiple: Layers keep a multiple of so many channels (by magnitude only).
     """
     if not 0.0 < share < 1.0:
         raise ConfigError(f"share={share!r}: give the share of weights to remove, above 0 and below 1, such as 0.5")
@@ -54,7 +58,7 @@ def prune_channels(
         )
     network = copy.deepcopy(model).cpu().eval()
     patterns = (exclude,) if isinstance(exclude, str) else exclude
-    # Layers without a choice of their own (a classifier) are no place to look for channels, but are cut behind others.
+    # Excluded layers (a classifier) keep their own outputs, but lose the inputs that other layers no longer produce.
     chosen = {
         name
         for name, weight in network.named_parameters()
@@ -88,7 +92,7 @@ def _scores(network: nn.Module, coupling: Coupling) -> Tensor:
 
 
 def _by_torch_pruning(network: nn.Module, example: Tensor, coupling: Coupling, share: float) -> Tensor:
-    """The channels that torch-pruning keeps of a copy, with the ratio at which it comes nearest to the share."""
+    """Return the channels that torch-pruning keeps, at the ratio that comes nearest to the share."""
     low, high, best = 0.0, 1.0, torch.ones(coupling.count, dtype=torch.bool)
     for _ in range(8):
         ratio = (low + high) / 2
@@ -126,7 +130,7 @@ def _kept_by_torch_pruning(network: nn.Module, example: Tensor, coupling: Coupli
         if outputs and name in own:
             decisions = own[name].index[torch.tensor(indices, dtype=torch.long)]
             keep[decisions[decisions >= 0]] = False
-    for one in coupling.sets:  # torch-pruning leaves a channel too, but not one of every set of ours
+    for one in coupling.sets:  # torch-pruning keeps one channel per layer, but not of every coupled set
         if not bool(keep[one].any()):
             keep[one[0]] = True
     return keep

@@ -30,11 +30,16 @@ def folding_curve(
     measure: Callable[[nn.Module], float],
     only: Selector | None = None,
     recalibrate: Sequence[Any] | None = None,
+    *,
+    size: Callable[[nn.Module], int],
 ) -> Iterator[Folded]:
-    """From the network with all its layers to the fewest that `fold` can leave; `only` and `recalibrate` as there."""
-    from paretorch.deploy import sizes
+    """Fold from all layers to the fewest that `fold` can leave; `only` and `recalibrate` as there.
 
+    Args:
+        measure: Returns what to measure of a folded network, such as its accuracy.
+        size: Returns the bytes of its file.
+    """
     for count, threshold in levels(model, only).items():
         small = fold(model, layers=count, only=only, recalibrate=recalibrate).eval()
         error = max(folding.error for folding in small.__dict__["paretorch_folding"])
-        yield Folded(count, threshold, error, sizes(small).total, measure(small))
+        yield Folded(count, threshold, error, size(small), measure(small))

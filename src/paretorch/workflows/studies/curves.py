@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from paretorch.errors import ConfigError
-from paretorch.report.curves import Curve, curves
+from paretorch.report.charts import Curve, curves
 from paretorch.training.progress import headline
 from paretorch.workflows.studies.results import collect
 from paretorch.workflows.studies.study import Study

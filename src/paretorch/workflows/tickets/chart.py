@@ -3,7 +3,7 @@
 from statistics import fmean
 
 from paretorch.report.charts import line_chart
-from paretorch.report.picture import in_report_colours
+from paretorch.report.files import in_report_colours
 from paretorch.workflows.tickets.result import Result
 
 

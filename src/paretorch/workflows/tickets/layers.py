@@ -1,7 +1,7 @@
 """Where tickets of about equal sparsity keep their weights: the methods of a search beside each other, layer by layer."""
 
 from paretorch.report.charts import line_chart
-from paretorch.report.picture import in_report_colours
+from paretorch.report.files import in_report_colours
 from paretorch.workflows.tickets.files import Row
 from paretorch.workflows.tickets.result import Result
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paretorch.deploy.codec.rounded import HALF, read_rounded
+from paretorch.deploy.codec.grids import HALF, read_rounded
 
 
 def _products(codes: Tensor, steps: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 import paretorch as pt
 from paretorch.deploy.fast import SparseLinear, SparsePointwise
-from paretorch.deploy.fast.measure import is_faster, speedup
+from paretorch.deploy.fast.timers import is_faster, speedup
 
 
 class Given:
@@ -60,8 +60,8 @@ def test_layers_whose_inputs_are_given_by_name_are_replaced() -> None:
     model, x = Named(), torch.randn(2, 4, 5, 5)
     with torch.no_grad():
         model.mix.weight[:4] = model.out.weight[1:] = 0
-    fast, account = pt.optimize(model, x, timer=faster())
-    assert account.changed
+    fast, summary = pt.optimize(model, x, timer=faster())
+    assert summary.changed
     assert (type(fast.mix), type(fast.out)) == (SparsePointwise, SparseLinear)
     with torch.no_grad():
         torch.testing.assert_close(fast(x), model.eval()(x))
@@ -71,13 +71,13 @@ def test_sparse_layers_are_replaced_and_the_rest_is_kept() -> None:
     model, x = network(), torch.randn(5, 40)
     state = copy.deepcopy(model.state_dict())
     timer = faster()
-    fast, account = pt.optimize(model, x, timer=timer)
+    fast, summary = pt.optimize(model, x, timer=timer)
     assert [type(layer) for layer in fast] == [SparseLinear, nn.ReLU, SparseLinear, nn.BatchNorm1d, nn.Linear]
     assert timer.asked == [("dense", "csr")] * 2 + [("before", "after")]
-    assert account.changed
-    assert (account.before_ms, account.after_ms) == (4.0, 3.0)
-    assert account.difference is not None
-    assert account.difference < 1e-6
+    assert summary.changed
+    assert (summary.before_ms, summary.after_ms) == (4.0, 3.0)
+    assert summary.difference is not None
+    assert summary.difference < 1e-6
     with torch.no_grad():
         torch.testing.assert_close(fast(x), model.eval()(x))
     assert all(torch.equal(a, state[key]) for key, a in model.state_dict().items())
@@ -95,20 +95,20 @@ def test_the_copy_shares_no_memory_and_is_in_eval_mode() -> None:
 
 def test_the_model_comes_back_where_the_whole_is_not_faster() -> None:
     model = network()
-    fast, account = pt.optimize(model, torch.randn(5, 40), timer=faster(after=3.95))
+    fast, summary = pt.optimize(model, torch.randn(5, 40), timer=faster(after=3.95))
     assert fast is model
-    assert not account.changed
-    assert "not faster as a whole" in account.reason
+    assert not summary.changed
+    assert "not faster as a whole" in summary.reason
 
 
 def test_a_layer_that_is_not_faster_stays() -> None:
     model = network()
-    fast, account = pt.optimize(model, torch.randn(5, 40), timer=faster(csr=2.1))
+    fast, summary = pt.optimize(model, torch.randn(5, 40), timer=faster(csr=2.1))
     assert fast is model
-    assert {choice.chosen for choice in account.choices} == {"dense"}
-    assert account.choices[0].milliseconds == {"dense": 2.0, "csr": 2.1}
-    assert "not faster" in account.choices[0].reason
-    assert account.reason == "no layer was measured to be faster"
+    assert {choice.chosen for choice in summary.choices} == {"dense"}
+    assert summary.choices[0].milliseconds == {"dense": 2.0, "csr": 2.1}
+    assert "not faster" in summary.choices[0].reason
+    assert summary.reason == "no layer was measured to be faster"
 
 
 def test_one_lucky_round_is_no_proof() -> None:
@@ -146,10 +146,10 @@ def test_a_layer_used_at_two_places_is_replaced_at_both() -> None:
     layer = nn.Linear(20, 20)
     with torch.no_grad():
         layer.weight.mul_(torch.rand(20, 20) < 0.1)
-    fast, account = pt.optimize(nn.Sequential(layer, nn.ReLU(), layer), torch.randn(2, 20), timer=faster())
+    fast, summary = pt.optimize(nn.Sequential(layer, nn.ReLU(), layer), torch.randn(2, 20), timer=faster())
     assert fast[0] is fast[2]
     assert isinstance(fast[0], SparseLinear)
-    assert len(account.choices) == 1
+    assert len(summary.choices) == 1
 
 
 def test_pointwise_convolutions_and_outputs_in_a_mapping() -> None:
@@ -164,17 +164,17 @@ def test_pointwise_convolutions_and_outputs_in_a_mapping() -> None:
             y = self.point(x)
             return {"first": y, "rest": [self.wide(y), None]}
 
-    fast, account = pt.optimize(Net(), torch.randn(2, 8, 5, 5), timer=faster())
+    fast, summary = pt.optimize(Net(), torch.randn(2, 8, 5, 5), timer=faster())
     assert isinstance(fast.point, SparsePointwise)
-    assert [choice.layer for choice in account.choices] == ["point"]
+    assert [choice.layer for choice in summary.choices] == ["point"]
 
 
 @pytest.mark.parametrize("zeros", [0.0, 0.3])
 def test_too_few_zeros_are_not_even_measured(zeros) -> None:
     timer = faster()
-    fast, account = pt.optimize(network(zeros), torch.randn(5, 40), timer=timer)
+    fast, summary = pt.optimize(network(zeros), torch.randn(5, 40), timer=timer)
     assert timer.asked == []
-    assert "too few" in account.choices[0].reason
+    assert "too few" in summary.choices[0].reason
     assert fast is not None
 
 
@@ -187,17 +187,17 @@ def test_what_the_example_does_not_reach_is_left() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.used(x)
 
-    _, account = pt.optimize(Idle(), torch.randn(2, 40), timer=faster())
-    assert {c.layer: c.chosen for c in account.choices} == {"used": "csr", "idle": "dense"}
-    assert "does not reach" in account.choices[1].reason
+    _, summary = pt.optimize(Idle(), torch.randn(2, 40), timer=faster())
+    assert {c.layer: c.chosen for c in summary.choices} == {"used": "csr", "idle": "dense"}
+    assert "does not reach" in summary.choices[1].reason
 
 
 def test_half_precision_stays_dense_on_a_cpu() -> None:
-    _, account = pt.optimize(network().bfloat16(), torch.randn(5, 40).bfloat16(), timer=faster())
-    assert "float32" in account.choices[0].reason
+    _, summary = pt.optimize(network().bfloat16(), torch.randn(5, 40).bfloat16(), timer=faster())
+    assert "float32" in summary.choices[0].reason
 
 
-def test_parametrised_layers_and_those_with_hooks_are_not_touched() -> None:
+def test_parametrised_layers_and_those_with_hooks_stay_and_are_named() -> None:
     class Double(nn.Module):
         def forward(self, weight: Tensor) -> Tensor:
             return 2 * weight
@@ -205,27 +205,84 @@ def test_parametrised_layers_and_those_with_hooks_are_not_touched() -> None:
     model = network()
     parametrize.register_parametrization(model[0], "weight", Double(), unsafe=True)
     model[2].register_forward_hook(lambda layer, given, out: out + 1)
-    _, account = pt.optimize(model, torch.randn(5, 40), timer=faster())
-    assert [choice.layer for choice in account.choices] == ["4"]
+    fast, summary = pt.optimize(model, torch.randn(5, 40), timer=faster())
+    assert fast is model
+    assert {choice.layer: choice.chosen for choice in summary.choices} == {"0": "dense", "2": "dense", "4": "dense"}
+    assert "parametrization" in summary.choices[0].reason
+    assert "hooks" in summary.choices[1].reason
+
+
+class Renamed(nn.Linear):
+    """Computes what a Linear does."""
+
+
+class RenamedPointwise(nn.Conv2d):
+    """Computes what a Conv2d does."""
+
+
+class Doubled(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+class Padded(nn.Conv2d):
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(input + 1, weight, bias)
+
+
+def test_subclasses_that_do_not_override_forward_are_treated_as_their_base() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(RenamedPointwise(8, 6, 1), nn.Flatten(), Renamed(24, 30)), torch.randn(5, 8, 2, 2)
+    with torch.no_grad():
+        for layer in (model[0], model[2]):
+            layer.weight.mul_(torch.rand_like(layer.weight) < 0.1)
+    fast, summary = pt.optimize(model, x, timer=faster())
+    assert {choice.layer: choice.chosen for choice in summary.choices} == {"0": "csr", "2": "csr"}
+    assert (type(fast[0]), type(fast[2])) == (SparsePointwise, SparseLinear)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), model(x))
+
+
+def test_subclasses_with_a_forward_pass_of_their_own_stay_and_are_named() -> None:
+    model = nn.Sequential(Padded(4, 6, 1), Padded(6, 6, 3, padding=1), nn.Flatten(), Doubled(24, 10))
+    with torch.no_grad():
+        for layer in (model[0], model[1], model[3]):
+            layer.weight.zero_()
+    fast, summary = pt.optimize(model, torch.randn(3, 4, 2, 2), timer=faster())
+    assert fast is model
+    assert [(choice.layer, choice.chosen) for choice in summary.choices] == [
+        ("0", "dense"), ("1", "dense"), ("3", "dense"),
+    ]  # fmt: skip
+    assert summary.choices[0].reason == "Padded has a forward pass of its own"
+    assert summary.choices[2].reason == "Doubled has a forward pass of its own"
+    assert "Doubled has a forward pass of its own" in str(summary)
+
+
+def test_a_forward_pass_set_on_the_layer_itself_is_kept() -> None:
+    model = network()
+    model[0].forward = lambda input: torch.zeros(len(input), 60)
+    fast, summary = pt.optimize(model, torch.randn(5, 40), timer=faster())
+    assert [choice.chosen for choice in summary.choices] == ["dense", "csr", "dense"]
+    assert type(fast[0]) is nn.Linear
 
 
 def test_a_layer_that_does_not_run_is_not_taken() -> None:
     """Under autocast the input of a sparse product would be bf16."""
     with torch.autocast("cpu", torch.bfloat16):
-        _, account = pt.optimize(network(), torch.randn(5, 40), timer=faster())
-    assert not account.changed
-    assert {choice.chosen for choice in account.choices} == {"dense"}
+        _, summary = pt.optimize(network(), torch.randn(5, 40), timer=faster())
+    assert not summary.changed
+    assert {choice.chosen for choice in summary.choices} == {"dense"}
 
 
 def test_a_layer_whose_outputs_differ_is_not_taken(monkeypatch) -> None:
     right = SparseLinear.forward
     monkeypatch.setattr(SparseLinear, "forward", lambda self, x: right(self, x) * 1.001)
     timer = faster()
-    fast, account = pt.optimize(network(), torch.randn(5, 40), timer=timer)
-    assert not account.changed
-    assert "csr differs by 1.0e-03, more than 1e-04" in account.choices[0].reason
+    fast, summary = pt.optimize(network(), torch.randn(5, 40), timer=timer)
+    assert not summary.changed
+    assert "csr differs by 1.0e-03, more than 1e-04" in summary.choices[0].reason
     assert timer.asked == []
-    assert pt.optimize(network(), torch.randn(5, 40), timer=timer, tolerance=0.01).account.changed
+    assert pt.optimize(network(), torch.randn(5, 40), timer=timer, tolerance=0.01).summary.changed
     assert isinstance(fast[0], nn.Linear)
 
 
@@ -233,10 +290,10 @@ def test_a_whole_whose_outputs_differ_is_not_taken(monkeypatch) -> None:
     right, timer = SparseLinear.forward, faster()
     monkeypatch.setattr(SparseLinear, "forward", lambda self, x: right(self, x) + (len(timer.asked) == 2))
     model = network()
-    fast, account = pt.optimize(model, torch.randn(5, 40), timer=timer)
+    fast, summary = pt.optimize(model, torch.randn(5, 40), timer=timer)
     assert fast is model
-    assert "outputs differ by" in account.reason
-    assert [choice.chosen for choice in account.choices] == ["csr", "csr", "dense"]
+    assert "outputs differ by" in summary.reason
+    assert [choice.chosen for choice in summary.choices] == ["csr", "csr", "dense"]
 
 
 def test_torchs_fused_encoder_does_not_go_past_the_new_layers() -> None:
@@ -246,8 +303,8 @@ def test_torchs_fused_encoder_does_not_go_past_the_new_layers() -> None:
         for layer in model.layers:
             layer.linear1.weight.mul_(torch.rand_like(layer.linear1.weight) < 0.1)
     x = torch.randn(2, 5, 16)
-    fast, account = pt.optimize(model, x, timer=faster())
-    assert account.changed
+    fast, summary = pt.optimize(model, x, timer=faster())
+    assert summary.changed
     assert isinstance(fast.layers[1].linear1, SparseLinear)
     with torch.no_grad():
         torch.testing.assert_close(fast(x), model(x))
@@ -263,13 +320,13 @@ def test_a_model_that_reads_the_weight_itself_comes_back() -> None:
             return self.layer(x) + self.layer.weight.T.contiguous().sum() * self.layer.in_features
 
     model = Nosy()
-    fast, account = pt.optimize(model, torch.randn(5, 40), timer=faster())
+    fast, summary = pt.optimize(model, torch.randn(5, 40), timer=faster())
     assert fast is model
-    assert "does not run" in account.reason
+    assert "does not run" in summary.reason
 
 
 def test_the_account_reads_as_a_table() -> None:
-    text = str(pt.optimize(network(), torch.randn(5, 40), timer=faster()).account)
+    text = str(pt.optimize(network(), torch.randn(5, 40), timer=faster()).summary)
     lines = text.splitlines()
     assert len(lines) == 4
     assert lines[0] == "0      csr    2.000 ms dense, 1.000 ms csr: 2.0 × faster"
@@ -293,11 +350,11 @@ def test_an_example_that_does_not_run_is_named() -> None:
 
 
 def test_the_real_clock() -> None:
-    """Whatever it says, outputs agree and the account is whole."""
+    """Whatever it says, outputs agree and the summary is whole."""
     model, x = network(), torch.randn(5, 40)
-    fast, account = pt.optimize(model, x, rounds=2, seconds=0.001)
-    assert len(account.choices) == 3
-    assert (fast is model) == (not account.changed)
+    fast, summary = pt.optimize(model, x, rounds=2, seconds=0.001)
+    assert len(summary.choices) == 3
+    assert (fast is model) == (not summary.changed)
     with torch.no_grad():
         torch.testing.assert_close(fast.eval()(x), model.eval()(x))
 

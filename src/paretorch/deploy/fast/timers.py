@@ -1,4 +1,4 @@
-"""Times calls against each other: in one run, in turns, several rounds."""
+"""Timers that compare calls: in one run, in turns, over several rounds."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from paretorch.errors import ConfigError
 
 Call = Callable[[], object]
 Timer = Callable[[Mapping[str, Call]], Mapping[str, Sequence[float]]]
-"""Named calls to the milliseconds that each took in every round."""
+"""Maps named calls to the milliseconds that each took in every round."""
 
-_GAIN = 0.97  # what is not at least this much shorter is not called faster
-_AGREE = 0.75  # the share of the rounds that must say so
+_MAX_RATIO = 0.97  # only what takes at most this share of the time is called faster
+_MIN_AGREEMENT = 0.75  # the share of rounds in which it must be faster
 
 
 def timer(device: torch.device, rounds: int, seconds: float, graphs: bool) -> Timer:
-    """By the clock on a CPU; by events on a GPU, where calls may be replayed from CUDA graphs."""
+    """Return a timer: by the clock on a CPU; by events on a GPU, replaying calls from CUDA graphs if `graphs`."""
     if device.type != "cuda":
         return lambda calls: timed_rounds(calls, rounds, seconds)
     return lambda calls: _by_events({n: _graph(c) if graphs else c for n, c in calls.items()}, rounds, seconds)
 
 
 def speedup(before: Sequence[float], after: Sequence[float]) -> float:
-    """The median over the rounds of how many times faster it became."""
+    """Return the median over the rounds of how many times faster it became."""
     return statistics.median(a / b for a, b in zip(before, after, strict=True))
 
 
 def is_faster(before: Sequence[float], after: Sequence[float]) -> bool:
-    """Whether most rounds, and not by a hair, say so."""
-    wins = sum(b <= _GAIN * a for a, b in zip(before, after, strict=True))
-    return wins >= _AGREE * len(before) and speedup(before, after) >= 1 / _GAIN
+    """Return whether it is faster in most rounds, by a margin."""
+    wins = sum(b <= _MAX_RATIO * a for a, b in zip(before, after, strict=True))
+    return wins >= _MIN_AGREEMENT * len(before) and speedup(before, after) >= 1 / _MAX_RATIO
 
 
 def _by_events(calls: Mapping[str, Call], rounds: int, seconds: float) -> dict[str, list[float]]:
@@ -51,7 +51,7 @@ def _by_events(calls: Mapping[str, Call], rounds: int, seconds: float) -> dict[s
 
 
 def elapsed(call: Call, count: int) -> float:
-    """Milliseconds of a call on a GPU, the mean of so many."""
+    """Return the milliseconds of a call on a GPU, the mean of `count` calls."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()
@@ -74,7 +74,7 @@ def _graph(call: Call) -> Call:
         with torch.cuda.graph(graph):
             kept = call()
     except RuntimeError as error:
-        raise ConfigError(f"this cannot be replayed from a CUDA graph, leave graphs=False: {error}") from error
+        raise ConfigError(f"This cannot be replayed from a CUDA graph, leave graphs=False: {error}") from error
 
     def replay() -> object:
         graph.replay()

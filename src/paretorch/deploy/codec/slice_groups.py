@@ -1,4 +1,4 @@
-"""Slices with different statistics: which rows, columns or taps of a weight share a frequency table.
+"""Groups of slices: which rows, columns or taps of a weight share a frequency table.
 
 Precision and sparsity differ between channels (whole rows at one precision, or gone), between inputs, and between the
 taps of a convolution. Slices along one axis are sorted into a few classes, each with its own table; the class of every
@@ -14,35 +14,35 @@ import numpy as np
 from paretorch.deploy.codec.entropy import Array
 
 _MOST_CLASSES = 12
-_MOST_CELLS = 1 << 21  # slices times alphabet: beyond, the histogram itself would cost more than it gains
-MOST_SLICES = _MOST_CELLS // 2  # that may have classes: an alphabet has two letters or more
+_MOST_CELLS = 1 << 21  # slices times alphabet: beyond it, counting costs more than it gains
+MOST_SLICES = _MOST_CELLS // 2  # slices that may have classes: an alphabet has at least two letters
 _CHUNK = 1 << 20  # symbols counted at once
-_TABLE_BITS = 4.0  # an entry of one more table, about
+_TABLE_BITS = 4.0  # of one entry of a further table, about
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Class of every slice along `axis` of the three-dimensional view (outputs, inputs, taps)."""
+    """The class of every slice along `axis` of the cube (outputs, inputs, taps)."""
 
     axis: int
     of: Array
 
     def members(self, label: int) -> tuple[slice | Array, ...]:
-        """An index that picks the slices of one class."""
+        """Return an index that selects the slices of one class."""
         index: list[slice | Array] = [slice(None)] * 3
         index[self.axis] = np.flatnonzero(self.of == label)
         return tuple(index)
 
 
-def view3(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """(outputs, inputs, taps); vectors have one slice only along the last two."""
+def as_cube(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return (outputs, inputs, taps); a vector is all taps."""
     if len(shape) < 2:
         return (1, 1, int(np.prod(shape, dtype=np.int64)))
     return (shape[0], shape[1], int(np.prod(shape[2:], dtype=np.int64)))
 
 
 def find_groups(symbols: Array, shape: tuple[int, int, int], levels: Array) -> tuple[Groups, Array] | None:
-    """The classes that save most, with the counts (class, symbol); None if one table for all is as good."""
+    """Return the classes that save most, and their counts (class, symbol); None if one table for all is as good."""
     size = levels.size
     best, best_gain, best_counts = None, 0.0, None
     for axis, length in enumerate(shape):
@@ -60,7 +60,7 @@ def find_groups(symbols: Array, shape: tuple[int, int, int], levels: Array) -> t
 
 
 def _histograms(cube: Array, axis: int, size: int) -> Array:
-    """Counts (slice, symbol), from some outputs after the other: all at once would take many times the memory."""
+    """Count (slice, symbol) in chunks of outputs: all at once would take many times the memory."""
     offset = np.arange(cube.shape[axis]).reshape([-1 if i == axis else 1 for i in range(3)]) * size
     counts = np.zeros(cube.shape[axis] * size, dtype=np.int64)
     step = max(1, _CHUNK * cube.shape[0] // cube.size)
@@ -71,14 +71,14 @@ def _histograms(cube: Array, axis: int, size: int) -> Array:
 
 
 def _bits(counts: Array) -> Array:
-    """n H: the bits of each row of counts, coded by its own frequencies."""
+    """Return the bits (n times the entropy) of each row of counts, coded with its own frequencies."""
     total = counts.sum(-1)
     inner = counts * np.log2(np.maximum(counts, 1))
     return np.asarray(total * np.log2(np.maximum(total, 1)) - inner.sum(-1))
 
 
 def _tables(counts: Array) -> float:
-    """Bits of the tables beyond the first."""
+    """Return the bits of all tables but the first."""
     return float(_TABLE_BITS * (np.count_nonzero(counts) - counts.shape[-1]))
 
 
@@ -88,7 +88,7 @@ def _map_bits(labels: Array) -> float:
 
 
 def _promising(counts: Array) -> bool:
-    """Would a table for each slice save more than fitting tables to noise saves, (symbols - 1) / 2 nats a slice?"""
+    """Return whether one table per slice saves more than fitting noise does, (symbols - 1) / 2 nats per slice."""
     free = counts.sum(0)
     gain = float(_bits(free) - _bits(counts).sum())
     used = np.minimum(np.count_nonzero(free), counts.sum(1)) - 1
@@ -96,7 +96,7 @@ def _promising(counts: Array) -> bool:
 
 
 def _classes(counts: Array, levels: Array) -> Array:
-    """Slices with the same finest precision and about the same share of zeros, merged while a merger saves bits."""
+    """Sort slices by finest precision and share of zeros, and merge classes as long as that saves bits."""
     zeros = counts[:, levels < 0].sum(1) / np.maximum(counts.sum(1), 1)
     present = counts > 0
     finest = np.where(present & (levels >= 0), levels, 99).min(1)
@@ -104,7 +104,7 @@ def _classes(counts: Array, levels: Array) -> Array:
     signature = finest * 8 + np.searchsorted(edges, zeros) + np.where(zeros == 1.0, 4, 0)
     labels = np.unique(signature, return_inverse=True)[1].ravel()
     labels = _merge(counts, labels)
-    for _ in range(2):  # every slice goes to the class that codes it best
+    for _ in range(2):  # move every slice to the class that codes it best
         merged = np.stack([counts[labels == label].sum(0) for label in range(labels.max() + 1)]) + 1e-3
         lengths = np.log2(merged.sum(1, keepdims=True) / merged)
         labels = np.unique((counts @ lengths.T).argmin(1), return_inverse=True)[1].ravel()
@@ -112,7 +112,7 @@ def _classes(counts: Array, levels: Array) -> Array:
 
 
 def _merge(counts: Array, labels: Array) -> Array:
-    """Agglomerate: while two classes together cost less than apart, tables and map included, or there are too many."""
+    """Merge two classes as long as they cost less together, tables and map included, or there are too many."""
     tables = [counts[labels == label].sum(0) for label in range(labels.max() + 1)]
     names = list(range(len(tables)))
     while len(tables) > 1:

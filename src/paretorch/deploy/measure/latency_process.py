@@ -15,6 +15,7 @@ from paretorch.deploy.measure.latency import Call, timed_rounds
 
 
 def main(folder: Path, job: dict[str, Any]) -> dict[str, list[float]]:
+    """Return the rounds' medians by file."""
     torch.set_num_threads(job["threads"])
     example = load_file(folder / "example.safetensors")["example"]
     calls = {name: _call(folder / name, example, job["threads"]) for name in job["files"]}

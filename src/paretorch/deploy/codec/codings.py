@@ -1,12 +1,12 @@
-"""The ways to store a tensor. Each knows its cost, writes itself, and reads itself back; all are exact.
+"""The codings of a tensor. Each knows its cost, writes itself, and reads itself back; all are exact.
 
 constant   one value, repeated
 small      a few integers, as numbers in the index (`num_batches_tracked`)
 grid       v * 2**e with small integers v: one symbol per weight carries mask, precision and code jointly
 book       few distinct values of any kind: their list, and one symbol per weight
-steps      whole multiples of a step that differs by row or column, any number: the steps, and one symbol per weight; those
-           of half precision are products in fp32, rounded
-planes     anything else: exponents and bytes of the mantissa, coded where that pays
+steps      whole multiples of a step per row or column (any number): the steps, and one symbol per weight; in half
+           precision the products are computed in fp32 and rounded
+planes     anything else: exponents and bytes of the mantissa, entropy-coded if that pays
 sparse     which weights are zero, then the planes of the others
 """
 
@@ -18,29 +18,32 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from paretorch.deploy.codec import grids, values
+from paretorch.deploy.codec import grids
 from paretorch.deploy.codec.entropy import Array
-from paretorch.deploy.codec.parts import Sink, Source, Spent
-from paretorch.deploy.codec.planes import Planes, read_planes
-from paretorch.deploy.codec.rounded import HALF
-from paretorch.deploy.codec.symbols import Symbols, levels, read_symbols, take_symbols
+from paretorch.deploy.codec.grids import HALF
+from paretorch.deploy.codec.streams import BitCounts, PartsReader, PartsWriter
+from paretorch.deploy.codec.symbols import Symbols, decode_symbols, levels, read_tables
+from paretorch.deploy.codec.words import Planes, binary_words, read_planes, to_floats, to_words
 from paretorch.errors import ArtefactError
 
 Shape = tuple[int, ...]
 SMALL = 4  # integer tensors of at most this many values go into the index
 
 
-class Way(Protocol):
+class Coding(Protocol):
+    """What every coding provides."""
+
     name: str
 
     @property
     def cost(self) -> float:
-        """Bits, about: for choosing."""
+        """An estimate in bits, to choose by."""
 
-    def write(self, sink: Sink) -> Spent: ...
+    def write(self, writer: PartsWriter) -> BitCounts:
+        """Append the tensor; return the bits spent outside the index."""
 
     @staticmethod
-    def read(source: Source, shape: Shape, dtype: torch.dtype, out: Array) -> None:
+    def read(reader: PartsReader, shape: Shape, dtype: torch.dtype, out: Array) -> None:
         """Fill `out`, the words of a tensor of this shape and dtype, flat."""
 
 
@@ -52,16 +55,16 @@ class Constant:
         self._word = int(words[0]) if words.size else 0
         self.precisions = few_values(1, words.size) if words.size else {}
         self.scale: int | None = None
-        if words.size and (grid := grids.read_binary(values.to_floats(words[:1], dtype))):
+        if words.size and (grid := grids.read_binary(to_floats(words[:1], dtype))):
             self.precisions, self.scale = count_precisions(*grid, np.array([words.size]))
 
-    def write(self, sink: Sink) -> Spent:
-        sink.index.number(self._word)
-        return Spent()
+    def write(self, writer: PartsWriter) -> BitCounts:
+        writer.index.number(self._word)
+        return BitCounts()
 
     @staticmethod
-    def read(source: Source, shape: Shape, dtype: torch.dtype, out: Array) -> None:
-        out[:] = source.index.number(256**dtype.itemsize - 1)
+    def read(reader: PartsReader, shape: Shape, dtype: torch.dtype, out: Array) -> None:
+        out[:] = reader.index.number(256**dtype.itemsize - 1)
 
 
 class Small:
@@ -71,17 +74,17 @@ class Small:
         self.cost = 0.0
         self._words = words
 
-    def write(self, sink: Sink) -> Spent:
+    def write(self, writer: PartsWriter) -> BitCounts:
         for word in self._words:
-            sink.index.number(int(word))
-        return Spent()
+            writer.index.number(int(word))
+        return BitCounts()
 
     @staticmethod
-    def read(source: Source, shape: Shape, dtype: torch.dtype, out: Array) -> None:
+    def read(reader: PartsReader, shape: Shape, dtype: torch.dtype, out: Array) -> None:
         if out.size > SMALL:
-            raise ArtefactError("the artefact keeps a large tensor in its index")
+            raise ArtefactError("The artefact keeps a large tensor in its index")
         for i in range(out.size):
-            out[i] = source.index.number(256**dtype.itemsize - 1)
+            out[i] = reader.index.number(256**dtype.itemsize - 1)
 
 
 class Grid:
@@ -100,22 +103,22 @@ class Grid:
 
     @property
     def digits(self) -> int:
-        """Of the largest code, in binary."""
+        """Binary digits of the largest code."""
         return int(np.abs(self._symbols.tables.alphabet).max()).bit_length()
 
-    def write(self, sink: Sink) -> Spent:
-        sink.index.signed(self._exponent)
-        self._symbols.write(sink.index, sink.coded)
+    def write(self, writer: PartsWriter) -> BitCounts:
+        writer.index.signed(self._exponent)
+        self._symbols.write(writer.index, writer.coded)
         return _explain(self._symbols)
 
     @staticmethod
-    def read(source: Source, shape: Shape, dtype: torch.dtype, out: Array) -> None:
-        exponent = source.index.signed(2000)
-        tables = read_symbols(source.index, source.coded, out.size, shape)
-        take_symbols(source.coded, tables, values.binary_words(tables.alphabet, exponent, dtype), out, shape)
+    def read(reader: PartsReader, shape: Shape, dtype: torch.dtype, out: Array) -> None:
+        exponent = reader.index.signed(2000)
+        tables = read_tables(reader.index, reader.coded, out.size, shape)
+        decode_symbols(reader.coded, tables, binary_words(tables.alphabet, exponent, dtype), out, shape)
 
 
-class Book:
+class Codebook:
     name = "book"
 
     def __init__(self, letters: Array, places: Array, dtype: torch.dtype, shape: Shape) -> None:
@@ -124,20 +127,20 @@ class Book:
         self.cost = self._letters.cost + self._symbols.cost
         self.precisions = few_values(letters.size, places.size)
 
-    def write(self, sink: Sink) -> Spent:
-        self._symbols.write(sink.index, sink.coded)
-        letters = self._letters.write(sink)
-        return Spent(codes=letters + float(self._symbols.bits.sum()), maps=self._symbols.map_bits)
+    def write(self, writer: PartsWriter) -> BitCounts:
+        self._symbols.write(writer.index, writer.coded)
+        letters = self._letters.write(writer)
+        return BitCounts(codes=letters + float(self._symbols.bits.sum()), maps=self._symbols.map_bits)
 
     @staticmethod
-    def read(source: Source, shape: Shape, dtype: torch.dtype, out: Array) -> None:
-        tables = read_symbols(source.index, source.coded, out.size, shape)
+    def read(reader: PartsReader, shape: Shape, dtype: torch.dtype, out: Array) -> None:
+        tables = read_tables(reader.index, reader.coded, out.size, shape)
         count = tables.alphabet.size
         places = np.empty(out.size, dtype=np.min_scalar_type(count))
-        take_symbols(source.coded, tables, np.arange(count, dtype=places.dtype), places, shape)
+        decode_symbols(reader.coded, tables, np.arange(count, dtype=places.dtype), places, shape)
         letters = np.empty(count, dtype=out.dtype)
-        read_planes(source, letters, dtype)
-        np.take(letters, places, out=out, mode="clip")  # every place is one; the other modes copy `out`
+        read_planes(reader, letters, dtype)
+        np.take(letters, places, out=out, mode="clip")  # all places are valid; the other modes copy `out`
 
 
 class Steps:
@@ -151,27 +154,27 @@ class Steps:
         self.cost = self._steps.cost + self._symbols.cost
         self.precisions = few_values(int(np.count_nonzero(self._symbols.counts.sum(0))), grid.codes.size)
 
-    def write(self, sink: Sink) -> Spent:
-        sink.index.number(self._axis)
-        self._symbols.write(sink.index, sink.coded)
+    def write(self, writer: PartsWriter) -> BitCounts:
+        writer.index.number(self._axis)
+        self._symbols.write(writer.index, writer.coded)
         found = _explain(self._symbols)
-        return found._replace(codes=found.codes + self._steps.write(sink))
+        return found._replace(codes=found.codes + self._steps.write(writer))
 
     @staticmethod
-    def read(source: Source, shape: Shape, dtype: torch.dtype, out: Array) -> None:
+    def read(reader: PartsReader, shape: Shape, dtype: torch.dtype, out: Array) -> None:
         if dtype not in (torch.float32, *HALF) or not shape:
-            raise ArtefactError("the artefact has steps for a tensor that cannot have any")
-        axis = source.index.number(len(shape) - 1)
-        tables = read_symbols(source.index, source.coded, out.size, shape)
+            raise ArtefactError("The artefact has steps for a tensor that cannot have any")
+        axis = reader.index.number(len(shape) - 1)
+        tables = read_tables(reader.index, reader.coded, out.size, shape)
         products = out.view(np.float32) if dtype == torch.float32 else np.empty(out.size, dtype=np.float32)
-        take_symbols(source.coded, tables, tables.alphabet.astype(np.float32), products, shape)
+        decode_symbols(reader.coded, tables, tables.alphabet.astype(np.float32), products, shape)
         own = np.empty(shape[axis], dtype=np.uint32)
-        read_planes(source, own, torch.float32)
+        read_planes(reader, own, torch.float32)
         weights = products.reshape(shape)
         with np.errstate(all="ignore"):  # forged steps may be anything
             weights *= own.view(np.float32).reshape([-1 if i == axis else 1 for i in range(len(shape))])
         if dtype != torch.float32:
-            out[:] = values.to_words(torch.from_numpy(products).to(dtype))
+            out[:] = to_words(torch.from_numpy(products).to(dtype))
 
 
 class Dense:
@@ -181,12 +184,12 @@ class Dense:
         self._planes = Planes(words, dtype)
         self.cost = self._planes.cost
 
-    def write(self, sink: Sink) -> Spent:
-        return Spent(codes=self._planes.write(sink))
+    def write(self, writer: PartsWriter) -> BitCounts:
+        return BitCounts(codes=self._planes.write(writer))
 
     @staticmethod
-    def read(source: Source, shape: Shape, dtype: torch.dtype, out: Array) -> None:
-        read_planes(source, out, dtype)
+    def read(reader: PartsReader, shape: Shape, dtype: torch.dtype, out: Array) -> None:
+        read_planes(reader, out, dtype)
 
 
 class Sparse:
@@ -198,28 +201,28 @@ class Sparse:
         self._planes = Planes(words[kept], dtype)
         self.cost = self._mask.cost + self._planes.cost
 
-    def write(self, sink: Sink) -> Spent:
-        self._mask.write(sink.index, sink.coded)
+    def write(self, writer: PartsWriter) -> BitCounts:
+        self._mask.write(writer.index, writer.coded)
         masks = float(self._mask.bits.sum()) + self._mask.map_bits
-        return Spent(codes=self._planes.write(sink), masks=masks)
+        return BitCounts(codes=self._planes.write(writer), masks=masks)
 
     @staticmethod
-    def read(source: Source, shape: Shape, dtype: torch.dtype, out: Array) -> None:
-        tables = read_symbols(source.index, source.coded, out.size, shape)
+    def read(reader: PartsReader, shape: Shape, dtype: torch.dtype, out: Array) -> None:
+        tables = read_tables(reader.index, reader.coded, out.size, shape)
         kept = np.empty(out.size, dtype=bool)
-        take_symbols(source.coded, tables, tables.alphabet != 0, kept, shape)
+        decode_symbols(reader.coded, tables, tables.alphabet != 0, kept, shape)
         words = np.empty(int(np.count_nonzero(kept)), dtype=out.dtype)
-        read_planes(source, words, dtype)
+        read_planes(reader, words, dtype)
         out[:] = 0
         out[kept] = words
 
 
-# The position is the way's number in the file: append only.
-WAYS: tuple[type[Way], ...] = (Constant, Small, Grid, Book, Dense, Sparse, Steps)
+# A coding's position is its number in the file: append only.
+CODINGS: tuple[type[Coding], ...] = (Constant, Small, Grid, Codebook, Dense, Sparse, Steps)
 
 
 def count_precisions(alphabet: Array, exponent: int, counts: Array) -> tuple[dict[int, int], int]:
-    """Bits p -> weights, and k: a weight is an odd multiple of 2**(1-p) * 2**k, 2**k at or below the largest."""
+    """Return {bits p: weights}, and k: a weight is an odd multiple of 2**(1-p) * 2**k, with 2**k at most the largest."""
     top = int(np.abs(alphabet).max()).bit_length()
     found: dict[int, int] = {}
     for level, count in zip(levels(alphabet).tolist(), counts.tolist(), strict=True):
@@ -229,12 +232,12 @@ def count_precisions(alphabet: Array, exponent: int, counts: Array) -> tuple[dic
 
 
 def few_values(different: int, count: int) -> dict[int, int]:
-    """Bits p -> weights, where they have so many different values, or codes of steps: ⌈log₂⌉ of these, zero being one."""
+    """Return {bits p: weights} of weights with so many `different` values (or codes), zero included: p = ⌈log₂ different⌉."""
     return {max(1, (different - 1).bit_length()): count}
 
 
-def _explain(symbols: Symbols) -> Spent:
-    """Bits for codes, masks and maps: the chain rule for -log2 P(symbol), class by class."""
+def _explain(symbols: Symbols) -> BitCounts:
+    """Split the bits into codes, masks and maps, by the chain rule for -log2 P(symbol), class by class."""
     rows = levels(symbols.tables.alphabet)
     codes = masks = 0.0
     maps = symbols.map_bits
@@ -242,7 +245,9 @@ def _explain(symbols: Symbols) -> Spent:
         share = np.where(counts > 0, 2.0 ** -(bits / np.maximum(counts, 1)), 0.0)  # P(symbol) under the model
         kept = rows >= 0
         keep, many = float(share[kept].sum()), float(counts[kept].sum())
-        mask = max(float(bits[~kept].sum()) - (many * math.log2(keep) if many else 0.0), 0.0)  # no "-0" by rounding
+        mask = max(
+            float(bits[~kept].sum()) - (many * math.log2(keep) if many else 0.0), 0.0
+        )  # rounding must not give "-0"
         level_bits = 0.0
         for row in np.unique(rows[kept & (counts > 0)]):
             here = rows == row
@@ -251,4 +256,4 @@ def _explain(symbols: Symbols) -> Spent:
         masks += mask
         maps += level_bits
         codes += max(float(bits.sum()) - mask - level_bits, 0.0)
-    return Spent(codes, masks, maps)
+    return BitCounts(codes, masks, maps)

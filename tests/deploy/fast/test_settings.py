@@ -6,17 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paretorch.deploy.fast.grid import Machine, Tuning, _splits, _stages, lay_out
 from paretorch.deploy.fast.packing import COLUMNS, ROWS
-from paretorch.deploy.fast.settings import SETTINGS
-from paretorch.deploy.fast.stand_in import stand_in
+from paretorch.deploy.fast.settings import SETTINGS, Machine, Tuning, _splits, _stages, launch_grid
+from paretorch.deploy.fast.tuning import random_tiles
 
 H200 = Machine(132, 204 << 10, True)
 SIZES = {width: ROWS * COLUMNS * width // 8 for width in (2, 4, 8)}
 
 
 def of_width(width: int, outputs: int = 4096, inputs: int = 11008) -> object:
-    return stand_in((outputs, inputs), (ROWS, COLUMNS), width, True, "cpu")
+    return random_tiles((outputs, inputs), (ROWS, COLUMNS), width, True, "cpu")
 
 
 @settings(max_examples=60, deadline=None)
@@ -34,8 +33,8 @@ def test_no_row_tile_is_shared_where_there_are_as_many_as_multiprocessors(output
 
 @pytest.mark.parametrize(("width", "stages"), [(2, 5), (4, 4), (8, 3)])
 def test_narrow_tiles_are_asked_for_further_ahead(width, stages) -> None:
-    assert lay_out(of_width(width), 1, Tuning(1, 8), H200) == (1, stages, 0)
-    assert lay_out(of_width(width), 1, Tuning(4, 2), H200).stages == stages
+    assert launch_grid(of_width(width), 1, Tuning(1, 8), H200) == (1, stages, 0)
+    assert launch_grid(of_width(width), 1, Tuning(4, 2), H200).stages == stages
 
 
 @settings(max_examples=60, deadline=None)
@@ -48,26 +47,26 @@ def test_all_stages_fit_into_shared_memory(sizes, warps) -> None:
 
 @pytest.mark.parametrize("width", [2, 4, 8])
 def test_a_kernel_that_starts_early_leaves_room_for_another(width) -> None:
-    _, stages, ahead = lay_out(of_width(width), 1, Tuning(1, 8, early=True), H200)
+    _, stages, ahead = launch_grid(of_width(width), 1, Tuning(1, 8, early=True), H200)
     assert (stages - 1) * 8 * (SIZES[width] + COLUMNS * width) <= H200.shared // 2 or stages == 2
     assert 1 <= ahead <= 6, "no more turns than there are"
     assert ahead * 8 * SIZES[width] <= 96 << 10
 
 
 def test_gpus_that_cannot_start_early_do_not() -> None:
-    assert lay_out(of_width(2), 1, Tuning(early=True), H200._replace(early=False)).ahead == 0
+    assert launch_grid(of_width(2), 1, Tuning(early=True), H200._replace(early=False)).ahead == 0
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 @pytest.mark.parametrize("batch", [1, 8, 16])
 @pytest.mark.parametrize("width", [2, 4, 8])
 def test_every_setting_fits_on_an_h200(setting, batch, width) -> None:
-    packed = stand_in((4096, 11008), setting.tile, width, True, "cpu")
-    stages = lay_out(packed, batch, setting.tuning, H200).stages
+    packed = random_tiles((4096, 11008), setting.tile, width, True, "cpu")
+    stages = launch_grid(packed, batch, setting.tuning, H200).stages
     beside = setting.tile[1] * (width if batch == 1 else 2 * batch)
     needed = (stages - 1) * setting.tuning.warps * (packed.words[(8, 4, 2).index(width)][0].nbytes + beside)
     assert needed <= 227 << 10
 
 
 def test_what_the_tuning_says_is_kept() -> None:
-    assert lay_out(of_width(4), 1, Tuning(2, 4, stages=3, splits=7), H200) == (7, 3, 0)
+    assert launch_grid(of_width(4), 1, Tuning(2, 4, stages=3, splits=7), H200) == (7, 3, 0)

@@ -1,0 +1,268 @@
+"""The record of what a network costs, and its text: bytes on disk by kind and layer, bits, sparsity, MACs, latency, accuracy."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paretorch.deploy.measure.latency import Latency
+from paretorch.deploy.measure.sizes import KINDS, Sizes, TensorSize
+from paretorch.deploy.measure.text import human, printable, table
+from paretorch.deploy.structure import MACS, Activation, Shared
+from paretorch.edits.loops import loops_in_words
+
+DENSE = "dense"  # the name of the baseline among latencies
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One weight (a tensor of two or more dimensions) in the file."""
+
+    name: str
+    size: TensorSize
+    macs: int | None
+    macs_kept: int | None = None
+
+    @property
+    def sparsity(self) -> float:
+        return self.size.zeros / self.size.numel if self.size.numel else 0.0
+
+    @property
+    def bits_on_disk(self) -> float:
+        """Bits per weight with masks, maps and tables."""
+        return 8 * self.size.total / self.size.numel if self.size.numel else 0.0
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """What a network costs. `print` it, or take `to_json()`.
+
+    Weights are the parameters of two or more dimensions. A weight on the grid of chapter 5, whose scale is 1 unless an edit
+    names another, counts its bits there, and a zero 0; one of n other values (LSQ, DoReFa …) counts ⌈log₂ n⌉; any other the
+    bits of its dtype, or 0 if it is zero. `bits` leaves out the map of precisions and the masks, as papers do;
+    `bits_on_disk` includes them.
+
+    Args:
+        sizes: Bytes of the file, by kind and by tensor.
+        layers: One entry per weight. Of layers that are mixed from shared tensors, each tensor has its part of the MACs.
+        accuracy: A fraction.
+        baseline: Bytes of the plain tensors of the network that this one was made from, if known.
+        latency: By network and runtime, with spread; the entries named "dense" are those of the baseline.
+        activations: The quantized activations.
+        shared: The groups of layers that share tensors.
+        buffers: Names of stored tensors that are not parameters (for a file without a zoo network: norm statistics).
+    """
+
+    name: str
+    sizes: Sizes
+    layers: tuple[Layer, ...]
+    accuracy: float | None = None
+    baseline: int | None = None
+    latency: tuple[Latency, ...] = ()
+    activations: tuple[Activation, ...] = ()
+    shared: tuple[Shared, ...] = ()
+    buffers: frozenset[str] = frozenset()
+
+    @property
+    def dense(self) -> int:
+        """Bytes of the plain tensors to compare with: the baseline's, or this network's own."""
+        return self.sizes.dense if self.baseline is None else self.baseline
+
+    @property
+    def parameters(self) -> int:
+        return sum(size.numel for name, size in self.sizes.tensors.items() if name not in self.buffers)
+
+    @property
+    def weights(self) -> int:
+        return sum(layer.size.numel for layer in self.layers)
+
+    @property
+    def sparsity(self) -> float:
+        return sum(layer.size.zeros for layer in self.layers) / max(self.weights, 1)
+
+    @property
+    def bits(self) -> float:
+        return sum(layer.size.bits * layer.size.numel for layer in self.layers) / max(self.weights, 1)
+
+    @property
+    def bits_on_disk(self) -> float:
+        return 8 * sum(layer.size.total for layer in self.layers) / max(self.weights, 1)
+
+    @property
+    def macs(self) -> int | None:
+        counted = [layer.macs for layer in self.layers if layer.macs is not None]
+        return sum(counted) if counted else None
+
+    @property
+    def macs_kept(self) -> int | None:
+        """MACs whose weight is not zero."""
+        return None if self.macs is None else sum(layer.macs_kept or 0 for layer in self.layers)
+
+    @property
+    def timed_against_dense(self) -> dict[str, tuple[Latency, Latency]]:
+        """By runtime, the latency of the dense baseline and of this network, measured in one run."""
+        timed = {(entry.name, entry.runtime): entry for entry in self.latency}
+        runtimes = dict.fromkeys(runtime for _, runtime in timed)
+        pairs = {runtime: (timed.get((DENSE, runtime)), timed.get((self.name, runtime))) for runtime in runtimes}
+        return {runtime: (dense, own) for runtime, (dense, own) in pairs.items() if dense and own}
+
+    @property
+    def speedups(self) -> dict[str, float]:
+        """By runtime, how many times as fast as the dense baseline; no ratio if the measured ranges overlap.
+
+        Between overlapping ranges a ratio of medians would be noise.
+        """
+        pairs = self.timed_against_dense.items()
+        return {runtime: dense.median_ms / own.median_ms for runtime, (dense, own) in pairs if not dense.overlaps(own)}
+
+    @property
+    def precisions(self) -> dict[int, int]:
+        """Return {bits p: weights}, over all layers whose values are on a grid, or few."""
+        found: dict[int, int] = {}
+        for layer in self.layers:
+            for p, count in layer.size.precisions.items():
+                found[p] = found.get(p, 0) + count
+        return dict(sorted(found.items()))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain numbers and strings, for logging."""
+        layers = [
+            {
+                "name": layer.name,
+                "shape": list(layer.size.shape),
+                "coding": layer.size.coding,
+                "weights": layer.size.numel,
+                "sparsity": layer.sparsity,
+                "bits": layer.size.bits,
+                "bits_on_disk": layer.bits_on_disk,
+                "bytes": {"total": layer.size.total, **{kind: getattr(layer.size, kind) for kind in KINDS}},
+                "macs": layer.macs,
+            }
+            for layer in self.layers
+        ]
+        return {
+            "name": self.name,
+            "bytes": {"total": self.sizes.total, **{kind: getattr(self.sizes, kind) for kind in KINDS}},
+            "dense_bytes": self.sizes.dense,
+            "baseline_bytes": self.baseline,
+            "parameters": self.parameters,
+            "weights": self.weights,
+            "sparsity": self.sparsity,
+            "bits": self.bits,
+            "bits_on_disk": self.bits_on_disk,
+            "precisions": {str(p): count for p, count in self.precisions.items()},
+            "macs": self.macs,
+            "macs_kept": self.macs_kept,
+            "macs_convention": MACS,
+            "accuracy": self.accuracy,
+            "latency": [asdict(entry) for entry in self.latency],
+            "speedups": self.speedups,
+            "activations": [asdict(one) for one in self.activations],
+            "shared": [{**asdict(one), "runs": list(one.runs)} for one in self.shared],
+            "layers": layers,
+        }
+
+    def to_json(self) -> str:
+        """Return `as_dict()` as JSON."""
+        return json.dumps(self.as_dict(), indent=2)
+
+    def __str__(self) -> str:
+        return _render(self)
+
+    def __repr__(self) -> str:
+        return f"Report({self.name!r}: {self.sizes.total:,} bytes, {self.bits:.2f} bits per weight, {self.sparsity:.1%} zero)"
+
+
+def _times(dense: float, total: float) -> str:
+    """Return how much smaller, in words; a tiny network is larger in a file, because of names and a checksum."""
+    return f"{dense / total:.1f} x smaller" if total <= dense else f"{human(total - dense)} larger"
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    """Return the headline numbers, as label and text."""
+    size = report.sizes
+    found = [
+        (
+            "on disk",
+            f"{human(size.total)} ({size.total:,} bytes), {_times(report.dense, size.total)} than {human(report.dense)} dense",
+        ),
+        ("parameters", f"{report.parameters:,}, of which {report.weights:,} weights in {len(report.layers)} layers"),
+        ("sparsity", f"{report.sparsity:.2%} of the weights are zero"),
+        ("bits per weight", f"{report.bits:.2f} without masks and map, {report.bits_on_disk:.2f} on disk"),
+    ]
+    if report.dense != size.dense:
+        found.insert(1, ("plain tensors", f"{human(size.dense)} for what is left"))
+    if report.accuracy is not None:
+        found.insert(0, ("accuracy", f"{report.accuracy:.2%}"))
+    if report.macs is not None and report.macs_kept is not None:
+        kept = human(report.macs_kept, "")
+        found.append(("MACs", f"{human(report.macs, '')} per example, {kept} with a weight that is not zero"))
+        if not report.latency:  # multiply-adds alone say little about time
+            found.append(("latency", "not measured: pare report FILE --latency, or latency=True"))
+    for entry in report.latency:
+        spread = f"{entry.low_ms:.3g} to {entry.high_ms:.3g} over {entry.rounds} rounds"
+        threads = f"{entry.threads} thread{'s' if entry.threads > 1 else ''}"
+        where = f"batch {entry.batch}, {threads}" + ("" if entry.isolated else ", not isolated")
+        found.append((f"{entry.name}, {entry.runtime}", f"{entry.median_ms:.3g} ms ({spread}; {where})"))
+    if report.speedups:
+        ratios = ", ".join(f"{ratio:.2f} x under {runtime}" for runtime, ratio in report.speedups.items())
+        found.append(("against dense", f"{ratios} (above 1 is faster)"))
+    if equal := [runtime for runtime in report.timed_against_dense if runtime not in report.speedups]:
+        found.append(("against dense", f"no difference under {' and '.join(equal)}: the ranges overlap"))
+    if report.activations:
+        bits = [one.bits for one in report.activations]
+        average = f"{sum(bits) / len(bits):.2f} bits on average, {min(bits):.3g} to {max(bits):.3g}"
+        found.append(("activations", f"{len(bits)} are quantized: {average}"))
+    for group in report.shared:
+        found.append(("shared", f"{len(group.layers)} layers are stored as {len(group.stored)}: {loops_of(group)}"))
+    return found
+
+
+def loops_of(group: Shared) -> str:
+    """Return in words how stored layers run in place of all layers."""
+    return loops_in_words(group.runs) if group.runs else "every layer is a mixture of these"
+
+
+def _render(report: Report) -> str:
+    """Return headline numbers, bytes by kind, and a line per layer."""
+    size = report.sizes
+    title = printable(report.name)
+    lines = [title, "═" * max(len(title), 24)]
+    found = _facts(report)
+    width = max(len(label) for label, _ in found)
+    lines += [f"{label.ljust(width)}  {text}" for label, text in found]
+    rows = [["layer", "shape", "stored", "zero", "bits", "on disk", *KINDS, "bytes"]]
+    for layer in report.layers:
+        tensor = layer.size
+        cells = [f"{getattr(tensor, kind):,.0f}" for kind in KINDS]
+        shape = "x".join(map(str, tensor.shape))
+        bits = [f"{tensor.bits:.2f}", f"{layer.bits_on_disk:.2f}"]
+        rows.append(
+            [
+                printable(layer.name),
+                shape,
+                tensor.coding,
+                f"{layer.sparsity:.1%}",
+                *bits,
+                *cells,
+                f"{tensor.total:,.0f}",
+            ]
+        )
+    shown = {layer.name for layer in report.layers}
+    others = [tensor for name, tensor in size.tensors.items() if name not in shown]
+    sums = [sum(getattr(tensor, kind) for tensor in others) for kind in KINDS]
+    rows.append(
+        [f"{len(others)} other tensors", "", "", "", "", "", *(f"{value:,.0f}" for value in sums), f"{sum(sums):,.0f}"]
+    )
+    head = size.total - sum(tensor.total for tensor in size.tensors.values())
+    rows.append(["names and header", "", "", "", "", "", "", "", "", f"{head:,.0f}", f"{head:,.0f}"])
+    total = [f"{getattr(size, kind):,.0f}" for kind in KINDS]
+    rows.append(["file", "", "", f"{report.sparsity:.1%}", f"{report.bits:.2f}", "", *total, f"{size.total:,}"])
+    quantized = [["activation", "bits", "from", "to", "groups by bits"]]
+    for one in report.activations:
+        groups = ", ".join(f"{p}: {count}" for p, count in sorted(one.groups.items()))
+        quantized.append([printable(one.name), f"{one.bits:.2f}", f"{one.low:.3g}", f"{one.high:.3g}", groups])
+    more = ["", *table(quantized)] if report.activations else []
+    foot = ["", f"{MACS}."] if report.macs is not None else []
+    return "\n".join([*lines, "", *table(rows), *more, *foot])
