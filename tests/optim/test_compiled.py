@@ -1,4 +1,4 @@
-"""The loop for CPUs in C: built for this machine, kept, and gone without where it cannot be."""
+"""The C loop for CPUs: compiled for this machine, kept in a cache, and replaced if it cannot be compiled."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.optim import AvaGrad, AvaGradW
-from paretorch.optim.kernels import build as _build
-from paretorch.optim.kernels import compiled as _compiled
-from paretorch.optim.kernels import modes as _modes
+from paretorch.optim.kernels import compiled, dispatch
 
-from .test_states_and_hooks import KINDS, build
+from .common import KINDS, build
 
-needs_compiler = pytest.mark.skipif(_build._compiler() is None, reason="needs a C compiler")
-LENGTHS = [3 * _compiled.CHUNK + 17, 5000, 1, 0, _compiled.CHUNK]
+needs_compiler = pytest.mark.skipif(compiled.find_compiler() is None, reason="needs a C compiler")
+LENGTHS = [3 * compiled.CHUNK + 17, 5000, 1, 0, compiled.CHUNK]
 
 
-def mode(param: Tensor, **options: object) -> str:
+def implementation(param: Tensor, **options: object) -> str:
     group = {"foreach": None, "fused": None, "state_dtype": None, **options}
-    return _modes.choose_mode(group, param, "AvaGrad")
+    return dispatch.choose_implementation(group, param, "AvaGrad")
 
 
 def run(kind, dtype: torch.dtype, steps: int = 5, **options: object) -> list[Tensor]:
@@ -47,14 +45,16 @@ def run(kind, dtype: torch.dtype, steps: int = 5, **options: object) -> list[Ten
 @needs_compiler
 def test_it_is_what_a_cpu_uses() -> None:
     weight = torch.zeros(3, 3)
-    assert mode(weight) == mode(weight, fused=True) == mode(weight.double()) == "compiled"
-    assert mode(weight[:, 1]) == mode(weight.bfloat16()) == mode(weight, state_dtype=torch.bfloat16) == "pieces"
-    assert mode(weight, fused=False) == mode(weight, foreach=False) == "loop"
+    for param, options in ((weight, {}), (weight, {"fused": True}), (weight.double(), {})):
+        assert implementation(param, **options) == "compiled"
+    for param, options in ((weight[:, 1], {}), (weight.bfloat16(), {}), (weight, {"state_dtype": torch.bfloat16})):
+        assert implementation(param, **options) == "chunked"
+    assert implementation(weight, fused=False) == implementation(weight, foreach=False) == "loop"
 
 
 @needs_compiler
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_takes_the_steps_of_the_pieces(kind) -> None:
+def test_it_takes_the_steps_of_the_chunked_update(kind) -> None:
     for fast, slow in zip(run(kind, torch.float64, fused=True), run(kind, torch.float64), strict=True):
         torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-12)
 
@@ -64,9 +64,9 @@ def test_it_takes_the_steps_of_the_pieces(kind) -> None:
 def test_threads_do_not_change_a_bit(own, monkeypatch) -> None:
     """Neither those of torch's OpenMP nor, where there are none, those that are started for the step."""
     if own:
-        library = _compiled.build(["REAL=float", "OWN_THREADS"])
-        monkeypatch.setattr(_compiled, "library", lambda dtype: library)
-    monkeypatch.setattr(_compiled, "WORTH_A_THREAD", 100)
+        library = compiled.build(["REAL=float", "OWN_THREADS"])
+        monkeypatch.setattr(compiled, "library", lambda dtype: library)
+    monkeypatch.setattr(compiled, "ELEMENTS_PER_THREAD", 100)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 5):
@@ -93,11 +93,11 @@ def test_weights_that_were_stepped_between_forward_and_backward_are_noticed() ->
 @needs_compiler
 def test_a_library_is_made_once_and_kept(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert _compiled.build(["REAL=float"]) is not None
+    assert compiled.build(["REAL=float"]) is not None
     (made,) = (tmp_path / "paretorch").iterdir()
     assert (tmp_path / "paretorch").stat().st_mode & 0o077 == 0
-    monkeypatch.setattr(_build, "_made", lambda source, words, target: target)  # nothing is compiled any more
-    assert _compiled.build(["REAL=float"])._name == str(made)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
+    assert compiled.build(["REAL=float"])._name == str(made)
 
 
 @needs_compiler
@@ -106,7 +106,7 @@ def test_where_others_may_write_nothing_is_kept_and_nothing_trusted(tmp_path: Pa
     folder = tmp_path / "paretorch"
     folder.mkdir()
     folder.chmod(0o777)
-    assert _compiled.build(["REAL=float"]) is not None
+    assert compiled.build(["REAL=float"]) is not None
     assert not list(folder.iterdir())
 
 
@@ -114,7 +114,7 @@ def test_where_others_may_write_nothing_is_kept_and_nothing_trusted(tmp_path: Pa
 def test_where_files_have_no_owner_nothing_is_kept(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delattr(os, "getuid")  # as on Windows
-    assert _compiled.build(["REAL=float"]) is not None
+    assert compiled.build(["REAL=float"]) is not None
     assert not list((tmp_path / "paretorch").iterdir())
 
 
@@ -131,7 +131,7 @@ def test_without_a_compiler_steps_are_taken_all_the_same(compiler, tmp_path: Pat
     )
     env = {**os.environ, "CC": compiler, "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["PieceBucket", "True"], done.stderr
+    assert done.stdout.split() == ["ChunkedBucket", "True"], done.stderr
 
 
 @needs_compiler

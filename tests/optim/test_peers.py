@@ -13,7 +13,7 @@ from paretorch.optim.peers import PEERS, peer
 from paretorch.training import optimizers
 from paretorch.training.recipe import OPTIMIZERS, Recipe
 
-from .test_states_and_hooks import network, train, weights
+from .common import network, train, weights
 
 
 def build(name: str, model, decay: float = 0.0):

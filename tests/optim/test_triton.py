@@ -13,12 +13,10 @@ if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 pytest.importorskip("triton")
 
-from paretorch.optim import AnnealedAdam, AvaGrad, AvaGradW, DelayedAdam  # noqa: E402
-from paretorch.optim import base as _base  # noqa: E402
-from paretorch.optim.kernels import modes as _modes  # noqa: E402
-from paretorch.optim.kernels import triton as _triton  # noqa: E402
-from paretorch.optim.kernels.leaf import Leaf, new_state  # noqa: E402
-from paretorch.optim.rule import Hyper  # noqa: E402
+from paretorch.optim import AnnealedAdam, AvaGrad, AvaGradW, DelayedAdam, base  # noqa: E402
+from paretorch.optim.hyperparameters import Hyperparameters  # noqa: E402
+from paretorch.optim.kernels import dispatch, triton  # noqa: E402
+from paretorch.optim.kernels.parameter import ParameterView, new_state  # noqa: E402
 
 KINDS = [AvaGrad, AvaGradW, DelayedAdam, AnnealedAdam]
 SHAPES = [(11, 9), (5,), (300,), (1,), (0,), (3, 2, 3, 3)]
@@ -29,13 +27,13 @@ def _kernel_everywhere(monkeypatch):
     """Let `fused=True` mean the kernel, on a CPU too, with blocks so small that every path of it is taken."""
 
     def choose(group, param, name):
-        return "triton" if group["fused"] else _modes.choose_mode(group, param, name)
+        return "triton" if group["fused"] else dispatch.choose_implementation(group, param, name)
 
-    monkeypatch.setattr(_base, "choose_mode", choose)
+    monkeypatch.setattr(base, "choose_implementation", choose)
     if DEVICE == "cpu":
-        monkeypatch.setattr(_triton, "BLOCK", 64)
-        monkeypatch.setattr(_triton, "LONGEST_CHUNK", 256)
-        monkeypatch.setattr(_triton, "PROGRAMS", 8)
+        monkeypatch.setattr(triton, "BLOCK", 64)
+        monkeypatch.setattr(triton, "MAX_CHUNK", 256)
+        monkeypatch.setattr(triton, "PROGRAMS", 8)
 
 
 def build(kind, params, **options):
@@ -129,9 +127,9 @@ def test_numbers_that_live_on_the_device(kind) -> None:
     for wrap in (float, lambda x: torch.tensor(float(x), device=DEVICE)):
         p = torch.linspace(-1, 1, 70, device=DEVICE)
         state = new_state(p, torch.bfloat16)
-        bucket = _triton.TritonBucket([Leaf(p, state, 0)], seed=3)
+        bucket = triton.TritonBucket([ParameterView(p, state, 0)], seed=3)
         for step in (1, 2):
-            hyper = Hyper(wrap(0.1), 0.9, 0.99, wrap(0.01 * step), 0.01, False, kind.rule)
+            hyper = Hyperparameters(wrap(0.1), 0.9, 0.99, wrap(0.01 * step), 0.01, False, kind.rule)
             total = torch.tensor([20.0, 5.0], dtype=torch.float64, device=DEVICE) if kind.rule.normalised else None
             bucket.update([torch.linspace(0, step, 70, device=DEVICE)], hyper, total, wrap(step))
         moved.append((p, state["exp_avg"].float()))
@@ -166,8 +164,8 @@ def test_more_programs_than_a_block_adds_up() -> None:
             p.grad = None if q.grad is None else q.grad.clone()
         fast.step(), slow.step()
     ((_, bucket),) = fast._buckets
-    torch.testing.assert_close(bucket.stats(), bucket._sums.sum(1))
-    assert bucket.stats()[1] == 450
+    torch.testing.assert_close(bucket.eta_sums(), bucket._sums.sum(1))
+    assert bucket.eta_sums()[1] == 450
     assert int(bucket._ticket) == 0
     for p, q in zip(params, twins, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)

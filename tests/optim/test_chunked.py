@@ -1,4 +1,4 @@
-"""On a CPU, coordinates that are dead, or nearly, are stepped as all others are, only with care for speed."""
+"""The update on a CPU without a compiler: coordinates that are (nearly) dead, and small tensors that are stepped as one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paretorch.optim import AnnealedAdam, AvaGrad, AvaGradW, DelayedAdam
+from paretorch.optim.kernels import chunked
 
-SIZES = [0.0, 1e-30, 1e-24, 1e-19, 1e-8, 1.0, 1e10]
+from .common import KINDS, build
+
+GRADIENT_SIZES = [0.0, 1e-30, 1e-24, 1e-19, 1e-8, 1.0, 1e10]
 """Of gradients: none; those whose squares are 0, subnormal and small in fp32; usual and large ones."""
-step_of_sizes = st.lists(st.sampled_from(SIZES), min_size=6, max_size=6)
+LENGTHS = [3, 0, 70_000, 40, 8192, 8193, 1]
+step_of_sizes = st.lists(st.sampled_from(GRADIENT_SIZES), min_size=6, max_size=6)
 
 
 def gradients(sizes: list[float]) -> Tensor:
@@ -79,3 +83,50 @@ def test_weights_that_come_alive_late_take_their_own_first_moment() -> None:
     first_v = 0.01 * 25.0
     assert p[1].item() - before[1].item() == pytest.approx(-1e-3 * 5 / first_v**0.5, rel=1e-5)
     assert p[2].item() == 0
+
+
+def run_packed(kind, missing: bool, dtype: torch.dtype, monkeypatch, longest: int) -> list[Tensor]:
+    monkeypatch.setattr(chunked, "MAX_PACKED", longest)
+    generator = torch.Generator().manual_seed(0)
+    params = [torch.randn(n, generator=generator).to(dtype).requires_grad_() for n in LENGTHS]
+    optimizer = build(kind, params, lr=0.05, eps=1e-4, weight_decay=0.01, maximize=True)
+    for step in range(7):
+        for i, p in enumerate(params):
+            grad = torch.randn(p.shape, generator=generator).to(dtype)
+            grad[: p.numel() // 3] *= step > 2  # coordinates whose history begins late
+            p.grad = None if missing and (step + i) % 3 == 0 else grad
+        optimizer.step()
+    state = [value for p in params for key, value in optimizer.state[p].items() if key != "step"]
+    return [p.detach() for p in params] + state
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_packed_tensors_step_as_they_would_alone(kind, missing, dtype, monkeypatch) -> None:
+    packed, alone = (run_packed(kind, missing, dtype, monkeypatch, longest) for longest in (1 << 13, 0))
+    limits = {"rtol": 1e-12, "atol": 1e-14} if dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-6}
+    if dtype == torch.bfloat16:
+        limits = {"rtol": 0.01, "atol": 1e-5}
+    for one, other in zip(packed, alone, strict=True):
+        torch.testing.assert_close(one, other, **limits)
+
+
+def test_which_tensors_are_packed(monkeypatch) -> None:
+    monkeypatch.setattr(chunked, "CHUNK_PER_THREAD", 10_000)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    params = [torch.ones(n, requires_grad=True) for n in LENGTHS]
+    params.append(torch.ones(5, dtype=torch.bfloat16, requires_grad=True))
+    optimizer = build(KINDS[0], params)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    packs = [[len(members) for members, _ in bucket._packs] for _, bucket in optimizer._buckets]
+    assert packs == [[5], []], "tensors of up to 8,192 elements that fill one chunk, and none of another precision"
+    for p in params[:2]:
+        p.grad = None
+    params[3].data = torch.ones(9_000)  # moved, and too large now
+    params[3].grad = torch.ones(9_000)
+    optimizer.state[params[3]] = {}
+    optimizer.step()
+    assert [len(members) for members, _ in optimizer._buckets[0][1]._packs] == [4]

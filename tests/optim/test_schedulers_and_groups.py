@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from paretorch.errors import ConfigError
-from paretorch.optim import AvaGrad, AvaGradW, DelayedAdam
-from paretorch.optim import base as _base
+from paretorch.optim import AvaGrad, AvaGradW, DelayedAdam, base
 
-from .test_states_and_hooks import build, every_kind, network, train, weights
+from .common import build, every_kind, network, train, weights
 
 SCHEDULERS = {
     "one cycle, which moves betas too": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.2, total_steps=20),
@@ -184,7 +183,7 @@ def test_what_cannot_be_captured_says_so(monkeypatch) -> None:
     fresh = AvaGrad(model.parameters(), capturable=True)
     train(model, optimizer, 1)
     train(model, ready, 1)
-    monkeypatch.setattr(_base, "_capturing", lambda: True)
+    monkeypatch.setattr(base, "_is_capturing", lambda: True)
     with pytest.raises(ConfigError, match="capturable=True"):
         optimizer.step()
     with pytest.raises(ConfigError, match="Take one step"):

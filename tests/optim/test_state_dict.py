@@ -14,7 +14,7 @@ from paretorch.errors import ConfigError
 from paretorch.optim import AnnealedAdam, AvaGrad
 
 from . import reference
-from .test_states_and_hooks import build, every_kind, network, train, weights
+from .common import build, every_kind, network, train, weights
 
 
 def test_loads_the_state_of_the_authors_avagrad() -> None:
@@ -100,12 +100,12 @@ def unfit(model: nn.Module) -> dict[str, tuple[dict, str]]:
     for entry in longer.state.values():
         entry["exp_avg"] = entry["exp_avg"][..., None].repeat_interleave(2, -1)
     return {
-        "nothing": ({}, "no state of an optimizer"),
+        "nothing": ({}, "not the state of an optimizer"),
         "sgd": (sgd.state_dict(), "momentum_buffer and no exp_avg"),
         "no eps": (adam.state_dict(), "eps must be a positive number"),
         "narrow": (other.state_dict(), r"the shape \(4, 6\), the parameter \(8, 6\)"),
         "longer": (longer.state_dict(), r"the shape \(8, 6, 2\), the parameter \(8, 6\)"),
-        "fewer": (AvaGrad(list(model.parameters())[:2]).state_dict(), "has 2 parameters, and 4 here"),
+        "fewer": (AvaGrad(list(model.parameters())[:2]).state_dict(), "has 2 parameters, that of the optimizer 4"),
         "groups": (AvaGrad([{"params": [p]} for p in model.parameters()]).state_dict(), "4 parameter groups"),
     }
 
