@@ -1,4 +1,4 @@
-"""The C loop for CPUs: compiled for this machine, kept in a cache, and replaced if it cannot be compiled."""
+"""The C loop for CPUs: compiled for this machine, kept in a cache that is checked, and replaced if it cannot be compiled."""
 
 from __future__ import annotations
 
@@ -96,8 +96,59 @@ def test_a_library_is_made_once_and_kept(tmp_path: Path, monkeypatch) -> None:
     assert compiled.build(["REAL=float"]) is not None
     (made,) = (tmp_path / "paretorch").iterdir()
     assert (tmp_path / "paretorch").stat().st_mode & 0o077 == 0
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
+    monkeypatch.setattr(compiled, "_compile", lambda *_: pytest.fail("compiled again"))
     assert compiled.build(["REAL=float"])._name == str(made)
+
+
+def step_in_a_new_process(cache: Path) -> list[str]:
+    """The bucket that took one step of ones, and where the weights are then."""
+    code = (
+        "import torch, paretorch as pt\n"
+        "p = torch.ones(3, requires_grad=True)\n"
+        "p.grad = torch.ones(3)\n"
+        "optimizer = pt.AvaGrad([p], lr=1.0, betas=(0.5, 0.5), fused=True)\n"
+        "optimizer.step()\n"
+        "print(type(optimizer._buckets[0][1]).__name__, *p.tolist())\n"
+    )
+    env = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    return done.stdout.split()
+
+
+DAMAGES = {
+    "empty": lambda content: b"",
+    "truncated": lambda content: content[: len(content) // 3],
+    "another byte": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_library_is_compiled_again(damage, tmp_path: Path, monkeypatch) -> None:
+    """Loading a truncated one would end the process with SIGBUS; an empty one was never replaced."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert compiled.build(["REAL=float"]) is not None
+    (path,) = (tmp_path / "paretorch").iterdir()
+    content = path.read_bytes()
+    path.unlink()  # this process has it loaded: damage must go to another file
+    path.write_bytes(DAMAGES[damage](content))
+    assert step_in_a_new_process(tmp_path) == ["CompiledBucket", "0.5", "0.5", "0.5"]
+    (again,) = (tmp_path / "paretorch").iterdir()
+    assert len(again.read_bytes()) == len(content)
+    monkeypatch.setattr(compiled, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert compiled.build(["REAL=float"])._name == str(again), "and the new one is kept"
+
+
+@needs_compiler
+def test_a_library_that_cannot_be_written_is_used_all_the_same(tmp_path: Path, monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert compiled.build(["REAL=float"]) is not None
+    assert not list((tmp_path / "paretorch").iterdir())
 
 
 @needs_compiler

@@ -6,6 +6,7 @@ The loop is compiled at the first step, by the C compiler of the machine, and ke
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
@@ -26,6 +27,7 @@ from torch import Tensor
 from paretorch.optim.hyperparameters import Hyperparameters, Scalar
 from paretorch.optim.kernels.bucket import Bucket, Gradients, root_mean_square
 from paretorch.optim.kernels.parameter import ParameterView
+from paretorch.support.files import replacing, sweep
 
 CHUNK = 1 << 15
 """Elements that a thread takes at a time; few enough that their sum in fp32 is exact to six digits."""
@@ -139,10 +141,15 @@ def _load(source: Path, definitions: Sequence[str]) -> ctypes.CDLL | None:
     name = f"{source.stem}-{_build_key(source, command)}"
     try:
         folder = _cache_folder()
-        if folder is not None:
-            return ctypes.CDLL(str(_compile(source, command, folder / f"{name}.so")))
+        cached = None if folder is None else _find_cached(folder, name)
+        if cached is not None:
+            return ctypes.CDLL(str(cached))
         with TemporaryDirectory() as scratch:  # a library that is loaded stays usable after its file is gone
-            return ctypes.CDLL(str(_compile(source, command, Path(scratch) / f"{name}.so")))
+            compiled = _compile(source, command, Path(scratch) / f"{name}.so")
+            if folder is not None:
+                with contextlib.suppress(OSError):  # a full disk, for example: then it is compiled again next time
+                    compiled = _keep(compiled, folder, name)
+            return ctypes.CDLL(str(compiled))
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -157,18 +164,41 @@ def find_compiler() -> list[str] | None:
 
 
 def _compile(source: Path, command: list[str], target: Path) -> Path:
-    if target.exists():
-        return target
-    with TemporaryDirectory(dir=target.parent) as scratch:
-        compiled = Path(scratch) / target.name
-        # Not every compiler knows -march=native.
-        for extra, required in ((["-march=native"], False), ([], True)):
-            words = [*command, *extra, str(source), "-o", str(compiled), "-lm"]
-            done = subprocess.run(words, check=required, capture_output=True, timeout=_COMPILE_TIMEOUT)
-            if done.returncode == 0:
-                break
-        os.replace(compiled, target)  # other processes may have made it meanwhile, or be loading it
+    # Not every compiler knows -march=native.
+    for extra, required in ((["-march=native"], False), ([], True)):
+        words = [*command, *extra, str(source), "-o", str(target), "-lm"]
+        done = subprocess.run(words, check=required, capture_output=True, timeout=_COMPILE_TIMEOUT)
+        if done.returncode == 0:
+            break
     return target
+
+
+def _keep(compiled: Path, folder: Path, name: str) -> Path:
+    """Copy a library into the cache under a name that holds the digest of its content."""
+    sweep(folder)
+    content = compiled.read_bytes()
+    target = folder / f"{name}-{_digest(content)}.so"
+    with replacing(target) as temporary:  # whole or not at all; other processes may be loading the same file
+        Path(temporary).write_bytes(content)
+    return target
+
+
+def _find_cached(folder: Path, name: str) -> Path | None:
+    """The library in the cache whose content has the digest in its name. Damaged ones are removed.
+
+    Loading a truncated library ends the process with SIGBUS, so it has to be found by reading. The digest protects from
+    accidents only; `_cache_folder` protects from other users.
+    """
+    for path in sorted(folder.glob(f"{name}-*.so")):
+        with contextlib.suppress(OSError):  # another process may have removed it
+            if path.is_file() and path.stem == f"{name}-{_digest(path.read_bytes())}":
+                return path
+            path.unlink()
+    return None
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
 
 
 def _cache_folder() -> Path | None:
