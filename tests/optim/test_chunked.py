@@ -33,7 +33,7 @@ def gradients(sizes: list[float]) -> Tensor:
     kind=st.sampled_from([AvaGrad, AvaGradW, DelayedAdam, AnnealedAdam]),
     fused=st.sampled_from([None, True]),
 )
-def test_every_size_of_gradient_is_stepped_as_one_tensor_at_a_time(steps, eps, kind, fused) -> None:
+def test_every_size_of_gradient_steps_as_with_one_tensor_at_a_time(steps, eps, kind, fused) -> None:
     options = {"steps": 5} if kind is AnnealedAdam else {}
     weights = []
     for mode in ({"fused": fused}, {"foreach": False}):
@@ -52,8 +52,8 @@ def test_every_size_of_gradient_is_stepped_as_one_tensor_at_a_time(steps, eps, k
 @pytest.mark.parametrize("kind", [AvaGrad, DelayedAdam])
 @pytest.mark.parametrize("dead", [False, True])
 @pytest.mark.parametrize("fused", [None, True])
-def test_a_loaded_state_goes_on_as_if_nothing_had_happened(kind, dead, fused) -> None:
-    """What is known of v is looked up again after loading, and must lead to the same bits."""
+def test_a_loaded_state_continues_bit_for_bit(kind, dead, fused) -> None:
+    """The lower bound of v is computed again after loading, which must lead to the same bits."""
 
     def run(optimizer, p: Tensor, first: int, last: int) -> None:
         for step in range(first, last):
@@ -73,7 +73,7 @@ def test_a_loaded_state_goes_on_as_if_nothing_had_happened(kind, dead, fused) ->
     assert torch.equal(whole, resumed)
 
 
-def test_weights_that_come_alive_late_take_their_own_first_moment() -> None:
+def test_a_coordinate_whose_gradients_begin_late_uses_its_first_v() -> None:
     p = torch.zeros(4, requires_grad=True)
     optimizer = DelayedAdam([p], lr=1e-3, eps=1e-8, betas=(0.0, 0.99))
     for grad in ([1.0, 0.0, 0.0, 1.0], [1.0, 5.0, 0.0, 1.0], [1.0, 5.0, 0.0, 1.0]):

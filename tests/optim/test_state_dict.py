@@ -1,4 +1,4 @@
-"""States that are loaded: of older versions and other optimizers, with what others keep in them, and such that do not fit."""
+"""Loading of states: of older versions and other optimizers, with entries of users and schedulers, and some that do not fit."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_state_before_versions_gets_the_new_options() -> None:
 
 
 @every_kind
-def test_what_schedulers_and_users_keep_in_groups_comes_back(kind) -> None:
+def test_entries_of_schedulers_and_users_are_restored(kind) -> None:
     model = network()
     groups = [{"params": [p], "name": name} for name, p in model.named_parameters()]
     first = build(kind, groups)
@@ -77,7 +77,7 @@ def test_what_schedulers_and_users_keep_in_groups_comes_back(kind) -> None:
     assert first.param_groups[1]["lr"] == second.param_groups[1]["lr"] != 0.2
 
 
-def test_how_adam_took_its_steps_does_not_matter() -> None:
+def test_options_of_adams_implementation_are_not_loaded() -> None:
     model = network()
     adam = torch.optim.Adam(model.parameters(), fused=True)
     train(model, adam, 1)

@@ -1,4 +1,4 @@
-"""What users of torch.optim expect of an optimizer, put to every one of ours."""
+"""What users of torch.optim expect: states, dtypes, memory formats, scalers, closures, errors."""
 
 from __future__ import annotations
 
@@ -289,8 +289,8 @@ def test_sparse_gradients_are_refused_before_anything_changes(kind) -> None:
 
 @every_kind
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
-def test_numbers_that_live_on_the_device(kind, state_dtype) -> None:
-    """In a captured graph lr, ε and the step count are tensors; the bucket must not care."""
+def test_hyperparameters_on_the_device(kind, state_dtype) -> None:
+    """In a captured graph lr, ε and the step count are tensors; the result is the same."""
     moved = []
     for wrap in (float, lambda x: torch.tensor(float(x))):
         generator = torch.Generator().manual_seed(0)

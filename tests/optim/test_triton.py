@@ -1,4 +1,4 @@
-"""The kernel against the torch implementation: on a GPU where there is one, else through Triton's interpreter."""
+"""The kernel against the torch implementation: on a GPU if there is one, else in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPES = [(11, 9), (5,), (300,), (1,), (0,), (3, 2, 3, 3)]
 
 @pytest.fixture(autouse=True)
 def _kernel_everywhere(monkeypatch):
-    """Let `fused=True` mean the kernel, on a CPU too, with blocks so small that every path of it is taken."""
+    """Make `fused=True` use the kernel, also on a CPU, with blocks so small that every path of it is taken."""
 
     def choose(group, param, name):
         return "triton" if group["fused"] else dispatch.choose_implementation(group, param, name)
@@ -69,17 +69,17 @@ def test_half_precision_parameters(dtype) -> None:
     fast, _ = run(AvaGrad, 2, dtype=dtype, fused=True)
     slow, _ = run(AvaGrad, 2, dtype=dtype, foreach=True)
     for a, b in zip(fast, slow, strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-2, atol=1e-2)  # the interpreter cuts off where a GPU rounds
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=1e-2)  # the interpreter truncates, a GPU rounds
 
 
-def test_stochastic_rounding_throws_the_same_dice() -> None:
+def test_stochastic_rounding_uses_the_same_random_bits() -> None:
     _, a = run(AvaGrad, 1, fused=True, state_dtype=torch.bfloat16)
     _, b = run(AvaGrad, 1, foreach=True, state_dtype=torch.bfloat16)
     differing = total = 0
     for p, q in zip(a.param_groups[0]["params"], b.param_groups[0]["params"], strict=True):
         differing += int((a.state[p]["exp_avg_sq"] != b.state[q]["exp_avg_sq"]).sum())
         total += p.numel()
-    assert differing <= total * 0.02, "the last bit of fp32 may differ before rounding, the dice may not"
+    assert differing <= total * 0.02, "the last bit of fp32 may differ before rounding, the random bits may not"
 
 
 def test_runs_repeat_bit_for_bit() -> None:
@@ -122,7 +122,7 @@ def test_a_scaler_may_skip_the_step() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_numbers_that_live_on_the_device(kind) -> None:
+def test_hyperparameters_on_the_device(kind) -> None:
     moved = []
     for wrap in (float, lambda x: torch.tensor(float(x), device=DEVICE)):
         p = torch.linspace(-1, 1, 70, device=DEVICE)
@@ -139,7 +139,7 @@ def test_numbers_that_live_on_the_device(kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("groups", [1, 2])
 def test_the_kernel_counts_the_steps(kind, groups) -> None:
-    """With `capturable` the count lies on the device; one bucket counts by itself, of several none does."""
+    """With `capturable` the count is on the device; a single bucket counts by itself, several do not."""
     params = [torch.ones(70, device=DEVICE, requires_grad=True) for _ in range(2)]
     split = [{"params": params}] if groups == 1 else [{"params": [p]} for p in params]
     twins = [p.detach().clone().requires_grad_() for p in params]
