@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from paretorch.optim import base as _base
-from paretorch.optim.kernels import modes as _modes
+from paretorch.optim import base
+from paretorch.optim.kernels import dispatch
 
 
 @pytest.fixture(autouse=True)
-def _pieces_by_default(monkeypatch):
+def _chunked_by_default(monkeypatch):
     def choose(group, param, name):
-        mode = _modes.choose_mode(group, param, name)
-        return "pieces" if mode == "compiled" and not group["fused"] else mode
+        implementation = dispatch.choose_implementation(group, param, name)
+        return "chunked" if implementation == "compiled" and not group["fused"] else implementation
 
-    monkeypatch.setattr(_base, "choose_mode", choose)
+    monkeypatch.setattr(base, "choose_implementation", choose)

@@ -1,4 +1,4 @@
-"""The algorithms of thesis chapter 6 written down literally: one loop over the network, seen as one long vector.
+"""The algorithms of thesis chapter 6, transcribed literally: one loop over the network as one long vector.
 
 Slow on purpose. `w` and `g` are lists of real tensors (the whole network); the functions return the next `w`.
 """
@@ -30,7 +30,7 @@ class Settings:
 
 
 def avagrad(w: list[Tensor], g: list[Tensor | None], s: Settings, mem: Memory, decoupled: bool = False) -> list[Tensor]:
-    """Algorithm AvaGrad, with the first-step rule and the rule who counts."""
+    """Algorithm AvaGrad, with the first-step rule; the norm is over coordinates with history."""
     mem.t += 1
     w, old, new, m = _moments(w, g, s, mem, decoupled)
     live = torch.cat([v.flatten() for v in old])
@@ -69,7 +69,7 @@ def annealed_adam(
 def _moments(
     w: list[Tensor], g: list[Tensor | None], s: Settings, mem: Memory, decoupled: bool
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
-    """The (decayed) weights, v of the last step, v and m of this one. A missing gradient leaves its tensors alone."""
+    """The (decayed) weights, v of the last step, v and m of this one. Tensors without a gradient are not changed."""
     weights, old, new, first = [], [], [], []
     for i, (wi, gi) in enumerate(zip(w, g, strict=True)):
         v = mem.v.setdefault(i, torch.zeros_like(wi))

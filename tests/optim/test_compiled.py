@@ -1,4 +1,4 @@
-"""The loop for CPUs in C: built for this machine, kept, and gone without where it cannot be."""
+"""The C loop for CPUs: compiled for this machine, kept in a cache that is checked, and replaced if it cannot be compiled."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.optim import AvaGrad, AvaGradW
-from paretorch.optim.kernels import build as _build
-from paretorch.optim.kernels import compiled as _compiled
-from paretorch.optim.kernels import modes as _modes
+from paretorch.optim.kernels import compiled, dispatch
 
-from .test_states_and_hooks import KINDS, build
+from .common import KINDS, build
 
-needs_compiler = pytest.mark.skipif(_build._compiler() is None, reason="needs a C compiler")
-LENGTHS = [3 * _compiled.CHUNK + 17, 5000, 1, 0, _compiled.CHUNK]
+needs_compiler = pytest.mark.skipif(compiled.find_compiler() is None, reason="needs a C compiler")
+LENGTHS = [3 * compiled.CHUNK + 17, 5000, 1, 0, compiled.CHUNK]
 
 
-def mode(param: Tensor, **options: object) -> str:
+def implementation(param: Tensor, **options: object) -> str:
     group = {"foreach": None, "fused": None, "state_dtype": None, **options}
-    return _modes.choose_mode(group, param, "AvaGrad")
+    return dispatch.choose_implementation(group, param, "AvaGrad")
 
 
 def run(kind, dtype: torch.dtype, steps: int = 5, **options: object) -> list[Tensor]:
@@ -45,28 +43,30 @@ def run(kind, dtype: torch.dtype, steps: int = 5, **options: object) -> list[Ten
 
 
 @needs_compiler
-def test_it_is_what_a_cpu_uses() -> None:
+def test_when_it_is_used() -> None:
     weight = torch.zeros(3, 3)
-    assert mode(weight) == mode(weight, fused=True) == mode(weight.double()) == "compiled"
-    assert mode(weight[:, 1]) == mode(weight.bfloat16()) == mode(weight, state_dtype=torch.bfloat16) == "pieces"
-    assert mode(weight, fused=False) == mode(weight, foreach=False) == "loop"
+    for param, options in ((weight, {}), (weight, {"fused": True}), (weight.double(), {})):
+        assert implementation(param, **options) == "compiled"
+    for param, options in ((weight[:, 1], {}), (weight.bfloat16(), {}), (weight, {"state_dtype": torch.bfloat16})):
+        assert implementation(param, **options) == "chunked"
+    assert implementation(weight, fused=False) == implementation(weight, foreach=False) == "loop"
 
 
 @needs_compiler
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_takes_the_steps_of_the_pieces(kind) -> None:
+def test_it_takes_the_steps_of_the_chunked_update(kind) -> None:
     for fast, slow in zip(run(kind, torch.float64, fused=True), run(kind, torch.float64), strict=True):
         torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-12)
 
 
 @needs_compiler
 @pytest.mark.parametrize("own", [False, True])
-def test_threads_do_not_change_a_bit(own, monkeypatch) -> None:
-    """Neither those of torch's OpenMP nor, where there are none, those that are started for the step."""
+def test_the_result_does_not_depend_on_the_threads(own, monkeypatch) -> None:
+    """Neither on those of torch's OpenMP nor, without OpenMP, on those that are started for the step."""
     if own:
-        library = _compiled.build(["REAL=float", "OWN_THREADS"])
-        monkeypatch.setattr(_compiled, "library", lambda dtype: library)
-    monkeypatch.setattr(_compiled, "WORTH_A_THREAD", 100)
+        library = compiled.build(["REAL=float", "OWN_THREADS"])
+        monkeypatch.setattr(compiled, "library", lambda dtype: library)
+    monkeypatch.setattr(compiled, "ELEMENTS_PER_THREAD", 100)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 5):
@@ -79,8 +79,8 @@ def test_threads_do_not_change_a_bit(own, monkeypatch) -> None:
 
 
 @needs_compiler
-def test_weights_that_were_stepped_between_forward_and_backward_are_noticed() -> None:
-    """As with torch's own: the gradient would be that of other weights."""
+def test_autograd_notices_a_step_between_forward_and_backward() -> None:
+    """As for torch's optimizers: the gradient would be that of other weights."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
     optimizer = AvaGrad(model.parameters(), fused=True)
     loss = model(torch.ones(2, 3)).sum()
@@ -91,36 +91,87 @@ def test_weights_that_were_stepped_between_forward_and_backward_are_noticed() ->
 
 
 @needs_compiler
-def test_a_library_is_made_once_and_kept(tmp_path: Path, monkeypatch) -> None:
+def test_a_library_is_compiled_once_and_cached(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert _compiled.build(["REAL=float"]) is not None
+    assert compiled.build(["REAL=float"]) is not None
     (made,) = (tmp_path / "paretorch").iterdir()
     assert (tmp_path / "paretorch").stat().st_mode & 0o077 == 0
-    monkeypatch.setattr(_build, "_made", lambda source, words, target: target)  # nothing is compiled any more
-    assert _compiled.build(["REAL=float"])._name == str(made)
+    monkeypatch.setattr(compiled, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert compiled.build(["REAL=float"])._name == str(made)
+
+
+def step_in_a_new_process(cache: Path) -> list[str]:
+    """Step weights of 1 with gradients of 1; return the class of the bucket and the weights."""
+    code = (
+        "import torch, paretorch as pt\n"
+        "p = torch.ones(3, requires_grad=True)\n"
+        "p.grad = torch.ones(3)\n"
+        "optimizer = pt.AvaGrad([p], lr=1.0, betas=(0.5, 0.5), fused=True)\n"
+        "optimizer.step()\n"
+        "print(type(optimizer._buckets[0][1]).__name__, *p.tolist())\n"
+    )
+    env = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    return done.stdout.split()
+
+
+DAMAGES = {
+    "empty": lambda content: b"",
+    "truncated": lambda content: content[: len(content) // 3],
+    "another byte": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+}
 
 
 @needs_compiler
-def test_where_others_may_write_nothing_is_kept_and_nothing_trusted(tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_library_is_compiled_again(damage, tmp_path: Path, monkeypatch) -> None:
+    """Loading a truncated one would end the process with SIGBUS; an empty one was never replaced."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert compiled.build(["REAL=float"]) is not None
+    (path,) = (tmp_path / "paretorch").iterdir()
+    content = path.read_bytes()
+    path.unlink()  # this process has loaded the file; damage a new one
+    path.write_bytes(DAMAGES[damage](content))
+    assert step_in_a_new_process(tmp_path) == ["CompiledBucket", "0.5", "0.5", "0.5"]
+    (again,) = (tmp_path / "paretorch").iterdir()
+    assert len(again.read_bytes()) == len(content)
+    monkeypatch.setattr(compiled, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert compiled.build(["REAL=float"])._name == str(again), "and the new one is kept"
+
+
+@needs_compiler
+def test_a_library_that_cannot_be_cached_is_still_used(tmp_path: Path, monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert compiled.build(["REAL=float"]) is not None
+    assert not list((tmp_path / "paretorch").iterdir())
+
+
+@needs_compiler
+def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "paretorch"
     folder.mkdir()
     folder.chmod(0o777)
-    assert _compiled.build(["REAL=float"]) is not None
+    assert compiled.build(["REAL=float"]) is not None
     assert not list(folder.iterdir())
 
 
 @needs_compiler
-def test_where_files_have_no_owner_nothing_is_kept(tmp_path: Path, monkeypatch) -> None:
+def test_without_file_owners_nothing_is_cached(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delattr(os, "getuid")  # as on Windows
-    assert _compiled.build(["REAL=float"]) is not None
+    assert compiled.build(["REAL=float"]) is not None
     assert not list((tmp_path / "paretorch").iterdir())
 
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
-def test_without_a_compiler_steps_are_taken_all_the_same(compiler, tmp_path: Path) -> None:
-    """One that is not there, and one that makes nothing: in a process of its own, which has not built it yet."""
+def test_without_a_compiler_the_chunked_update_is_used(compiler, tmp_path: Path) -> None:
+    """No compiler, and one that fails: in a new process, which has not loaded the library yet."""
     code = (
         "import torch, paretorch as pt\n"
         "p = torch.ones(3, requires_grad=True)\n"
@@ -131,11 +182,11 @@ def test_without_a_compiler_steps_are_taken_all_the_same(compiler, tmp_path: Pat
     )
     env = {**os.environ, "CC": compiler, "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["PieceBucket", "True"], done.stderr
+    assert done.stdout.split() == ["ChunkedBucket", "True"], done.stderr
 
 
 @needs_compiler
-def test_processes_that_start_together_build_it_together(tmp_path: Path) -> None:
+def test_processes_that_start_together_can_all_compile_it(tmp_path: Path) -> None:
     code = (
         "import pathlib, paretorch.optim.kernels.compiled as c, torch\n"
         "print(c.library(torch.float32) is not None, c.library(torch.float64) is not None)\n"
@@ -149,8 +200,8 @@ def test_processes_that_start_together_build_it_together(tmp_path: Path) -> None
 
 
 @needs_compiler
-def test_a_compiled_step_of_torch_goes_around_it() -> None:
-    """torch.compile cannot see into the library; it leaves the call to Python."""
+def test_torch_compile_does_not_trace_it() -> None:
+    """torch.compile leaves the call to Python."""
     p, q = (torch.ones(40).requires_grad_() for _ in range(2))
     fast, plain = AvaGradW([p], fused=True), AvaGradW([q], fused=True)
     step = torch.compile(fast.step, backend="eager")
@@ -171,8 +222,8 @@ def test_a_compiled_step_of_torch_goes_around_it() -> None:
     ],
     ids=str,
 )
-def test_moments_of_other_dtypes_are_read_as_what_they_are(moments, dtype) -> None:
-    """Such as a state of fp32 weights that is loaded for fp64 ones: the loop in C goes by addresses alone."""
+def test_moments_of_other_dtypes_are_converted(moments, dtype) -> None:
+    """Such as a state of fp32 weights that is loaded for fp64 ones: the C loop reads addresses without their dtype."""
     generator = torch.Generator().manual_seed(0)
     first, second, grad = (torch.rand(40, generator=generator) for _ in range(3))
     first, second = first.to(moments[0]), second.to(moments[1])
@@ -190,7 +241,7 @@ def test_moments_of_other_dtypes_are_read_as_what_they_are(moments, dtype) -> No
 
 
 @needs_compiler
-def test_a_network_may_become_double_while_it_is_trained() -> None:
+def test_a_network_may_become_double_during_training() -> None:
     model = nn.Linear(6, 5)
     optimizer = AvaGrad(model.parameters(), fused=True)
     for dtype in (torch.float32, torch.float64, torch.float32):

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paretorch.optim.kernels import foreach as _foreach
+from paretorch.optim.kernels import foreach
 
-from .test_states_and_hooks import KINDS, build
+from .common import KINDS, build
 
 
 class Operations(TorchDispatchMode):
@@ -47,8 +47,8 @@ def test_operations_do_not_grow_with_the_tensors(kind) -> None:
 def test_large_networks_are_stepped_in_batches_to_the_same_bits(kind, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [4, 3, 9, 1, 2, 0, 5]
     found = []
-    for together in (1 << 22, 7):
-        monkeypatch.setattr(_foreach, "TOGETHER_ON_CPU", together)
+    for longest in (1 << 22, 7):
+        monkeypatch.setattr(foreach, "MAX_BATCH_ON_CPU", longest)
         generator = torch.Generator().manual_seed(1)
         params = [torch.randn(size, generator=generator).requires_grad_() for size in sizes]
         optimizer = build(kind, params, foreach=True)
@@ -61,6 +61,6 @@ def test_large_networks_are_stepped_in_batches_to_the_same_bits(kind, monkeypatc
 
 
 def test_batches_hold_at_most_so_many_elements_unless_one_tensor_has_more() -> None:
-    assert _foreach._batches([4, 3, 9, 1, 2, 0, 5], 7) == [[0, 1], [2], [3, 4, 5], [6]]
-    assert _foreach._batches([4, 3], 0) == [[0], [1]]
-    assert _foreach._batches([], 7) == []
+    assert foreach._batches([4, 3, 9, 1, 2, 0, 5], 7) == [[0, 1], [2], [3, 4, 5], [6]]
+    assert foreach._batches([4, 3], 0) == [[0], [1]]
+    assert foreach._batches([], 7) == []

@@ -1,4 +1,4 @@
-"""The norm of AvaGrad: over the whole network, of this step's η, without those who never had a gradient."""
+"""The norm of AvaGrad: over the whole network, of η of this step, without coordinates that never had a gradient."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_how_weights_are_cut_into_tensors_does_not_matter(mode) -> None:
 
 @every_mode
 @pytest.mark.parametrize("eps", [1e-16, 1e-8, 0.1])
-def test_weights_without_gradients_are_as_if_they_were_not_there(mode, eps) -> None:
+def test_weights_without_gradients_do_not_count(mode, eps) -> None:
     grads = noise(20)
     (small,) = fresh(20)
     large = torch.cat([small.detach(), torch.zeros(180, dtype=torch.float64)]).requires_grad_()
@@ -67,8 +67,8 @@ def test_weights_without_gradients_are_as_if_they_were_not_there(mode, eps) -> N
 
 @every_mode
 @pytest.mark.parametrize("kind", [AvaGrad, AvaGradW])
-def test_decay_is_a_gradient_only_where_it_is_not_decoupled(mode, kind) -> None:
-    """With AvaGradW weights without gradients stay uncounted; AvaGrad's λw gives them a v, as the page says."""
+def test_weight_decay_is_part_of_the_gradient_unless_decoupled(mode, kind) -> None:
+    """In AvaGradW weights without gradients do not count; in AvaGrad λw gives them a v, as docs/optimizers.md says."""
     grads = noise(20)
     used, unused = fresh(20, 50)
     alone = used.detach().clone().requires_grad_()
@@ -133,7 +133,7 @@ def test_a_tiny_eps_changes_nothing(mode, eps: float) -> None:
 
 
 @every_mode
-def test_a_changed_eps_counts_at_once(mode) -> None:
+def test_a_changed_eps_is_used_at_once(mode) -> None:
     """With one coordinate η/rms(η) = 1 whatever ε is; a norm of the old ε would show."""
     p = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     optimizer = AvaGrad([p], lr=1.0, betas=(0.0, 0.9), eps=1e-3, **mode)
@@ -147,7 +147,7 @@ def test_a_changed_eps_counts_at_once(mode) -> None:
 
 @every_mode
 def test_edits_of_the_state_are_noticed(mode) -> None:
-    """A hardened mask clears m and v of dropped weights; from then on they count no more."""
+    """A hardened mask clears m and v of dropped weights; then they no longer count."""
     (p,), (twin,) = fresh(10), fresh(10)
     optimizer = run([p], [p], noise(10), eps=1e-8, **mode)
     edited = run([twin], [twin], noise(10), eps=1e-8, **mode)

@@ -13,7 +13,7 @@ import torch
 import paretorch as pt
 from paretorch.workflows.studies import load_study
 
-from .test_states_and_hooks import network, train, weights
+from .common import network, train, weights
 
 PAGE = Path(__file__).parents[2] / "docs" / "optimizers.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -1,4 +1,4 @@
-"""The rivals by name: built from recipes, with decay in the gradient, resumed as if nothing had happened."""
+"""Peers by name: built from recipes, with weight decay in the gradient, resumed from their state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paretorch.optim.peers import PEERS, peer
 from paretorch.training import optimizers
 from paretorch.training.recipe import OPTIMIZERS, Recipe
 
-from .test_states_and_hooks import network, train, weights
+from .common import network, train, weights
 
 
 def build(name: str, model, decay: float = 0.0):
@@ -27,7 +27,7 @@ def test_every_name_learns_decays_and_resumes(name) -> None:
     whole, halves, decayed = network(), network(), network()
     start = weights(whole)
     through, first = build(name, whole), build(name, halves)
-    for step in range(14):  # longer than AdaShift's memory
+    for step in range(14):  # longer than AdaShift's queue
         train(whole, through, 1, seed=step)
     for step in range(7):
         train(halves, first, 1, seed=step)
@@ -54,7 +54,7 @@ def test_amsgrad_and_radam_are_torchs() -> None:
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_what_they_cannot_do_is_said(name, monkeypatch) -> None:
+def test_graphs_and_the_missing_package_are_refused(name, monkeypatch) -> None:
     groups = [{"params": list(network().parameters())}]
     with pytest.raises(ConfigError, match="--no-graph"):
         peer(name, groups, {"lr": 0.1, "capturable": True})

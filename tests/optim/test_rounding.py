@@ -1,4 +1,4 @@
-"""Stochastic rounding of bf16 state: unbiased, repeatable, and the same whether a tensor is cut in pieces or not."""
+"""Stochastic rounding of bf16 state: unbiased, repeatable, and the same for a tensor and its parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def rounded(values: torch.Tensor, key: int, step: int, offset: int = 0) -> torch
     return out
 
 
-def test_unbiased_where_nearest_is_not() -> None:
+def test_rounding_is_unbiased() -> None:
     value = 1 + 2.0**-9  # a quarter of the way to the next bf16
     draws = rounded(torch.full((100_000,), value), stream_key(0, 1, 0), 5).float()
     assert set(draws.unique().tolist()) == {1.0, 1 + 2.0**-7}
@@ -36,14 +36,14 @@ def test_repeatable_and_independent() -> None:
         assert not torch.equal(first, other)
 
 
-def test_a_step_on_the_device_throws_the_same_dice() -> None:
+def test_a_step_count_on_the_device_gives_the_same_random_bits() -> None:
     values = torch.rand(1000)
     out = torch.empty(1000, dtype=torch.bfloat16)
     round_to_bf16(values, out, stream_key(2**31, 3, 1), torch.tensor(9.0), 0)
     assert torch.equal(out, rounded(values, stream_key(2**31, 3, 1), 9))
 
 
-def test_what_bf16_can_hold_stays() -> None:
+def test_bf16_values_are_not_changed() -> None:
     values = torch.tensor([0.0, -0.0, 1.0, -2.5, 1e-38, 3e38, float("inf"), float("-inf")]).bfloat16().float()
     assert torch.equal(rounded(values, 1, 1).float(), values)
     assert rounded(torch.full((9,), float("nan")), 1, 1).isnan().all()

@@ -1,4 +1,4 @@
-"""The kernel against the torch implementation: on a GPU where there is one, else through Triton's interpreter."""
+"""The kernel against the torch implementation: on a GPU if there is one, else in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 pytest.importorskip("triton")
 
-from paretorch.optim import AnnealedAdam, AvaGrad, AvaGradW, DelayedAdam  # noqa: E402
-from paretorch.optim import base as _base  # noqa: E402
-from paretorch.optim.kernels import modes as _modes  # noqa: E402
-from paretorch.optim.kernels import triton as _triton  # noqa: E402
-from paretorch.optim.kernels.leaf import Leaf, new_state  # noqa: E402
-from paretorch.optim.rule import Hyper  # noqa: E402
+from paretorch.optim import AnnealedAdam, AvaGrad, AvaGradW, DelayedAdam, base  # noqa: E402
+from paretorch.optim.hyperparameters import Hyperparameters  # noqa: E402
+from paretorch.optim.kernels import dispatch, triton  # noqa: E402
+from paretorch.optim.kernels.parameter import ParameterView, new_state  # noqa: E402
 
 KINDS = [AvaGrad, AvaGradW, DelayedAdam, AnnealedAdam]
 SHAPES = [(11, 9), (5,), (300,), (1,), (0,), (3, 2, 3, 3)]
@@ -26,16 +24,16 @@ SHAPES = [(11, 9), (5,), (300,), (1,), (0,), (3, 2, 3, 3)]
 
 @pytest.fixture(autouse=True)
 def _kernel_everywhere(monkeypatch):
-    """Let `fused=True` mean the kernel, on a CPU too, with blocks so small that every path of it is taken."""
+    """Make `fused=True` use the kernel, also on a CPU, with blocks so small that every path of it is taken."""
 
     def choose(group, param, name):
-        return "triton" if group["fused"] else _modes.choose_mode(group, param, name)
+        return "triton" if group["fused"] else dispatch.choose_implementation(group, param, name)
 
-    monkeypatch.setattr(_base, "choose_mode", choose)
+    monkeypatch.setattr(base, "choose_implementation", choose)
     if DEVICE == "cpu":
-        monkeypatch.setattr(_triton, "BLOCK", 64)
-        monkeypatch.setattr(_triton, "LONGEST_CHUNK", 256)
-        monkeypatch.setattr(_triton, "PROGRAMS", 8)
+        monkeypatch.setattr(triton, "BLOCK", 64)
+        monkeypatch.setattr(triton, "MAX_CHUNK", 256)
+        monkeypatch.setattr(triton, "PROGRAMS", 8)
 
 
 def build(kind, params, **options):
@@ -71,17 +69,17 @@ def test_half_precision_parameters(dtype) -> None:
     fast, _ = run(AvaGrad, 2, dtype=dtype, fused=True)
     slow, _ = run(AvaGrad, 2, dtype=dtype, foreach=True)
     for a, b in zip(fast, slow, strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-2, atol=1e-2)  # the interpreter cuts off where a GPU rounds
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=1e-2)  # the interpreter truncates, a GPU rounds
 
 
-def test_stochastic_rounding_throws_the_same_dice() -> None:
+def test_stochastic_rounding_uses_the_same_random_bits() -> None:
     _, a = run(AvaGrad, 1, fused=True, state_dtype=torch.bfloat16)
     _, b = run(AvaGrad, 1, foreach=True, state_dtype=torch.bfloat16)
     differing = total = 0
     for p, q in zip(a.param_groups[0]["params"], b.param_groups[0]["params"], strict=True):
         differing += int((a.state[p]["exp_avg_sq"] != b.state[q]["exp_avg_sq"]).sum())
         total += p.numel()
-    assert differing <= total * 0.02, "the last bit of fp32 may differ before rounding, the dice may not"
+    assert differing <= total * 0.02, "the last bit of fp32 may differ before rounding, the random bits may not"
 
 
 def test_runs_repeat_bit_for_bit() -> None:
@@ -124,14 +122,14 @@ def test_a_scaler_may_skip_the_step() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_numbers_that_live_on_the_device(kind) -> None:
+def test_hyperparameters_on_the_device(kind) -> None:
     moved = []
     for wrap in (float, lambda x: torch.tensor(float(x), device=DEVICE)):
         p = torch.linspace(-1, 1, 70, device=DEVICE)
         state = new_state(p, torch.bfloat16)
-        bucket = _triton.TritonBucket([Leaf(p, state, 0)], seed=3)
+        bucket = triton.TritonBucket([ParameterView(p, state, 0)], seed=3)
         for step in (1, 2):
-            hyper = Hyper(wrap(0.1), 0.9, 0.99, wrap(0.01 * step), 0.01, False, kind.rule)
+            hyper = Hyperparameters(wrap(0.1), 0.9, 0.99, wrap(0.01 * step), 0.01, False, kind.rule)
             total = torch.tensor([20.0, 5.0], dtype=torch.float64, device=DEVICE) if kind.rule.normalised else None
             bucket.update([torch.linspace(0, step, 70, device=DEVICE)], hyper, total, wrap(step))
         moved.append((p, state["exp_avg"].float()))
@@ -141,7 +139,7 @@ def test_numbers_that_live_on_the_device(kind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("groups", [1, 2])
 def test_the_kernel_counts_the_steps(kind, groups) -> None:
-    """With `capturable` the count lies on the device; one bucket counts by itself, of several none does."""
+    """With `capturable` the count is on the device; a single bucket counts by itself, several do not."""
     params = [torch.ones(70, device=DEVICE, requires_grad=True) for _ in range(2)]
     split = [{"params": params}] if groups == 1 else [{"params": [p]} for p in params]
     twins = [p.detach().clone().requires_grad_() for p in params]
@@ -166,8 +164,8 @@ def test_more_programs_than_a_block_adds_up() -> None:
             p.grad = None if q.grad is None else q.grad.clone()
         fast.step(), slow.step()
     ((_, bucket),) = fast._buckets
-    torch.testing.assert_close(bucket.stats(), bucket._sums.sum(1))
-    assert bucket.stats()[1] == 450
+    torch.testing.assert_close(bucket.eta_sums(), bucket._sums.sum(1))
+    assert bucket.eta_sums()[1] == 450
     assert int(bucket._ticket) == 0
     for p, q in zip(params, twins, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)

@@ -1,5 +1,7 @@
 """Whole-epoch augmentation against a loop over single images."""
 
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -51,10 +53,11 @@ def test_equals_the_loop(shape: tuple[int, int, int, int], pad: int, flip: bool,
     assert torch.equal(images, untouched)
 
 
-def test_chunks_do_not_change_the_result(monkeypatch) -> None:
+def test_the_number_of_images_at_once_does_not_change_the_result(monkeypatch) -> None:
     images, how = _images(50, 3, 8, 8), Augment(cutout=3)
     whole = augment(images, how, 5)
-    monkeypatch.setitem(augment.__globals__, "_CHUNK", 7 * 3 * 8 * 8)
+    # By sys.modules: the package has the function under the name of the module.
+    monkeypatch.setattr(sys.modules[augment.__module__], "_MAX_PIXELS", 7 * 3 * 8 * 8)
     assert torch.equal(augment(images, how, 5), whole)
 
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from paretorch.errors import DataError
-from paretorch.zoo.data import _download, _pickle, cifar, load
+from paretorch.zoo.data import archive as archives
+from paretorch.zoo.data import cifar, load, safe_pickle
 
 _FILES = {
     "cifar10": (*(f"data_batch_{batch}" for batch in range(1, 6)), "test_batch"),
@@ -126,21 +127,21 @@ def test_hostile_or_damaged_pickle(tmp_path: Path, monkeypatch, content: bytes) 
 
 def test_a_pickle_leaves_no_traces_in_the_stand_ins() -> None:
     name_encode = b"\x80\x02c_codecs\nencode\n"
-    assert _pickle.loads(name_encode + b"N}X\x04\x00\x00\x00markK\x01s\x86b.").mark == 1
-    assert not hasattr(_pickle.loads(name_encode + b"."), "mark")
+    assert safe_pickle.loads(name_encode + b"N}X\x04\x00\x00\x00markK\x01s\x86b.").mark == 1
+    assert not hasattr(safe_pickle.loads(name_encode + b"."), "mark")
 
 
 def test_fortran_order_pickle() -> None:
     array = np.asfortranarray(np.arange(6, dtype=np.uint8).reshape(2, 3))
-    assert _pickle.loads(pickle.dumps(array, protocol=2)).tolist() == array.tolist()
+    assert safe_pickle.loads(pickle.dumps(array, protocol=2)).tolist() == array.tolist()
 
 
-def _archive(tmp_path: Path, source: Path, name: str) -> _download.Archive:
+def _archive(tmp_path: Path, source: Path, name: str) -> archives.Archive:
     packed = tmp_path / "packed.tar.gz"
     with tarfile.open(packed, "w:gz") as tar:
         tar.add(source, name)
     content = packed.read_bytes()
-    return _download.Archive(packed.as_uri(), hashlib.sha256(content).hexdigest(), len(content))
+    return archives.Archive(packed.as_uri(), hashlib.sha256(content).hexdigest(), len(content))
 
 
 def test_download(tmp_path: Path, monkeypatch) -> None:
@@ -176,7 +177,7 @@ def test_a_wrong_archive_is_never_opened(tmp_path: Path, monkeypatch, change: di
     )
     monkeypatch.setattr(tarfile, "open", lambda *_, **__: pytest.fail("opened"))
     with pytest.raises(DataError, match="not the file expected"):
-        _download.fetch(archive, "cifar-10-batches-bin", tmp_path / "root")
+        archives.fetch(archive, "cifar-10-batches-bin", tmp_path / "root")
     assert list((tmp_path / "root").iterdir()) == []
 
 
@@ -187,16 +188,16 @@ def test_an_archive_cannot_write_elsewhere(tmp_path: Path) -> None:
         member.size = 4
         tar.addfile(member, io.BytesIO(b"evil"))
     content = packed.read_bytes()
-    archive = _download.Archive(packed.as_uri(), hashlib.sha256(content).hexdigest(), len(content))
+    archive = archives.Archive(packed.as_uri(), hashlib.sha256(content).hexdigest(), len(content))
     with pytest.raises(DataError, match="could not be fetched"):
-        _download.fetch(archive, "cifar-10-batches-bin", tmp_path / "a" / "root")
+        archives.fetch(archive, "cifar-10-batches-bin", tmp_path / "a" / "root")
     assert not list(tmp_path.rglob("escaped"))
 
 
 def test_unreachable_place(tmp_path: Path) -> None:
-    archive = _download.Archive((tmp_path / "nowhere.tar.gz").as_uri(), "", 1)
+    archive = archives.Archive((tmp_path / "nowhere.tar.gz").as_uri(), "", 1)
     with pytest.raises(DataError, match="could not be fetched"):
-        _download.fetch(archive, "cifar-10-batches-bin", tmp_path / "root")
+        archives.fetch(archive, "cifar-10-batches-bin", tmp_path / "root")
 
 
 @pytest.mark.skipif(

@@ -175,7 +175,7 @@ def test_wrong_sizes() -> None:
         build("resnet18", activation="tanh")
 
 
-def test_shuffle_deals_channels_out() -> None:
+def test_shuffle_interleaves_the_groups() -> None:
     x = torch.arange(6.0).view(1, 6, 1, 1)
     assert shuffle(x, 2).flatten().tolist() == [0, 3, 1, 4, 2, 5]
 

@@ -46,7 +46,7 @@ def test_a_sentence_may_hold_the_rarer_separators(tmp_path: Path) -> None:
     assert found == [_GERMAN[0], odd.strip(), *_GERMAN[2:]]
 
 
-def test_the_encoding_is_kept_and_never_stale(tmp_path: Path) -> None:
+def test_the_encoding_is_stored_and_never_out_of_date(tmp_path: Path) -> None:
     first = translation.load(_write(tmp_path), vocabulary=280)
     kept = list(tmp_path.glob("bpe-280-*.json"))
     assert len(kept) == 1

@@ -1,4 +1,4 @@
-"""Adam with a schedule for ε (thesis chapter 6, corollary 6.1): the rate of SGD without a delay.
+"""Adam with a schedule for ε (thesis chapter 6, corollary 6.1): the convergence rate of SGD without a delay.
 
     m_t     = β₁ m_{t−1} + (1 − β₁) g_t
     v_t     = β₂ v_{t−1} + (1 − β₂) g_t²
@@ -7,8 +7,8 @@
     w_{t+1} = w_t − α_t · m_t / (√v_t + ε_t)
 
 The bound O(1/√T) holds for p₁, p₂ ≥ 0 (the printed "> 0" would exclude its own example ε_t = √t) with p₁ + p₂ ≥ ½.
-There is no bias correction, as in the thesis. What differs: t counts from 1 and α is multiplied by an ordinary learning
-rate schedule on top, if there is one.
+There is no bias correction, as in the thesis. What differs: t counts from 1, and a learning rate schedule, if there is
+one, multiplies α in addition.
 """
 
 from __future__ import annotations
@@ -21,26 +21,36 @@ from torch import Tensor
 
 from paretorch.errors import ConfigError
 from paretorch.optim.base import AdaptiveOptimizer, Group, Options, Params
-from paretorch.optim.checks import is_number, is_pair
-from paretorch.optim.rule import Hyper, Rule, Scalar
+from paretorch.optim.hyperparameters import Hyperparameters, Rule, Scalar, is_number, is_pair
 
 
 class AnnealedAdam(AdaptiveOptimizer):
-    """Adam that becomes SGD-like as ε grows with time.
+    """Adam whose ε grows during training, so that it becomes more like SGD and converges (thesis chapter 6).
+
+    w ← w − α_t · m / (√v + ε_t) with ε_t = c T^p₁ t^p₂ and α_t = α ε_t/√T in step t.
 
     Args:
         params: parameters or groups, as for every torch optimizer.
         steps: T, the number of steps of the whole training.
-        lr: α in α_t = α ε_t/√T. A tensor is allowed, and needed to change it inside a CUDA graph.
-        betas: β₁ of the momentum and β₂ of the second moment.
-        eps: c in ε_t = c T^p₁ t^p₂.
+        lr: α. It may be a tensor, and must be one if it changes inside a CUDA graph.
+        betas: β₁ of the first moment and β₂ of the second moment.
+        eps: c.
         powers: (p₁, p₂); the default (0, ½) is ε_t ∝ √t.
         weight_decay: λ; λw is added to the gradient.
         options: maximize, foreach, fused, capturable, state_dtype, seed (see `Options`).
+
+    Example:
+        >>> import torch
+        >>> from paretorch.optim import AnnealedAdam
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = AnnealedAdam(model.parameters(), steps=1000, lr=0.1)
+        >>> model(torch.ones(2, 4)).square().mean().backward()
+        >>> optimizer.step()
+        >>> optimizer.zero_grad()
     """
 
     rule = Rule(delayed=False, normalised=False)
-    needs_time = True
+    depends_on_step = True
 
     def __init__(
         self,
@@ -53,18 +63,25 @@ class AnnealedAdam(AdaptiveOptimizer):
         weight_decay: float = 0.0,
         **options: Unpack[Options],
     ) -> None:
-        numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "steps": steps, "powers": powers}
-        super().__init__(params, numbers, options)
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "steps": steps,
+            "powers": powers,
+        }
+        super().__init__(params, defaults, options)
 
     def _check(self, group: Group) -> None:
         super()._check(group)
         if not (is_number(group["steps"]) and group["steps"] >= 1):
-            raise ConfigError(f"AnnealedAdam: steps is the length of the training, at least 1, not {group['steps']!r}.")
+            raise ConfigError(f"AnnealedAdam: steps is the length of the training, at least 1, not {group['steps']!r}")
         if not (is_pair(group["powers"]) and min(group["powers"]) >= 0):
-            raise ConfigError(f"AnnealedAdam: powers are two numbers of at least 0, not {group['powers']!r}.")
+            raise ConfigError(f"AnnealedAdam: powers are two numbers of at least 0, not {group['powers']!r}")
 
-    def _hyper(self, group: Group, now: Scalar) -> Hyper:
-        constant = super()._hyper(group, now)
+    def _hyperparameters(self, group: Group, now: Scalar) -> Hyperparameters:
+        constant = super()._hyperparameters(group, now)
         horizon, (p1, p2) = group["steps"], group["powers"]
         eps = constant.eps * horizon**p1 * now**p2
         return replace(constant, eps=eps, lr=constant.lr * eps / math.sqrt(horizon))

@@ -7,14 +7,14 @@
 
 What differs from the printed algorithm, which leaves these open:
 
-* First-step rule. v₀ = 0 would make η₁ = 1/ε everywhere and the first step a plain gradient step. A coordinate without
-  history (v_{t−1} = 0) uses its own v_t in place of v_{t−1}; so η₁ = η₂, and at ε = 1e-8 no step is longer than
+* The first step. v₀ = 0 would make η₁ = 1/ε everywhere and the first step a plain gradient step. A coordinate without
+  history (v_{t−1} = 0) uses its own v_t instead of v_{t−1}. So η₁ = η₂, and at ε = 1e-8 the first step is no longer than
   those that follow.
-* Who counts. The norm and d are over the coordinates with v_{t−1} > 0 of all parameters of all groups. Weights that
-  never had a gradient (pruned ones, unused rows of an embedding) would have η = 1/ε and drown all others. While the
-  network has no history at all, v_1 takes the place of v_0 here too. Weight decay is part of the gradient, so with it
+* Which coordinates count. The norm and d are over the coordinates with v_{t−1} > 0, of all parameters of all groups.
+  Weights that never had a gradient (pruned ones, unused rows of an embedding) would have η = 1/ε and dominate the norm.
+  As long as the network has no history at all, v₁ replaces v₀ here too. Weight decay is part of the gradient, so with it
   such weights do count; in AvaGradW they do not.
-* The norm belongs to the η of the same step. (The author's code divides by the norm of the step before.)
+* The norm is that of η in the same step. (The author's code divides by the norm of the previous step.)
 """
 
 from __future__ import annotations
@@ -24,22 +24,32 @@ from typing import Unpack
 from torch import Tensor
 
 from paretorch.optim.base import AdaptiveOptimizer, Options, Params
-from paretorch.optim.rule import Rule
+from paretorch.optim.hyperparameters import Rule
 
 
 class AvaGrad(AdaptiveOptimizer):
-    """Adam with delayed, normalised step sizes: tune α alone, ε chooses between adaptive and SGD-like.
+    """Adam with delayed, normalised step sizes: α and ε can be tuned independently (thesis chapter 6).
 
-    With large ε (0.1 and more) it is SGD with momentum, α = SGD's rate / (1 − β₁); with small ε (1e-8) it adapts each
-    coordinate as Adam does. The thesis finds one best α for all ε. Parameters of every group enter one norm.
+    w ← w − α · η / ‖η/√d‖₂ ⊙ m with η = 1/(√v + ε), where v is that of the previous step and the norm is over the
+    parameters of all groups. A large ε (0.1 or more) gives SGD with momentum, with α = SGD's rate / (1 − β₁). A small ε
+    (1e-8) adapts each coordinate, as Adam does. In the thesis the best α is the same for all ε.
 
     Args:
         params: parameters or groups, as for every torch optimizer.
-        lr: α. A tensor is allowed, and needed to change it inside a CUDA graph.
-        betas: β₁ of the momentum and β₂ of the second moment.
+        lr: α. It may be a tensor, and must be one if it changes inside a CUDA graph.
+        betas: β₁ of the first moment and β₂ of the second moment.
         eps: ε > 0; the smaller, the more adaptive.
         weight_decay: λ; λw is added to the gradient.
         options: maximize, foreach, fused, capturable, state_dtype, seed (see `Options`).
+
+    Example:
+        >>> import torch
+        >>> from paretorch import AvaGrad
+        >>> model = torch.nn.Linear(4, 1)
+        >>> optimizer = AvaGrad(model.parameters(), lr=0.1, weight_decay=5e-4)
+        >>> model(torch.ones(2, 4)).square().mean().backward()
+        >>> optimizer.step()
+        >>> optimizer.zero_grad()
     """
 
     rule = Rule()
@@ -53,5 +63,5 @@ class AvaGrad(AdaptiveOptimizer):
         weight_decay: float = 0.0,
         **options: Unpack[Options],
     ) -> None:
-        numbers = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, numbers, options)
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults, options)

@@ -1,4 +1,7 @@
-"""The rivals of chapter 6 that torch does not have, from the package pytorch_optimizer: AdaBound, AdaBelief, AdaShift."""
+"""Optimizers that thesis chapter 6 compares with and torch does not have: AdaBound, AdaBelief, AdaShift.
+
+They come from the package pytorch_optimizer.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,31 @@ from torch.optim import Optimizer
 from paretorch.errors import ConfigError, MissingExtraError
 
 PEERS = {"adabound": "AdaBound", "adabelief": "AdaBelief", "adashift": "AdaShift"}
-_QUEUE = "grad_queue"
+_QUEUE_KEY = "grad_queue"
 
 
 def peer(name: str, groups: list[dict[str, Any]], options: Mapping[str, Any]) -> Optimizer:
-    """One of `PEERS` with λw in the gradient, as for Adam, and with a state that a checkpoint can hold."""
+    """Build one of `PEERS`, with λw added to the gradient as in Adam, and with a state of plain values for checkpoints.
+
+    Args:
+        name: a key of `PEERS`.
+        groups: parameter groups.
+        options: of the optimizer, as recipes give them.
+    """
     options = dict(options)
     if options.pop("capturable", False):
-        raise ConfigError(f"A step of {name} cannot be captured in a CUDA graph: add --no-graph.")
+        raise ConfigError(f"A step of {name} cannot be captured in a CUDA graph: add --no-graph")
     try:
         import pytorch_optimizer
     except ImportError as error:
-        raise MissingExtraError(f"{name} needs pytorch_optimizer: pip install 'paretorch[rivals]'.") from error
+        raise MissingExtraError(f"{name} needs pytorch_optimizer: pip install 'paretorch[rivals]'") from error
     decay = {} if name == "adashift" else {"weight_decouple": False}
-    made: Optimizer = getattr(pytorch_optimizer, PEERS[name])(groups, **decay, **options)
+    optimizer: Optimizer = getattr(pytorch_optimizer, PEERS[name])(groups, **decay, **options)
     if name == "adashift":
-        made.register_step_pre_hook(_add_decay)  # it has none of its own
-        made.register_state_dict_post_hook(_queues_as_lists)
-        made.register_step_pre_hook(_lists_as_queues)
-    return made
+        optimizer.register_step_pre_hook(_add_decay)  # AdaShift has no weight decay
+        optimizer.register_state_dict_post_hook(_queues_as_lists)
+        optimizer.register_step_pre_hook(_lists_as_queues)
+    return optimizer
 
 
 def _add_decay(optimizer: Optimizer, args: Any, options: Any) -> None:
@@ -42,8 +51,8 @@ def _add_decay(optimizer: Optimizer, args: Any, options: Any) -> None:
 
 
 def _queues_as_lists(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Queues are no plain data, which is all that a safe checkpoint may hold."""
-    plain = {key: {**state, _QUEUE: list(state[_QUEUE])} for key, state in state_dict["state"].items()}
+    """Replace queues by lists: a safe checkpoint holds plain values only."""
+    plain = {key: {**state, _QUEUE_KEY: list(state[_QUEUE_KEY])} for key, state in state_dict["state"].items()}
     return {**state_dict, "state": plain}
 
 
@@ -51,5 +60,5 @@ def _lists_as_queues(optimizer: Optimizer, args: Any, options: Any) -> None:
     for group in optimizer.param_groups:
         for weight in group["params"]:
             state = optimizer.state.get(weight, {})
-            if isinstance(state.get(_QUEUE), list):
-                state[_QUEUE] = deque(state[_QUEUE], maxlen=group["keep_num"])
+            if isinstance(state.get(_QUEUE_KEY), list):
+                state[_QUEUE_KEY] = deque(state[_QUEUE_KEY], maxlen=group["keep_num"])

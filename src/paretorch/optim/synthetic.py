@@ -2,10 +2,10 @@
 
     min over w in [0, 1] of f(w) = E[f_s(w)],   f_s(w) = 999 w²/2 with probability 1/500, else −w
 
-The expected gradient is f'(w) = (999 w − 499)/500, zero at w* = 499/999 ≈ 0.5. Adam takes its rare, large gradients with
-the small step that they themselves cause, and drifts to w = 1. Shown is (1/t) Σ_{t' ≤ t} f'(w_{t'})² with β₁ = 0, β₂ = 0.99,
-ε = 1e-8. What differs: torch's Adam and AMSGrad correct their bias, which is over after some hundred steps, and the
-learning rates, which the thesis does not print, are chosen here (for 100,000 steps; they scale as 1/√T).
+The expected gradient is f'(w) = (999 w − 499)/500, zero at w* = 499/999 ≈ 0.5. In Adam a rare, large gradient makes its
+own step small, so w drifts to 1. The curves are (1/t) Σ_{t' ≤ t} f'(w_{t'})² with β₁ = 0, β₂ = 0.99, ε = 1e-8. What
+differs: torch's Adam and AMSGrad correct the bias, which has no effect after some hundred steps, and the learning rates,
+which the thesis does not print, are chosen here (for 100,000 steps; they scale as 1/√T).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from paretorch.optim.delayed_adam import DelayedAdam
 OPTIMUM = 499 / 999
 _BETAS = (0.0, 0.99)
 _EPS = 1e-8
-_RARE = 1 / 500
+_RARE_PROBABILITY = 1 / 500
 
 METHODS: dict[str, Callable[[Tensor, int], Optimizer]] = {
     "Adam": lambda w, steps: Adam([w], lr=_rate(0.03, steps), betas=_BETAS, eps=_EPS, foreach=False),
@@ -39,7 +39,7 @@ METHODS: dict[str, Callable[[Tensor, int], Optimizer]] = {
 
 @dataclass(frozen=True)
 class Curve:
-    """What one method did: rows of `gradient` and `w` belong to `steps`, columns to the seeds."""
+    """The run of one method. Rows of `gradient` and `w` belong to `steps`, columns to seeds."""
 
     steps: NDArray[np.int64]
     gradient: NDArray[np.float64]
@@ -50,26 +50,30 @@ class Curve:
 def run(
     steps: int = 100_000, seeds: Sequence[int] = range(5), methods: Sequence[str] | None = None, points: int = 100
 ) -> dict[str, Curve]:
-    """Run the methods (all by default) from w = 0 and return their curves at about `points` logarithmic times.
+    """Run the methods from w = 0 and return their curves.
 
-    The runs of all seeds are the coordinates of one vector: these methods treat coordinates apart from each other.
+    Args:
+        steps: length of a run.
+        seeds: one run each. All runs are coordinates of one vector, since these methods treat coordinates independently.
+        methods: keys of `METHODS`; all by default.
+        points: about how many steps, spaced logarithmically, a curve has.
     """
     chosen = list(METHODS) if methods is None else list(methods)
     unknown = [name for name in chosen if name not in METHODS]
     if unknown:
-        raise ConfigError(f"Unknown methods {unknown}: choose from {list(METHODS)}.")
+        raise ConfigError(f"Unknown methods {unknown}: choose from {list(METHODS)}")
     if steps < 1 or points < 1 or not len(seeds):
-        raise ConfigError("The synthetic problem needs at least one step, one point and one seed.")
-    draws = [torch.rand(steps, generator=torch.Generator().manual_seed(seed)) < _RARE for seed in seeds]
-    rare = torch.stack(draws, dim=1)
-    return {name: _follow(METHODS[name], rare, points) for name in chosen}
+        raise ConfigError("The synthetic problem needs at least one step, one point and one seed")
+    is_rare = [torch.rand(steps, generator=torch.Generator().manual_seed(seed)) < _RARE_PROBABILITY for seed in seeds]
+    rare = torch.stack(is_rare, dim=1)
+    return {name: _curve(METHODS[name], rare, points) for name in chosen}
 
 
-def _follow(build: Callable[[Tensor, int], Optimizer], rare: Tensor, points: int) -> Curve:
+def _curve(build: Callable[[Tensor, int], Optimizer], rare: Tensor, points: int) -> Curve:
     steps, seeds = rare.shape
     w = torch.zeros(seeds, dtype=torch.float64, requires_grad=True)
     optimizer = build(w, steps)
-    shown = set(np.unique(np.geomspace(1, steps, points).round().astype(np.int64)).tolist())
+    recorded = set(np.unique(np.geomspace(1, steps, points).round().astype(np.int64)).tolist())
     total = torch.zeros(seeds, dtype=torch.float64)
     rows: list[tuple[int, Tensor, Tensor]] = []
     for t in range(1, steps + 1):
@@ -78,10 +82,10 @@ def _follow(build: Callable[[Tensor, int], Optimizer], rare: Tensor, points: int
             w.grad = torch.where(rare[t - 1], 999 * w, -1.0)
             optimizer.step()
             w.clamp_(0, 1)
-        if t in shown:
+        if t in recorded:
             rows.append((t, total / t, w.detach().clone()))
-    times, gradients, places = zip(*rows, strict=True)
-    return Curve(np.array(times), torch.stack(gradients).numpy(), torch.stack(places).numpy())
+    times, gradients, positions = zip(*rows, strict=True)
+    return Curve(np.array(times), torch.stack(gradients).numpy(), torch.stack(positions).numpy())
 
 
 def _rate(numerator: float, steps: int) -> float:

@@ -1,4 +1,4 @@
-"""The networks and data of the thesis: `build(name)` gives a network, `data.load(name)` its images."""
+"""The networks and data of the thesis: `build(name)` returns a network, `data.load(name)` a set of images."""
 
 from paretorch.zoo import data
 from paretorch.zoo.registry import build, names

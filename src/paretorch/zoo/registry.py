@@ -1,4 +1,4 @@
-"""Networks by name. A built network remembers its name and options, so that an artefact can build it again."""
+"""Networks by name. A network keeps its name and options, so that it can be built again from an artefact."""
 
 import difflib
 import importlib
@@ -12,7 +12,7 @@ from paretorch.zoo.networks.base import Network
 
 
 class _Entry(NamedTuple):
-    """Where a network's class is; imported only when it is built."""
+    """Where the class of a network is. The module is imported only if the network is built."""
 
     module: str
     cls: str
@@ -38,7 +38,7 @@ _ENTRIES = {
     "shortest-paths-scnn": _Entry("swrn", "ShortestPathsSCNN"),
     "digits-cnn": _Entry("digits_cnn", "DigitsCNN"),
 }
-# names with numbers in them: the pattern's groups are options
+# Names that contain numbers: the groups of the pattern are options.
 _FAMILIES = {
     r"wrn-(?P<depth>\d+)-(?P<widen>\d+)": _Entry("wide_resnet", "WideResNet"),
     r"swrn-(?P<depth>\d+)-(?P<widen>\d+)": _Entry("swrn", "SWRN"),
@@ -49,41 +49,50 @@ _EXAMPLES = ("wrn-28-10", "wrn-28-4", "swrn-28-10-2", "swrn-28-4-2", "lstm-300",
 
 
 def names() -> tuple[str, ...]:
-    """All names that `build` knows; of "wrn-D-K", "swrn-D-W-K" and "lstm-N", for any numbers, those of the thesis."""
+    """The names that `build` accepts. Of "wrn-D-K", "swrn-D-W-K" and "lstm-N", which take any numbers, those of the thesis."""
     return tuple(sorted((*_ENTRIES, *_EXAMPLES)))
 
 
 def build(name: str, **options: Any) -> Network:
-    """Build a network, freshly initialised: `build("resnet20", classes=100)`.
+    """Build a network with new random weights.
 
-    Options are those of the network's class and must be plain JSON values. The module carries `zoo_name` and
-    `zoo_options`; `build(module.zoo_name, **module.zoo_options)` gives the same architecture.
+    The module has `zoo_name` and `zoo_options`: `build(module.zoo_name, **module.zoo_options)` has the same architecture.
+
+    Args:
+        name: one of `names()`.
+        options: of the class of the network, as plain JSON values.
+
+    Example:
+        >>> from paretorch import zoo
+        >>> model = zoo.build("resnet20", classes=100)
+        >>> model.zoo_name, model.zoo_options
+        ('resnet20', {'classes': 100})
     """
     entry = _find(name)
     cls: type[Network] = getattr(importlib.import_module(f"paretorch.zoo.networks.{entry.module}"), entry.cls)
     accepted = [option for option in inspect.signature(cls).parameters if option not in entry.fixed]
     for option in options:
         if option not in accepted:
-            raise ConfigError(f"The network {name!r} has no option {option!r}; it has: {', '.join(accepted)}.")
+            raise ConfigError(f"The network {name!r} has no option {option!r}; it has: {', '.join(accepted)}")
     try:
         kept: dict[str, Any] = json.loads(json.dumps(options))
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"Options of the network {name!r} must be plain numbers, strings or lists: {error}."
+            f"Options of the network {name!r} must be plain numbers, strings or lists: {error}"
         ) from error
     try:
         module = cls(**entry.fixed, **options)
     except ConfigError:
         raise
-    except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:  # what torch says of sizes that cannot be
-        raise ConfigError(f"The network {name!r} cannot be built with {options}: {error}.") from error
+    except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:  # torch's errors for impossible sizes
+        raise ConfigError(f"The network {name!r} cannot be built with {options}: {error}") from error
     module.zoo_name = name
     module.zoo_options = kept
     return module
 
 
 def shares(name: str) -> bool:
-    """Whether this is a network whose layers are to share templates, such as "swrn-28-10-2"."""
+    """Whether the layers of this network share templates, as in "swrn-28-10-2"."""
     try:
         return _find(name).module == "swrn"
     except ConfigError:

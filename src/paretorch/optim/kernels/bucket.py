@@ -1,96 +1,138 @@
-"""The parameters that are stepped alike (one group, dtype, device, way of sharding), and what is known of their η."""
+"""What all implementations of the update share: the `Bucket` interface, and the norm of η over all buckets.
+
+A bucket holds parameters that are updated in the same way: one group, device, dtype and sharding. AvaGrad divides η by its
+root mean square over the whole network, so each bucket sums η² over its own parameters and `combine` adds up the sums of
+all buckets, devices and ranks.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from paretorch.optim.kernels.leaf import Leaf
+from paretorch.optim.hyperparameters import Hyperparameters, Scalar
+from paretorch.optim.kernels.parameter import ParameterView
 from paretorch.optim.kernels.rounding import round_to_bf16, stream_key
-from paretorch.optim.rule import Hyper, Scalar
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    ShardGroups = tuple[ProcessGroup, ...]
 
 Gradients = list[Tensor | None]
 
 
 class Bucket(ABC):
-    """Steps its leaves, and keeps Σ η² of the v that it wrote last, so that the norm of a step is known before it.
+    """Updates its parameters, and keeps Σ η² of the v that it wrote last.
 
-    η_{t+1} depends on v_t alone: the sums are taken while v_t is at hand, and v is read once per step.
+    η_{t+1} depends on v_t alone, so the sums for the next step are taken while v_t is written: v is read once per step,
+    and the norm of a step is known when the step begins.
     """
 
-    counts: ClassVar[bool] = False
-    """Whether `update` can advance a step count on the device by itself; it does where `counting` is set."""
-    unscales: ClassVar[bool] = False
-    """Whether `update` divides by a gradient scaler's factor, and skips, by itself."""
-    versioned: ClassVar[bool] = True
-    """Whether torch notices what `update` writes to."""
+    can_count_steps: ClassVar[bool] = False
+    """Whether `update` can advance a step count on the device; it does if `counts_steps` is set."""
+    handles_grad_scaler: ClassVar[bool] = False
+    """Whether `update` divides by a gradient scaler's factor, and skips the step, by itself."""
+    writes_are_versioned: ClassVar[bool] = True
+    """Whether torch's version counters see the writes of `update`. They do not see writes to raw addresses."""
 
-    def __init__(self, leaves: list[Leaf], seed: int) -> None:
-        self.counting = False
-        self.leaves, self.seed = leaves, seed
-        first = leaves[0].p
-        self.device, self.shards = first.device, leaves[0].shards
+    def __init__(self, views: list[ParameterView], seed: int) -> None:
+        self.counts_steps = False
+        self.views, self.seed = views, seed
+        first = views[0].p
+        self.device, self.shard_groups = first.device, views[0].shard_groups
         self.work_dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
         self._measured_eps: Scalar | None = None
 
-    def stale(self, hyper: Hyper) -> bool:
+    def is_stale(self, hyper: Hyperparameters) -> bool:
         """Whether ε or some v changed since the sums were taken."""
-        return self.edited() or bool(self._measured_eps != hyper.eps)
+        return self.was_edited() or bool(self._measured_eps != hyper.eps)
 
-    def edited(self) -> bool:
-        """Whether some v is not what this bucket wrote: after loading, or by an edit from outside."""
+    def was_edited(self) -> bool:
+        """Whether some v is not what this bucket wrote: after loading a state, or after an edit from outside."""
         if self._measured_eps is None:
             return True
-        return any([leaf.version != leaf.v._version for leaf in self.leaves])  # noqa: C419 - a list is faster
+        return any([view.v_version != view.v._version for view in self.views])  # noqa: C419 - a list is faster
 
-    def measure(self, hyper: Hyper) -> None:
-        """Take the sums from v as it stands."""
+    def measure(self, hyper: Hyperparameters) -> None:
+        """Take the sums from v as it is."""
         self._measure(hyper)
         self._measured_eps = hyper.eps
-        self._settle()
+        self._record_versions()
 
-    def update(self, grads: Gradients, hyper: Hyper, total: Tensor | None, now: Scalar) -> None:
-        """One step of every leaf that has a gradient; the sums are those of the new v afterwards.
+    def update(self, grads: Gradients, hyper: Hyperparameters, total: Tensor | None, now: Scalar) -> None:
+        """Step every parameter that has a gradient, and take the sums of the new v.
 
-        `total` is (Σ η², d) of the whole network, or None where the rule does not normalise.
+        Args:
+            grads: from `gradients()`.
+            hyper: the hyperparameters of the group.
+            total: (Σ η², d) of the whole network, or None if the rule does not normalise.
+            now: the number of this step.
         """
         self._update(grads, hyper, total, now)
         self._measured_eps = hyper.eps
-        if self.versioned:
-            self._settle()
+        if self.writes_are_versioned:
+            self._record_versions()
         else:
-            # So that a backward pass through the weights as they were is refused.
-            increment_version([leaf.p for leaf, g in zip(self.leaves, grads, strict=True) if g is not None])
+            # Autograd then refuses a backward pass that saved the weights before this step.
+            increment_version([view.p for view, g in zip(self.views, grads, strict=True) if g is not None])
 
     def gradients(self) -> Gradients:
-        """The gradients of the leaves, in the memory order of the parameters."""
-        return [leaf.gradient() for leaf in self.leaves]
+        """The gradients, in the memory order of the parameters."""
+        return [view.gradient() for view in self.views]
 
-    def _settle(self) -> None:
-        for leaf in self.leaves:
-            leaf.version = leaf.v._version
+    def _record_versions(self) -> None:
+        for view in self.views:
+            view.v_version = view.v._version
 
     @abstractmethod
-    def stats(self) -> Tensor:
+    def eta_sums(self) -> Tensor:
         """(Σ η², d) over the coordinates with v > 0, fp64, summed in a fixed order."""
 
     @abstractmethod
-    def preview(self, grads: Gradients, hyper: Hyper) -> Tensor:
+    def preview(self, grads: Gradients, hyper: Hyperparameters) -> Tensor:
         """(Σ η², d) of v₁ = (1 − β₂) g₁², for a network without history."""
 
     @abstractmethod
-    def _measure(self, hyper: Hyper) -> None: ...
+    def _measure(self, hyper: Hyperparameters) -> None: ...
 
     @abstractmethod
-    def _update(self, grads: Gradients, hyper: Hyper, total: Tensor | None, now: Scalar) -> None: ...
+    def _update(self, grads: Gradients, hyper: Hyperparameters, total: Tensor | None, now: Scalar) -> None: ...
 
-    def _store(self, value: Tensor, out: Tensor, which: int, index: int, start: int, now: Scalar) -> None:
-        """Write a moment (`which`: 0 for m, 1 for v) that was worked on in another dtype than it is kept in."""
+    def _store(self, value: Tensor, out: Tensor, moment: int, index: int, start: int, now: Scalar) -> None:
+        """Write a moment (0 for m, 1 for v) that was computed in another dtype than it is kept in."""
         if out.dtype == torch.bfloat16:
-            round_to_bf16(value, out, stream_key(self.seed, index, which), now, start)
+            round_to_bf16(value, out, stream_key(self.seed, index, moment), now, start)
         else:
             out.copy_(value)
+
+
+def combine(parts: Iterable[tuple[Tensor, ShardGroups]]) -> Tensor:
+    """Add up (Σ η², d) of the buckets, in their order, to that of the network.
+
+    A bucket of sharded parameters has the sums of the local shards only, so they are added over the ranks that hold the
+    other shards. Replicated parameters are the same on every rank and are counted once.
+    """
+    local: dict[ShardGroups, Tensor] = {}
+    for sums, groups in parts:
+        known = local.get(groups)
+        local[groups] = sums if known is None else known + sums.to(known.device, non_blocking=True)
+    for groups in [each for each in local if each]:
+        local[groups] = local[groups].clone()  # all_reduce writes in place, and the tensor may be the bucket's own
+        for group in groups:
+            dist.all_reduce(local[groups], group=group)
+    totals = list(local.values())
+    return sum((t.to(totals[0].device, non_blocking=True) for t in totals[1:]), start=totals[0])
+
+
+def root_mean_square(total: Tensor) -> Tensor:
+    """√(Σ η² / d) as a tensor, so that the host need not wait. 1 if d = 0: then every m is 0 as well."""
+    squares, live = total.unbind()
+    rms = (squares / live.clamp(min=1)).sqrt()
+    return torch.where(live > 0, rms, torch.ones_like(rms))

@@ -1,30 +1,48 @@
-"""The update for CPUs by the loop in `compiled.c`: one pass over memory, one call for all tensors."""
+"""The update on a CPU by the loop in `compiled.c`: one pass over memory, one call for all tensors.
+
+The loop is compiled at the first step, by the C compiler of the machine, and kept below $XDG_CACHE_HOME (by default
+~/.cache). Without a compiler, `library` returns None and `chunked.py` does the work.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paretorch.optim.kernels import build as _build
-from paretorch.optim.kernels.bucket import Bucket, Gradients
-from paretorch.optim.kernels.leaf import Leaf
-from paretorch.optim.kernels.norm import root_mean_square
-from paretorch.optim.rule import Hyper, Scalar
+from paretorch.optim.hyperparameters import Hyperparameters, Scalar
+from paretorch.optim.kernels.bucket import Bucket, Gradients, root_mean_square
+from paretorch.optim.kernels.parameter import ParameterView
+from paretorch.support.files import replacing, sweep
 
 CHUNK = 1 << 15
-"""Elements that a thread takes at a time; short enough that their sum in fp32 is exact to six digits."""
-WORTH_A_THREAD = 1 << 17
-"""Elements: fewer are stepped sooner than another thread is started."""
+"""Elements that a thread takes at a time; few enough that their sum in fp32 is exact to six digits."""
+ELEMENTS_PER_THREAD = 1 << 17
+"""With fewer, a step takes less time than starting another thread."""
 _UPDATE, _PREVIEW, _MEASURE = range(3)
-_REALS = {torch.float32: "float", torch.float64: "double"}
-_CHUNKS = np.dtype([(name, np.uint64) for name in "pgmv"] + [("length", np.int64), ("squares", float), ("live", float)])
+_C_TYPES = {torch.float32: "float", torch.float64: "double"}
+# The structs `Chunk` and `Numbers` of compiled.c.
+_CHUNK_DTYPE = np.dtype(
+    [(name, np.uint64) for name in "pgmv"] + [("length", np.int64), ("squares", float), ("live", float)]
+)
+_SOURCE = Path(__file__).with_suffix(".c")
+_COMPILER_FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-shared", "-fPIC", "-pthread")
+_COMPILE_TIMEOUT = 60
+"""Seconds."""
 
 
 class _Numbers(ctypes.Structure):
@@ -34,81 +52,181 @@ class _Numbers(ctypes.Structure):
 
 
 class CompiledBucket(Bucket):
-    """Steps dense fp32 or fp64 leaves whose state has the same dtype."""
+    """Steps dense fp32 or fp64 parameters whose state has the same dtype."""
 
-    versioned = False
+    writes_are_versioned = False
 
-    def __init__(self, leaves: list[Leaf], seed: int) -> None:
-        super().__init__(leaves, seed)
+    def __init__(self, views: list[ParameterView], seed: int) -> None:
+        super().__init__(views, seed)
         self._step = library(self.work_dtype).adaptive_step
-        lengths = [leaf.p.numel() for leaf in leaves]
-        self._owners = np.repeat(np.arange(len(leaves)), [-(-length // CHUNK) for length in lengths])
+        lengths = [view.p.numel() for view in views]
+        # One row per chunk: `_owners` is the parameter it belongs to, `_offsets` where it begins there, in bytes.
+        self._owners = np.repeat(np.arange(len(views)), [-(-length // CHUNK) for length in lengths])
         first = np.searchsorted(self._owners, self._owners)
         start = (np.arange(len(self._owners)) - first) * CHUNK
-        self._offsets = (start * leaves[0].p.element_size()).astype(np.uint64)
-        self._table = np.zeros(len(self._owners), _CHUNKS)
-        self._table["length"] = np.minimum(np.array(lengths)[self._owners] - start, CHUNK)
+        self._offsets = (start * views[0].p.element_size()).astype(np.uint64)
+        self._chunks = np.zeros(len(self._owners), _CHUNK_DTYPE)
+        self._chunks["length"] = np.minimum(np.array(lengths)[self._owners] - start, CHUNK)
         for name in "pmv":
-            self._table[name] = self._places([getattr(leaf, name).data_ptr() for leaf in leaves])
-        self._known: list[int] = []
-        self._threads = 1 + sum(lengths) // WORTH_A_THREAD
+            self._chunks[name] = self._chunk_addresses([getattr(view, name).data_ptr() for view in views])
+        self._gradient_addresses: list[int] = []
+        self._max_threads = 1 + sum(lengths) // ELEMENTS_PER_THREAD
         self._kappa = 1.0
 
     def gradients(self) -> Gradients:
-        return [leaf.plain_gradient() for leaf in self.leaves]
+        return [view.native_gradient() for view in self.views]
 
-    def stats(self) -> Tensor:
-        return self._sums(self._table)
+    def eta_sums(self) -> Tensor:
+        return self._add_up(self._chunks)
 
-    def preview(self, grads: Gradients, hyper: Hyper) -> Tensor:
-        table = self._with(grads).copy()
-        table["squares"] = table["live"] = 0
-        self._run(_PREVIEW, table, hyper, None)
-        return self._sums(table)
+    def preview(self, grads: Gradients, hyper: Hyperparameters) -> Tensor:
+        chunks = self._with_gradients(grads).copy()
+        chunks["squares"] = chunks["live"] = 0
+        self._run(_PREVIEW, chunks, hyper, None)
+        return self._add_up(chunks)
 
-    def _measure(self, hyper: Hyper) -> None:
-        self._run(_MEASURE, self._table, hyper, None)
+    def _measure(self, hyper: Hyperparameters) -> None:
+        self._run(_MEASURE, self._chunks, hyper, None)
 
-    def _update(self, grads: Gradients, hyper: Hyper, total: Tensor | None, now: Scalar) -> None:
-        self._run(_UPDATE, self._with(grads), hyper, total)
+    def _update(self, grads: Gradients, hyper: Hyperparameters, total: Tensor | None, now: Scalar) -> None:
+        self._run(_UPDATE, self._with_gradients(grads), hyper, total)
 
-    def _run(self, mode: int, table: np.ndarray[Any, Any], hyper: Hyper, total: Tensor | None) -> None:
+    def _run(self, mode: int, chunks: np.ndarray[Any, Any], hyper: Hyperparameters, total: Tensor | None) -> None:
         lr, decay, rule = float(hyper.lr), hyper.weight_decay, hyper.rule
         rate = lr / (1.0 if total is None else float(root_mean_square(total)))
         kept, decay = (1 - lr * decay, 0.0) if rule.decoupled else (1.0, decay)
-        sign, self._kappa = (-1.0 if hyper.maximize else 1.0), hyper.damping
+        sign, self._kappa = (-1.0 if hyper.maximize else 1.0), hyper.eta_scale
         scalars = (rate, kept, hyper.beta1, hyper.beta2, float(hyper.eps), decay, sign, self._kappa)
         numbers = _Numbers(*scalars, mode, rule.delayed, rule.normalised)
-        threads = min(torch.get_num_threads(), self._threads)
-        self._step(table.ctypes.data_as(ctypes.c_void_p), len(table), ctypes.byref(numbers), threads)
+        threads = min(torch.get_num_threads(), self._max_threads)
+        self._step(chunks.ctypes.data_as(ctypes.c_void_p), len(chunks), ctypes.byref(numbers), threads)
 
-    def _with(self, grads: Gradients) -> np.ndarray[Any, Any]:
+    def _with_gradients(self, grads: Gradients) -> np.ndarray[Any, Any]:
         addresses = [0 if g is None else g.data_ptr() for g in grads]
-        if addresses != self._known:
-            self._table["g"] = self._places(addresses)
-            self._known = addresses
-        return self._table
+        if addresses != self._gradient_addresses:
+            self._chunks["g"] = self._chunk_addresses(addresses)
+            self._gradient_addresses = addresses
+        return self._chunks
 
-    def _places(self, addresses: list[int]) -> np.ndarray[Any, Any]:
-        """Where each chunk begins; 0 where its tensor is none."""
+    def _chunk_addresses(self, addresses: list[int]) -> np.ndarray[Any, Any]:
+        """Where each chunk begins; 0 if its tensor has the address 0, which stands for no gradient."""
         found = np.array(addresses, np.uint64)[self._owners]
         return np.where(found == 0, found, found + self._offsets)
 
-    def _sums(self, table: np.ndarray[Any, Any]) -> Tensor:
-        return torch.tensor([table["squares"].sum() / self._kappa**2, table["live"].sum()], dtype=torch.float64)
+    def _add_up(self, chunks: np.ndarray[Any, Any]) -> Tensor:
+        return torch.tensor([chunks["squares"].sum() / self._kappa**2, chunks["live"].sum()], dtype=torch.float64)
 
 
 @cache
 def library(dtype: torch.dtype) -> Any:
-    """The compiled loop for a dtype, or None where there is none."""
-    return build([f"REAL={_REALS[dtype]}"]) if dtype in _REALS else None
+    """The compiled loop for a dtype, or None if there is no compiler or no such loop."""
+    return build([f"REAL={_C_TYPES[dtype]}"]) if dtype in _C_TYPES else None
 
 
 def build(definitions: Sequence[str]) -> Any:
-    """The library of `compiled.c` with these definitions, or None."""
-    found = _build.load(Path(__file__).with_suffix(".c"), definitions)
-    if found is None:
+    """The library of `compiled.c`, compiled with these definitions or taken from the cache; None if that fails."""
+    loaded = _load(_SOURCE, definitions)
+    if loaded is None:
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    found.adaptive_step.argtypes, found.adaptive_step.restype = [pointer, number, pointer, number], None
-    return found
+    loaded.adaptive_step.argtypes, loaded.adaptive_step.restype = [pointer, number, pointer, number], None
+    return loaded
+
+
+def _load(source: Path, definitions: Sequence[str]) -> ctypes.CDLL | None:
+    compiler = find_compiler()
+    if compiler is None or os.name != "posix":
+        return None
+    command = [*compiler, *_COMPILER_FLAGS, *(f"-D{each}" for each in definitions)]
+    name = f"{source.stem}-{_build_key(source, command)}"
+    try:
+        folder = _cache_folder()
+        cached = None if folder is None else _find_cached(folder, name)
+        if cached is not None:
+            return ctypes.CDLL(str(cached))
+        with TemporaryDirectory() as scratch:  # a library that is loaded stays usable after its file is gone
+            compiled = _compile(source, command, Path(scratch) / f"{name}.so")
+            if folder is not None:
+                with contextlib.suppress(OSError):  # a full disk, for example: then it is compiled again next time
+                    compiled = _keep(compiled, folder, name)
+            return ctypes.CDLL(str(compiled))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def find_compiler() -> list[str] | None:
+    """The command of the C compiler: $CC if it is set, else the first of cc, gcc and clang that is installed."""
+    for candidate in [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc", "clang"]:
+        words = shlex.split(candidate)
+        if words and shutil.which(words[0]):
+            return words
+    return None
+
+
+def _compile(source: Path, command: list[str], target: Path) -> Path:
+    # Not every compiler knows -march=native.
+    for extra, required in ((["-march=native"], False), ([], True)):
+        words = [*command, *extra, str(source), "-o", str(target), "-lm"]
+        done = subprocess.run(words, check=required, capture_output=True, timeout=_COMPILE_TIMEOUT)
+        if done.returncode == 0:
+            break
+    return target
+
+
+def _keep(compiled: Path, folder: Path, name: str) -> Path:
+    """Copy a library into the cache under a name that holds the digest of its content."""
+    sweep(folder)
+    content = compiled.read_bytes()
+    target = folder / f"{name}-{_digest(content)}.so"
+    with replacing(target) as temporary:  # whole or not at all; other processes may be loading the same file
+        Path(temporary).write_bytes(content)
+    return target
+
+
+def _find_cached(folder: Path, name: str) -> Path | None:
+    """The library in the cache whose content has the digest in its name. Damaged ones are removed.
+
+    Loading a truncated library ends the process with SIGBUS, so it has to be found by reading. The digest protects from
+    accidents only; `_cache_folder` protects from other users.
+    """
+    for path in sorted(folder.glob(f"{name}-*.so")):
+        with contextlib.suppress(OSError):  # another process may have removed it
+            if path.is_file() and path.stem == f"{name}-{_digest(path.read_bytes())}":
+                return path
+            path.unlink()
+    return None
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def _cache_folder() -> Path | None:
+    """The folder of compiled libraries, or None if others could write there: its content is executed."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paretorch"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        private = found.st_uid == os.getuid() and not found.st_mode & 0o022
+    except (OSError, RuntimeError, AttributeError):  # AttributeError on Windows, which has no getuid
+        return None
+    return folder if private and os.access(folder, os.W_OK) else None
+
+
+def _build_key(source: Path, command: list[str]) -> str:
+    """A hash of all that the library depends on, the processor included: home folders are shared between machines."""
+    facts = [*command, platform.machine(), _processor()]
+    compiler = shutil.which(command[0])
+    if compiler:
+        facts.append(f"{os.path.realpath(compiler)} {os.stat(compiler).st_mtime_ns}")
+    return hashlib.sha256(source.read_bytes() + "\n".join(facts).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return "".join(
+        next((line for line in lines if line.startswith(word)), "") for word in ("model name", "flags", "Features")
+    )

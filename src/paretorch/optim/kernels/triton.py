@@ -1,4 +1,7 @@
-"""The bucket that steps all of its tensors by one launch of the kernel in `_kernel`, and waits for nothing."""
+"""The update on a GPU by one launch of the Triton kernel in `triton_kernel.py` per bucket. The host never waits.
+
+The kernel reads the addresses of all tensors from `AddressTable`.
+"""
 
 from __future__ import annotations
 
@@ -7,37 +10,37 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from paretorch.errors import ConfigError
+from paretorch.optim.hyperparameters import Hyperparameters, Scalar
 from paretorch.optim.kernels.bucket import Bucket, Gradients
-from paretorch.optim.kernels.leaf import Leaf
+from paretorch.optim.kernels.parameter import ParameterView
 from paretorch.optim.kernels.rounding import stream_key
-from paretorch.optim.kernels.table import AddressTable
-from paretorch.optim.rule import Hyper, Scalar
 
 BLOCK = 1024
 """Elements that a program holds in registers at a time, by WARPS warps: two 16 byte loads per thread and array."""
 WARPS = 4
-LONGEST_CHUNK = 1 << 16
+MAX_CHUNK = 1 << 16
 PROGRAMS = 4096
-"""About how many programs share the work, unless that needs chunks shorter than BLOCK or longer than LONGEST_CHUNK."""
+"""About how many programs share the work, if that needs chunks neither shorter than BLOCK nor longer than MAX_CHUNK."""
 _UPDATE, _PREVIEW, _MEASURE = 0, 1, 2
 
 
 class TritonBucket(Bucket):
-    """Dense leaves on one GPU."""
+    """Steps dense parameters of at most 32 bits on one GPU."""
 
-    counts = True
-    unscales = True
-    versioned = False
+    can_count_steps = True
+    handles_grad_scaler = True
+    writes_are_versioned = False
 
-    def __init__(self, leaves: list[Leaf], seed: int) -> None:
+    def __init__(self, views: list[ParameterView], seed: int) -> None:
         import triton.language as tl
 
-        from paretorch.optim.kernels.kernel import adaptive_step
+        from paretorch.optim.kernels.triton_kernel import adaptive_step
 
-        super().__init__(leaves, seed)
+        super().__init__(views, seed)
         types = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-        self._kernel, self._types = adaptive_step, (types[leaves[0].p.dtype], types[leaves[0].m.dtype])
-        lengths = [leaf.p.numel() for leaf in leaves]
+        self._kernel, self._types = adaptive_step, (types[views[0].p.dtype], types[views[0].m.dtype])
+        lengths = [view.p.numel() for view in views]
         self._chunk = _chunk_length(sum(lengths))
         owners = [(i, part) for i, length in enumerate(lengths) for part in range(-(-length // self._chunk))]
         self._programs = len(owners)
@@ -45,33 +48,33 @@ class TritonBucket(Bucket):
         self._sums = torch.zeros(2, self._programs, dtype=torch.float64, device=self.device)
         self._result = torch.zeros(2, dtype=torch.float64, device=self.device)
         self._ticket = torch.zeros(1, dtype=torch.int32, device=self.device)
-        self._nothing = torch.zeros(1, device=self.device)
-        addresses = ([getattr(leaf, name).data_ptr() for leaf in leaves] for name in "pmv")
-        keys = ([stream_key(seed, leaf.index, which) for leaf in leaves] for which in (0, 1))
+        self._unused = torch.zeros(1, device=self.device)
+        addresses = ([getattr(view, name).data_ptr() for view in views] for name in "pmv")
+        keys = ([stream_key(seed, view.index, moment) for view in views] for moment in (0, 1))
         self._table = AddressTable([*addresses, lengths, *keys], self.device)
 
     def gradients(self) -> Gradients:
-        return [leaf.plain_gradient() for leaf in self.leaves]
+        return [view.native_gradient() for view in self.views]
 
-    def stats(self) -> Tensor:
+    def eta_sums(self) -> Tensor:
         return self._result
 
-    def preview(self, grads: Gradients, hyper: Hyper) -> Tensor:
+    def preview(self, grads: Gradients, hyper: Hyperparameters) -> Tensor:
         sums, result = torch.zeros_like(self._sums), torch.zeros_like(self._result)
         self._launch(_PREVIEW, grads, hyper, sums, result, None, 0.0)
         return result
 
-    def _measure(self, hyper: Hyper) -> None:
-        self._launch(_MEASURE, [None] * len(self.leaves), hyper, self._sums, self._result, None, 0.0)
+    def _measure(self, hyper: Hyperparameters) -> None:
+        self._launch(_MEASURE, [None] * len(self.views), hyper, self._sums, self._result, None, 0.0)
 
-    def _update(self, grads: Gradients, hyper: Hyper, total: Tensor | None, now: Scalar) -> None:
+    def _update(self, grads: Gradients, hyper: Hyperparameters, total: Tensor | None, now: Scalar) -> None:
         self._launch(_UPDATE, grads, hyper, self._sums, self._result, total, now)
 
     def _launch(
         self,
         mode: int,
         grads: Gradients,
-        hyper: Hyper,
+        hyper: Hyperparameters,
         sums: Tensor,
         result: Tensor,
         total: Tensor | None,
@@ -81,24 +84,24 @@ class TritonBucket(Bucket):
             return
         table, aligned = self._table.with_gradients([0 if g is None else g.data_ptr() for g in grads])
         rule, skipping = hyper.rule, hyper.found_inf is not None and mode != _MEASURE
-        with self._here():
+        with self._on_device():
             self._kernel[(self._programs,)](
                 table,
                 self._chunks,
                 sums,
-                self._nothing if total is None else total,
+                self._unused if total is None else total,
                 result,
                 self._ticket,
                 hyper.lr,
                 hyper.eps,
                 now if isinstance(now, Tensor) else int(now),
-                self._nothing if hyper.grad_scale is None else hyper.grad_scale,
-                self._nothing if hyper.found_inf is None else hyper.found_inf,
+                self._unused if hyper.grad_scale is None else hyper.grad_scale,
+                self._unused if hyper.found_inf is None else hyper.found_inf,
                 hyper.beta1,
                 hyper.beta2,
                 hyper.weight_decay,
-                hyper.damping,
-                len(self.leaves),
+                hyper.eta_scale,
+                len(self.views),
                 self._programs,
                 P=self._types[0],
                 S=self._types[1],
@@ -111,7 +114,7 @@ class TritonBucket(Bucket):
                 LR_ON_DEVICE=isinstance(hyper.lr, Tensor),
                 EPS_ON_DEVICE=isinstance(hyper.eps, Tensor),
                 NOW_ON_DEVICE=isinstance(now, Tensor),
-                COUNTING=self.counting and mode == _UPDATE,
+                COUNTING=self.counts_steps and mode == _UPDATE,
                 SCALED=hyper.grad_scale is not None,
                 SKIPPING=skipping,
                 ALIGNED=aligned,
@@ -120,13 +123,80 @@ class TritonBucket(Bucket):
                 num_warps=WARPS,
             )
 
-    def _here(self) -> AbstractContextManager[object]:
+    def _on_device(self) -> AbstractContextManager[object]:
         if self.device.type != "cuda" or self.device.index == torch.cuda.current_device():
             return nullcontext()
         return torch.cuda.device(self.device)
 
 
+class AddressTable:
+    """Addresses on the GPU, int64: rows p, g, m, v, lengths and two rounding keys, one column per tensor.
+
+    The table is sent again only if a gradient has moved, asynchronously from pinned memory. A CUDA graph that is captured
+    with unmoved gradients gets the table as it is. Otherwise the copy becomes part of the graph and reads the pinned
+    memory at every replay. In both cases the table then belongs to the graph and is never written again.
+
+    Args:
+        fixed: all rows except the second, which holds the addresses of the gradients.
+        device: where the kernel runs.
+    """
+
+    def __init__(self, fixed: list[list[int]], device: torch.device) -> None:
+        self._fixed, self._device = fixed, device
+        self._columns = len(fixed[0])
+        self._fixed_aligned = all(address % 16 == 0 for row in fixed[:3] for address in row)
+        self._sent = [0] * self._columns
+        self._sent_aligned = self._fixed_aligned
+        self._table = self._pinned(self._rows(self._sent)).to(device)
+        self._spare: Tensor | None = None
+        self._graph_buffers: dict[tuple[int, ...], Tensor] = {}
+        self._captured: list[Tensor] = []
+
+    def with_gradients(self, addresses: list[int]) -> tuple[Tensor, bool]:
+        """The table for gradients at these addresses (0: no gradient), and whether all addresses are 16 byte aligned."""
+        capturing = _is_capturing(self._device)
+        if not capturing and self._spare is None:
+            self._spare = self._pinned(self._rows(addresses))
+        if addresses == self._sent:
+            if capturing:
+                self._captured.append(self._table)
+            return self._table, self._sent_aligned
+        aligned = self._fixed_aligned and all(address % 16 == 0 for address in addresses)
+        if capturing:
+            return self._for_graph(addresses), aligned
+        if any(self._table is table for table in self._captured):
+            self._table = torch.empty_like(self._table)
+        # The pinned tensor may be dropped at once: its allocator waits for the copy before reusing the memory.
+        self._table.copy_(self._pinned(self._rows(addresses)), non_blocking=True)
+        self._sent, self._sent_aligned = addresses, aligned
+        return self._table, aligned
+
+    def _for_graph(self, addresses: list[int]) -> Tensor:
+        # Pinned memory cannot be allocated during a capture, so a spare buffer is allocated beforehand.
+        host = self._graph_buffers.get(tuple(addresses))
+        if host is None:
+            if self._spare is None:
+                raise ConfigError("Take one step outside of graphs between two captures of the same optimizer")
+            host, self._spare = self._spare, None
+            self._graph_buffers[tuple(addresses)] = host.copy_(self._rows(addresses))
+        table = torch.empty_like(self._table)
+        table.copy_(host, non_blocking=True)
+        self._captured.append(table)
+        return table
+
+    def _rows(self, addresses: list[int]) -> Tensor:
+        p, *rest = self._fixed
+        return torch.tensor([p, addresses, *rest], dtype=torch.int64)
+
+    def _pinned(self, tensor: Tensor) -> Tensor:
+        return tensor.pin_memory() if self._device.type == "cuda" else tensor
+
+
 def _chunk_length(elements: int) -> int:
-    """A power of two: short enough that small networks fill the GPU, long enough that large ones have few sums."""
+    """A power of two: short enough that small networks fill the GPU, long enough that large ones need few sums."""
     wanted = 1 << max(0, elements // PROGRAMS - 1).bit_length()
-    return min(max(wanted, BLOCK), LONGEST_CHUNK)
+    return min(max(wanted, BLOCK), MAX_CHUNK)
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

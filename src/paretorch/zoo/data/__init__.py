@@ -1,4 +1,4 @@
-"""The data of the thesis: image sets in memory, text, translation, image folders, shortest paths."""
+"""The data of the thesis: sets of images in memory, text, translation, image folders, shortest paths."""
 
 from paretorch.zoo.data.augment import Augment, augment, normalise
 from paretorch.zoo.data.images import Images

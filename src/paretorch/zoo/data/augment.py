@@ -1,8 +1,8 @@
-"""Random crops, flips and cutout of a whole epoch at once, on the device that holds the images.
+"""Random crops, flips and cutout of a whole epoch at once, on the device of the images.
 
-The pipeline of He et al. (2016): black pixels are padded to the raw image before it is normalised, a crop of the
-original size is taken at random, and half of the images are mirrored. Cutout (DeVries & Taylor, 2017) blacks out a
-square whose centre is any pixel, so that it may reach over the border.
+The pipeline of He et al. (2016): the raw image is padded with black pixels before it is normalised, a random crop of the
+original size is taken, and half of the images are mirrored. Cutout (DeVries & Taylor, 2017) sets a square to black. Its
+centre is any pixel, so a part of it may be outside the image.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,18 @@ from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
 
-_CHUNK = 2**25  # pixels treated at once: bounds the extra memory
+_MAX_PIXELS = 2**25  # processed at once, which limits the memory for temporaries
 
 
 @dataclass(frozen=True)
 class Augment:
-    """What is done to training images: border added before cropping, mirroring, side of the square cut out."""
+    """How training images are changed.
+
+    Args:
+        pad: pixels added on each side before cropping.
+        flip: mirror half of the images.
+        cutout: side of the square that is set to black; 0 for none.
+    """
 
     pad: int = 4
     flip: bool = True
@@ -26,19 +32,24 @@ class Augment:
 
     def __post_init__(self) -> None:
         if self.pad < 0 or self.cutout < 0:
-            raise ConfigError(f"pad and cutout are numbers of pixels, at least 0, not {self.pad} and {self.cutout}.")
+            raise ConfigError(f"pad and cutout are numbers of pixels, at least 0, not {self.pad} and {self.cutout}")
 
 
 def augment(images: Tensor, how: Augment, seed: int) -> Tensor:
-    """A new tensor of the same shape and dtype: every image [N, C, H, W] transformed with its own random numbers.
+    """Transform every image with its own random numbers, and return a new tensor of the same shape and dtype.
 
-    A pure function of its arguments: the generator is seeded here and lives on the images' device, and all numbers are
-    drawn before any pixel is touched. (CPU and CUDA generators draw different numbers from one seed.)
+    A pure function of its arguments. The random generator is on the device of the images; CPU and CUDA generators draw
+    different numbers from the same seed.
+
+    Args:
+        images: [N, C, H, W].
+        how: which transformations.
+        seed: of the random numbers.
     """
     count, channels, height, width = images.shape
     draws = _draw(how, count, height, width, images.device, seed)
     out = torch.empty_like(images)
-    size = max(1, _CHUNK // max(1, channels * height * width))
+    size = max(1, _MAX_PIXELS // max(1, channels * height * width))
     for start in range(0, count, size):
         part = slice(start, start + size)
         out[part] = _transform(images[part], how, *(draw[part] for draw in draws))
@@ -67,7 +78,7 @@ def _transform(
     images: Tensor, how: Augment, top: Tensor, left: Tensor, mirrored: Tensor, row: Tensor, column: Tensor
 ) -> Tensor:
     height, width = images.shape[2:]
-    # every crop of every padded image, as a view; indexing copies the chosen ones alone
+    # a view of all crops of all padded images; indexing copies only the chosen ones
     crops = F.pad(images, (how.pad,) * 4).unfold(2, height, 1).unfold(3, width, 1)
     out = crops[torch.arange(len(images), device=images.device), :, top, left]
     if how.flip:

@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky, 2009), from either layout that their author distributes.
 
 Binary: records of one label byte (CIFAR-100: coarse, then fine) and 3,072 pixels, red plane first. Python: pickled
-dicts of the same rows, read without running anything in them.
+dicts of the same rows, which are read without running anything in them.
 """
 
 import shlex
@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 
 from paretorch.errors import DataError
-from paretorch.zoo.data import _download, _pickle
+from paretorch.zoo.data.archive import Archive, fetch
 from paretorch.zoo.data.images import Images, statistics
+from paretorch.zoo.data.safe_pickle import loads
 
 _PIXELS = 3 * 32 * 32
 
 
 class _Layout(NamedTuple):
-    """The author's files: folders of the binary and the pickled form, training and test files, what labels are."""
+    """The files of one set: the folders of both layouts, the names of the files, and how labels are stored."""
 
     classes: int
     binary: str
@@ -29,7 +30,7 @@ class _Layout(NamedTuple):
     test: str
     label_bytes: int  # the last of them is the label
     label_key: bytes
-    archive: _download.Archive
+    archive: Archive
 
 
 _LAYOUTS = {
@@ -41,7 +42,7 @@ _LAYOUTS = {
         "test_batch",
         1,
         b"labels",
-        _download.Archive(
+        Archive(
             "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
             "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
             170052171,
@@ -55,7 +56,7 @@ _LAYOUTS = {
         "test",
         2,
         b"fine_labels",
-        _download.Archive(
+        Archive(
             "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
             "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
             168513733,
@@ -65,9 +66,12 @@ _LAYOUTS = {
 
 
 def load(name: str, root: Path, download: bool = False) -> Images:
-    """The set "cifar10" or "cifar100" from the author's folder under `root`.
+    """Read "cifar10" or "cifar100" from the author's folder under `root`.
 
-    With `download` it is fetched when it is missing or damaged.
+    Args:
+        name: of the set.
+        root: the folder that holds the author's folder.
+        download: fetch the set if it is missing or damaged.
     """
     layout = _LAYOUTS[name]
     try:
@@ -76,7 +80,7 @@ def load(name: str, root: Path, download: bool = False) -> Images:
         if not download:
             repair = f"pare data {name} --download --root {shlex.quote(str(root))}"
             raise DataError(f"{error}; run: {repair}") from error
-    _download.fetch(layout.archive, layout.binary, root)
+    fetch(layout.archive, layout.binary, root)
     return _read(name, layout, root)
 
 
@@ -104,7 +108,7 @@ def _read_binary(path: Path, layout: _Layout) -> tuple[Tensor, Tensor]:
 
 def _read_python(path: Path, layout: _Layout) -> tuple[Tensor, Tensor]:
     try:
-        content = _pickle.loads(path.read_bytes())
+        content = loads(path.read_bytes())
         pixels, labels = content[b"data"], np.array(content[layout.label_key])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path.name} is not a CIFAR file: {error}") from error

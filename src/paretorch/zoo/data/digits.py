@@ -17,15 +17,15 @@ _FILE = Path(__file__).with_name("digits.npz")
 
 
 def load() -> Images:
-    """1,437 training and 360 test images, 1×8×8, ten classes; the split is fixed and the same for everyone."""
+    """Return 1,437 training and 360 test images, 1×8×8, of ten classes. The split is fixed."""
     try:
         with np.load(_FILE, allow_pickle=False) as arrays:
             counts, labels, test = arrays["images"], arrays["labels"], arrays["test"]
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{_FILE} is missing or damaged; reinstall paretorch to repair it.") from error
-    # each value counts the inked pixels of a 4×4 block, 0..16; as grey levels 0..255
+        raise DataError(f"{_FILE} is missing or damaged; reinstall paretorch to repair it") from error
+    # each value is the number of inked pixels in a 4×4 block, 0..16; scaled to grey levels 0..255
     pixels = torch.from_numpy((counts.astype(np.int64) * 255 // 16).astype(np.uint8))[:, None]
     classes = torch.from_numpy(labels.astype(np.int64))
-    held = torch.from_numpy(test)
-    mean, std = statistics(pixels[~held])
-    return Images("digits", (pixels[~held], classes[~held]), (pixels[held], classes[held]), 10, mean, std)
+    is_test = torch.from_numpy(test)
+    mean, std = statistics(pixels[~is_test])
+    return Images("digits", (pixels[~is_test], classes[~is_test]), (pixels[is_test], classes[is_test]), 10, mean, std)

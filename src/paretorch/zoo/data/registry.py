@@ -1,4 +1,4 @@
-"""Image sets by name."""
+"""Sets of images by name, and the folder of the data."""
 
 import os
 from pathlib import Path
@@ -8,10 +8,18 @@ from paretorch.zoo.data.images import Images
 
 
 def load(name: str, root: str | Path | None = None, download: bool = False) -> Images:
-    """The image set `name`: "digits" (comes with the package), "cifar10" or "cifar100".
+    """Load a set of images.
 
-    CIFAR is looked for under `root`, by default the environment variable PARETORCH_DATA, else ~/.cache/paretorch;
-    with `download` it is fetched there when it is missing.
+    Args:
+        name: "digits" (part of the package), "cifar10" or "cifar100".
+        root: the folder of CIFAR, by default $PARETORCH_DATA, else ~/.cache/paretorch.
+        download: fetch CIFAR into that folder if it is missing.
+
+    Example:
+        >>> from paretorch.zoo import data
+        >>> images = data.load("digits")
+        >>> images.train[0].shape, images.classes
+        (torch.Size([1437, 1, 8, 8]), 10)
     """
     if name == "digits":
         from paretorch.zoo.data import digits
@@ -21,9 +29,9 @@ def load(name: str, root: str | Path | None = None, download: bool = False) -> I
         from paretorch.zoo.data import cifar
 
         return cifar.load(name, data_root(root), download)
-    raise ConfigError(f"There is no image set {name!r}; there are: digits, cifar10, cifar100.")
+    raise ConfigError(f"There is no image set {name!r}; there are: digits, cifar10, cifar100")
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """The folder that data is looked for in: `root`, else $PARETORCH_DATA, else ~/.cache/paretorch."""
+    """The folder of the data: `root`, else $PARETORCH_DATA, else ~/.cache/paretorch."""
     return Path(root or os.environ.get("PARETORCH_DATA") or "~/.cache/paretorch").expanduser()

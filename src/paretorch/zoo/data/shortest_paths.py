@@ -1,7 +1,7 @@
 """The shortest-paths task of chapter 3: mark every cell that lies on some shortest path between two points.
 
 The thesis counts diagonal moves in one place and Manhattan distance in another. Here a move goes to one of the four
-neighbours, obstacles are in the way, and the curriculum's distance is the length of the shortest path in these moves.
+neighbours that is no obstacle, and the distance of the curriculum is the number of moves of the shortest path.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,13 @@ from paretorch.errors import ConfigError
 
 @dataclass(frozen=True, eq=False)
 class Grids:
-    """Inputs bool [N, 2, size, size] (query points, obstacles), labels bool [N, size, size], path lengths int64 [N]."""
+    """Samples of the task.
+
+    Args:
+        inputs: query points and obstacles, bool [N, 2, size, size].
+        labels: cells on a shortest path, bool [N, size, size].
+        distances: lengths of the shortest paths, int64 [N].
+    """
 
     inputs: Tensor
     labels: Tensor
@@ -28,15 +34,15 @@ def curriculum(seed: int, count: int = 5000) -> tuple[Grids, ...]:
 
 
 def generate(count: int, limit: int, seed: int, size: int = 32, obstacles: float = 0.1) -> Grids:
-    """`count` grids whose query points are 1 to `limit` moves apart; a pure function of its arguments.
+    """Draw `count` grids whose query points are 1 to `limit` moves apart; a pure function of its arguments.
 
-    The first point is uniform over the grid, the second over the cells at Manhattan distance ≤ `limit` of it, and every
+    The first point is uniform over the grid, the second over the cells at Manhattan distance ≤ `limit` from it, and every
     other cell is an obstacle with probability `obstacles`. A sample whose points are not connected within `limit` moves
     is drawn again as a whole.
     """
     if limit < 1 or size < 2 or not 0 <= obstacles < 1:
         raise ConfigError(
-            f"Grids need limit ≥ 1, size ≥ 2 and obstacles in [0, 1), not {limit}, {size} and {obstacles}."
+            f"Grids need limit ≥ 1, size ≥ 2 and obstacles in [0, 1), not {limit}, {size} and {obstacles}"
         )
     generator = torch.Generator().manual_seed(seed)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -55,7 +61,7 @@ def generate(count: int, limit: int, seed: int, size: int = 32, obstacles: float
 
 
 def shortest_paths(first: Tensor, second: Tensor, blocked: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-    """Which cells are on a shortest path, bool [N, H, W], and its length [N]; no cell and limit + 1 where there is none.
+    """Which cells are on a shortest path, bool [N, H, W], and its length [N]; no cell and limit + 1 if there is none.
 
     `first` and `second` mark one cell each, `blocked` the obstacles. A cell c is on some shortest path if and only if
     d(first, c) + d(c, second) = d(first, second).
@@ -70,7 +76,7 @@ def shortest_paths(first: Tensor, second: Tensor, blocked: Tensor, limit: int) -
 def f1(labels: Tensor, predictions: Tensor) -> float:
     """F₁ = 2 Σ 1{y = ŷ = 1} / (Σ 1{y = 1} + Σ 1{ŷ = 1}) over all cells, with the factor 2 that the thesis leaves out.
 
-    1 where there is nothing to find and nothing was found.
+    It is 1 if both are empty.
     """
     labels, predictions = labels.bool(), predictions.bool()
     total = int(labels.sum()) + int(predictions.sum())
@@ -94,7 +100,7 @@ def _draw(
 
 
 def _distances(start: Tensor, free: Tensor, limit: int) -> Tensor:
-    """Breadth-first search in all grids at once: moves from `start` through `free` cells; limit + 1 where farther."""
+    """Breadth-first search in all grids at once: moves from `start` through `free` cells; limit + 1 if farther."""
     distances = torch.full(start.shape, limit + 1, dtype=torch.int32, device=start.device)
     seen = start & free
     distances.masked_fill_(seen, 0)

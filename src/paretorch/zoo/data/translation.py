@@ -1,7 +1,7 @@
-"""Sentence pairs for translation, chapter 5, cut into pieces by byte-pair encoding with one joint vocabulary.
+"""Sentence pairs for translation, chapter 5, as tokens of a byte-pair encoding with one joint vocabulary.
 
-The thesis trains on IWSLT'14; any folder of parallel lines will do, such as Multi30k. The encoding is learned by the
-`tokenizers` package from the training part, over bytes, so that no text is unknown; it is kept beside the data.
+The thesis trains on IWSLT'14; any folder of parallel lines can be used, such as Multi30k. The package `tokenizers` learns
+the encoding from the training part, over bytes, so that every text can be encoded. It is stored beside the data.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ Pair = tuple[list[int], list[int]]  # source ending in EOS; target from BOS to E
 
 
 class Batch(NamedTuple):
-    """Padded pairs, source [N, S] and target [N, T], and which pairs of the list they are."""
+    """Padded pairs, source [N, S] and target [N, T], and their indices in the list of pairs."""
 
     source: Tensor
     target: Tensor
@@ -34,7 +34,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Translation:
-    """Encoded pairs of the three parts, and the encoding."""
+    """The encoded pairs of the three parts, and the encoding."""
 
     train: list[Pair]
     valid: list[Pair]
@@ -43,11 +43,11 @@ class Translation:
 
     @property
     def vocabulary(self) -> int:
-        """The number of tokens, those three for padding, begin and end included."""
+        """The number of tokens, including those for padding, begin and end."""
         return int(self.tokenizer.get_vocab_size())
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The sentence that tokens up to the first EOS stand for."""
+        """Decode the tokens before the first EOS."""
         tokens = list(tokens)
         end = tokens.index(EOS) if EOS in tokens else len(tokens)
         return str(self.tokenizer.decode(tokens[:end])).strip()
@@ -60,25 +60,37 @@ def load(
     vocabulary: int = 10000,
     parts: tuple[str, str, str] = ("train", "val", "test_2016_flickr"),
 ) -> Translation:
-    """Read folder/{part}.{language} for the training, validation and test `parts`; by default those of Multi30k."""
+    """Read and encode sentence pairs.
+
+    Args:
+        folder: holds files {part}.{language} with one sentence per line.
+        source: the language to translate from.
+        target: the language to translate into.
+        vocabulary: the number of tokens of the encoding.
+        parts: names of the training, validation and test part; by default those of Multi30k.
+    """
     folder = Path(folder)
     lines = {part: tuple(_read(folder / f"{part}.{language}") for language in (source, target)) for part in parts}
     for part, (sources, targets) in lines.items():
         if len(sources) != len(targets) or not sources:
-            raise DataError(f"{folder}/{part}.{source} and .{target} have {len(sources)} and {len(targets)} lines.")
+            raise DataError(
+                f"{folder}/{part}.{source} and .{target} have {len(sources)} and {len(targets)} lines; they should have equally many, at least one"
+            )
     tokenizer = _tokenizer(folder, [*lines[parts[0]][0], *lines[parts[0]][1]], vocabulary)
     train, valid, test = (_encode(tokenizer, *lines[part]) for part in parts)
     return Translation(train, valid, test, tokenizer)
 
 
 def batches(pairs: Sequence[Pair], tokens: int, seed: int | None = None) -> Iterator[Batch]:
-    """Batches of pairs of like length, each of at most `tokens` tokens a side when padded (or one long pair).
+    """Yield batches of pairs of similar length.
 
-    With a seed, pairs of equal length and the batches come in a random order, a pure function of the seed; without, in
-    order of length.
+    Args:
+        pairs: encoded pairs.
+        tokens: the most tokens per side of a padded batch; a pair that has more is a batch of its own.
+        seed: of the order of the batches and of pairs of equal length. Without a seed, they are in order of length.
     """
     if tokens < 1:
-        raise ConfigError(f"A batch holds at least one token, not {tokens}.")
+        raise ConfigError(f"A batch holds at least one token, not {tokens}")
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     order = list(range(len(pairs)))
     if generator is not None:
@@ -104,11 +116,11 @@ def _pad(rows: list[list[int]]) -> Tensor:
 
 def _read(path: Path) -> list[str]:
     try:
-        # Not str.splitlines, which cuts at rarer separators within a sentence, too.
+        # Not str.splitlines, which also splits at rare separators within a sentence.
         with path.open(encoding="utf-8") as lines:
             return [line.removesuffix("\n") for line in lines]
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read; it should hold one sentence a line, in UTF-8.") from error
+        raise DataError(f"{path} cannot be read; it should hold one sentence per line, in UTF-8") from error
 
 
 def _encode(tokenizer: Any, sources: list[str], targets: list[str]) -> list[Pair]:
@@ -124,16 +136,16 @@ def _tokenizer(folder: Path, lines: list[str], vocabulary: int) -> Any:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if vocabulary < len(alphabet) + len(_SPECIAL):
         raise ConfigError(
-            f"A vocabulary over bytes has at least {len(alphabet) + len(_SPECIAL)} tokens, not {vocabulary}."
+            f"A vocabulary over bytes has at least {len(alphabet) + len(_SPECIAL)} tokens, not {vocabulary}"
         )
-    # the name says what the encoding was learned from, so that a kept one is never stale
+    # the name has a digest of the training text, so that a stored encoding is never out of date
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
-    kept = folder / f"bpe-{vocabulary}-{digest}.json"
-    if kept.exists():
+    stored = folder / f"bpe-{vocabulary}-{digest}.json"
+    if stored.exists():
         try:
-            return Tokenizer.from_file(str(kept))
+            return Tokenizer.from_file(str(stored))
         except Exception as error:  # the package raises bare Exceptions
-            raise DataError(f"{kept} is damaged; delete it and it will be made again.") from error
+            raise DataError(f"{stored} is damaged; delete it and it will be made again") from error
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
     tokenizer.decoder = decoders.ByteLevel()
@@ -141,9 +153,9 @@ def _tokenizer(folder: Path, lines: list[str], vocabulary: int) -> Any:
         vocab_size=vocabulary, special_tokens=list(_SPECIAL), initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(lines, trainer)
-    # in a folder that cannot be written, it is learned again each time
+    # if the folder cannot be written, the encoding is learned again each time
     with contextlib.suppress(OSError):
-        scratch = kept.with_suffix(f".{os.getpid()}")
+        scratch = stored.with_suffix(f".{os.getpid()}")
         scratch.write_text(tokenizer.to_str(), encoding="utf-8")
-        scratch.replace(kept)
+        scratch.replace(stored)
     return tokenizer

@@ -1,4 +1,4 @@
-"""The networks, one file per family. Build them by name with `paretorch.zoo.build`."""
+"""The networks, one file per family. `paretorch.zoo.build` builds them by name."""
 
 from paretorch.zoo.networks.base import Network
 

@@ -1,6 +1,6 @@
 """ResNet-20/32/56 for 32×32 images (He et al., 2016), chapters 4 and 5.
 
-Three stages of n basic blocks with 16, 32 and 64 channels, depth 6n + 2. The two shortcuts where the shape changes are
+Three stages of n basic blocks with 16, 32 and 64 channels, depth 6n + 2. The two shortcuts that change the shape are
 1×1 convolutions with batch norm (the thesis' variant), not the parameter-free padding of the original.
 """
 
@@ -35,7 +35,14 @@ class BasicBlock(nn.Module):
 
 
 class CifarResNet(Network):
-    """ResNet of `depth` = 6n + 2 layers; `width` is the number of channels of the first stage."""
+    """A ResNet for 32×32 images.
+
+    Args:
+        depth: 6n + 2 layers.
+        width: channels of the first stage.
+        classes: outputs.
+        channels: of the images.
+    """
 
     leave_out: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "sparsity": ("*.shortcut.*", "head"),
@@ -46,7 +53,7 @@ class CifarResNet(Network):
     def __init__(self, depth: int = 20, width: int = 16, classes: int = 10, channels: int = 3) -> None:
         super().__init__()
         if depth < 8 or (depth - 2) % 6:
-            raise ConfigError(f"A CIFAR ResNet has 6n + 2 layers (8, 14, 20, 32, 56, ...), not {depth}.")
+            raise ConfigError(f"A CIFAR ResNet has 6n + 2 layers (8, 14, 20, 32, 56, ...), not {depth}")
         blocks = (depth - 2) // 6
         self.stem = conv(channels, width, 3)
         self.bn = nn.BatchNorm2d(width)

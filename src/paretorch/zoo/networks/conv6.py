@@ -1,7 +1,7 @@
 """Conv-6 (Frankle & Carbin, 2019), chapter 4: the plain network of the supermask experiments.
 
-Three times two 3×3 convolutions (64, 128, 256 channels) and a pooling, then linear layers of 256, 256 and 10 units. No
-batch norm, so that random weights under a mask are all there is. Every layer is masked, the head too.
+Three stages of two 3×3 convolutions (64, 128, 256 channels) and a pooling, then linear layers of 256, 256 and 10 units.
+There is no batch norm, so that a mask over random weights is all that is learned. Every layer is masked, also the head.
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,18 @@ from paretorch.zoo.networks.base import Network, kaiming
 
 
 class Conv6(Network):
-    """Conv-6 for 32×32 images; `width` is the number of channels of the first stage."""
+    """Conv-6 for 32×32 images.
+
+    Args:
+        width: channels of the first stage.
+        classes: outputs.
+        channels: of the images.
+    """
 
     leave_out: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "sparsity": (),
         "precision": (),
-        "sharing": ("*",),  # no two layers have one shape
+        "sharing": ("*",),  # no two layers have the same shape
     }
 
     def __init__(self, width: int = 64, classes: int = 10, channels: int = 3) -> None:

@@ -1,7 +1,8 @@
 """DCGAN (Radford et al., 2016) for 32×32 images, chapter 5, and its losses; with the hinge loss it is the GGAN of chapter 6.
 
-The generator has four transposed convolutions with batch norm and ReLU, the discriminator four strided ones with
-LeakyReLU; as in the paper, weights start from N(0, 0.02²), and neither its first layer nor either's last has batch norm.
+The generator has four transposed convolutions with batch norm and ReLU, the discriminator four strided convolutions with
+batch norm and LeakyReLU. As in the paper, weights are drawn from N(0, 0.02²), and the last layer of both networks and the
+first of the discriminator have no batch norm.
 """
 
 from collections.abc import Mapping
@@ -59,7 +60,7 @@ def bce_discriminator(real: Tensor, fake: Tensor) -> Tensor:
 
 
 def bce_generator(fake: Tensor) -> Tensor:
-    """−E log σ(D(G(z))), the form that does not saturate."""
+    """−E log σ(D(G(z))), the form that does not saturate (Goodfellow et al., 2014)."""
     return F.softplus(-fake).mean()
 
 

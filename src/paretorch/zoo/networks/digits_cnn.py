@@ -1,4 +1,4 @@
-"""A small convolutional network for the embedded 8×8 digits: what the demo and the quick examples train."""
+"""A small convolutional network for the 8×8 digits of the package, used by the demo and the examples."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -11,7 +11,7 @@ from paretorch.zoo.networks.base import Network, conv, kaiming
 class DigitsCNN(Network):
     """Six 3×3 convolutions with batch norm (three at `width` channels, three at twice that), one linear layer.
 
-    Three to a stage, so that two of each can share their weights.
+    There are three per stage, so that two of each stage have the same shape and can share weights.
     """
 
     leave_out: ClassVar[Mapping[str, tuple[str, ...]]] = {

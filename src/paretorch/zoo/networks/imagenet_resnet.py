@@ -1,7 +1,7 @@
 """ResNet-18, ResNet-50 and WRN-50-2 for 224×224 images (He et al., 2016; Zagoruyko & Komodakis, 2016).
 
 Parameter names, shapes and the place of the stride (the 3×3 convolution) are torchvision's, so its weights load here.
-With `activation="relu6"` all activations lie in [0, 6], as chapter 5 wants when they are quantized.
+With `activation="relu6"` all activations are in [0, 6], as chapter 5 assumes for quantized activations.
 """
 
 from collections.abc import Mapping
@@ -59,7 +59,14 @@ class Bottleneck(nn.Module):
 
 
 class ImageNetResNet(Network):
-    """ResNet of `depth` 18 (basic blocks) or 50 (bottlenecks, `widen` times as wide inside)."""
+    """A ResNet for 224×224 images.
+
+    Args:
+        depth: 18 (basic blocks) or 50 (bottlenecks).
+        widen: factor of the inner width of the blocks.
+        classes: outputs.
+        activation: "relu" or "relu6".
+    """
 
     leave_out: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "sparsity": ("*.downsample.*", "fc"),
@@ -70,9 +77,9 @@ class ImageNetResNet(Network):
     def __init__(self, depth: int = 50, widen: int = 1, classes: int = 1000, activation: str = "relu") -> None:
         super().__init__()
         if depth not in _BLOCKS:
-            raise ConfigError(f"An ImageNet ResNet here has 18 or 50 layers, not {depth}.")
+            raise ConfigError(f"An ImageNet ResNet here has 18 or 50 layers, not {depth}")
         if activation not in _ACTIVATIONS:
-            raise ConfigError(f"The activation is 'relu' or 'relu6', not {activation!r}.")
+            raise ConfigError(f"The activation is 'relu' or 'relu6', not {activation!r}")
         block, expansion = (Basic, 1) if depth == 18 else (Bottleneck, 4)
         self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
@@ -92,7 +99,7 @@ class ImageNetResNet(Network):
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(inputs, classes)
         kaiming(self, "fan_out")
-        self.fc.reset_parameters()  # with 1,000 outputs, Kaiming's fan is the wrong one
+        self.fc.reset_parameters()  # fan_out, right for the convolutions, would be wrong for the linear layer
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))

@@ -1,8 +1,8 @@
 """The 3-layer LSTM language model of Merity et al. (2018), chapter 6, with 300 or 1,000 units in each layer.
 
-Defaults are those of its character-level Penn Treebank recipe, which the thesis' batch size, sequence length and bits per
-character belong to. Dropout is "locked": one mask for all time steps. Recurrent weights are dropped too (DropConnect),
-once per forward pass. The activation regularisers of the paper, set to zero in that recipe, are not here.
+The defaults are those of its recipe for the Penn Treebank by characters, to which the batch size, the sequence length and
+the bits per character of the thesis belong. Dropout is "locked": one mask for all time steps. Recurrent weights are dropped too (DropConnect), once
+per forward pass. The activation regularisers of the paper, zero in that recipe, are not implemented.
 """
 
 from collections.abc import Mapping
@@ -41,12 +41,12 @@ class LanguageModel(Network):
     ) -> None:
         super().__init__()
         if tied and embedding != units:
-            raise ConfigError(f"A tied decoder needs embedding == units; they are {embedding} and {units}.")
+            raise ConfigError(f"A tied decoder needs embedding == units; they are {embedding} and {units}")
         if layers < 1:
-            raise ConfigError(f"A language model has 1 or more layers, not {layers}.")
+            raise ConfigError(f"A language model has 1 or more layers, not {layers}")
         for rate in (dropout_input, dropout_hidden, dropout_output, dropout_weight):
             if not 0 <= rate <= 1:
-                raise ConfigError(f"A rate of dropout is a number from 0 to 1, not {rate}.")
+                raise ConfigError(f"A rate of dropout is a number from 0 to 1, not {rate}")
         self.units = units
         self.dropout_weight = dropout_weight
         self.embedding = nn.Embedding(vocabulary, embedding)
@@ -97,5 +97,5 @@ class LockedDropout(nn.Module):
 
 
 def detach(state: State) -> State:
-    """Cut the state off from the text it came from: truncated back-propagation through time."""
+    """Detach the state from the graph of the text so far, for truncated back-propagation through time."""
     return tuple((hidden.detach(), cell.detach()) for hidden, cell in state)

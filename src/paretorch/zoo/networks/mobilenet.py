@@ -1,8 +1,8 @@
 """MobileNetV2 (Sandler et al., 2018) for 32×32 images, chapter 5.
 
-Inverted residuals: expand by 1×1, filter each channel by 3×3, project by 1×1 without activation. The common variant for
-CIFAR: the stem and the second stage keep the resolution, ReLU stands for ReLU6, and a block at stride 1 whose channels
-change has a 1×1 convolution with batch norm as its shortcut (the thesis keeps those in full precision).
+Inverted residuals: expand by 1×1, filter each channel by 3×3, project by 1×1 without activation. This is the common
+variant for CIFAR: the stem and the second stage keep the resolution, ReLU replaces ReLU6, and a block at stride 1 whose
+number of channels changes has a 1×1 convolution with batch norm as its shortcut (in full precision in the thesis).
 """
 
 from collections.abc import Mapping

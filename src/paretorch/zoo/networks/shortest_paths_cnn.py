@@ -1,4 +1,4 @@
-"""The 22-layer network of the shortest-paths task, chapter 3: as many 3×3 layers as there are templates to share."""
+"""The 22-layer network of the shortest-paths task, chapter 3: twenty 3×3 layers of one shape, which can share templates."""
 
 from collections.abc import Mapping
 from typing import ClassVar

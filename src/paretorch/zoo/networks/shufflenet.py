@@ -1,7 +1,7 @@
 """ShuffleNet (Zhang et al., 2018, version 1) for 32×32 images, chapter 5.
 
-Grouped 1×1 convolutions, made to talk to each other by a fixed shuffle of the channels. For CIFAR the stem keeps the
-resolution and there is no pooling after it; the rest is the paper's, with its channels for each number of groups.
+Grouped 1×1 convolutions, whose groups exchange information by a fixed shuffle of the channels. For CIFAR the stem keeps
+the resolution and no pooling follows it. The rest is as in the paper, with its channels for each number of groups.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from paretorch.errors import ConfigError
 from paretorch.zoo.networks.base import Network, conv, kaiming
 
 _STEM = 24
-_CHANNELS = {1: 144, 2: 200, 3: 240, 4: 272, 8: 384}  # of the first stage, by number of groups
+_CHANNELS = {1: 144, 2: 200, 3: 240, 4: 272, 8: 384}  # of the first stage, per number of groups
 _BLOCKS = (4, 8, 4)
 
 
@@ -28,7 +28,7 @@ class ShuffleBlock(nn.Module):
         super().__init__()
         middle = outputs // 4
         self.groups = groups
-        # the paper does not group the first layer after the stem: its inputs are too few
+        # As in the paper, the first layer after the stem is not grouped: it has too few inputs.
         self.squeeze = conv(inputs, middle, 1, groups=1 if inputs == _STEM else groups)
         self.bn1 = nn.BatchNorm2d(middle)
         self.relu1 = nn.ReLU()
@@ -48,7 +48,7 @@ class ShuffleBlock(nn.Module):
 
 
 def shuffle(x: Tensor, groups: int) -> Tensor:
-    """Deal the channels out like cards: channel g·n + i goes to i·groups + g, for n channels to a group."""
+    """Interleave the groups: with n channels per group, channel g·n + i moves to position i·groups + g."""
     count, channels, height, width = x.shape
     return x.view(count, groups, channels // groups, height, width).transpose(1, 2).reshape(x.shape)
 
@@ -65,7 +65,7 @@ class ShuffleNet(Network):
     def __init__(self, groups: int = 2, classes: int = 10, channels: int = 3) -> None:
         super().__init__()
         if groups not in _CHANNELS:
-            raise ConfigError(f"A ShuffleNet has 1, 2, 3, 4 or 8 groups, not {groups}.")
+            raise ConfigError(f"A ShuffleNet has 1, 2, 3, 4 or 8 groups, not {groups}")
         self.stem = conv(channels, _STEM, 3)
         self.bn = nn.BatchNorm2d(_STEM)
         self.relu = nn.ReLU()

@@ -1,13 +1,13 @@
 """Networks of chapter 3 whose layers share templates: SWRN-d-w-k, SWRN-50-2 and the shortest-paths SCNN.
 
-Their layers are those of the networks they come from; `sharing` says what `SoftSharing` is given when they are trained:
+They have the layers of the networks they derive from; `sharing` has the arguments of `SoftSharing` for their training:
 
     model = zoo.build("swrn-28-10-2")
     plan = compress(model, SoftSharing(**model.sharing), steps=…)
 
-SWRN-d-w-k: of each stage, all convolutions but those of the first block share k templates; (d − 10)/3 of them, as many as
-there are layers, where k is left out. SWRN-50-2: twelve groups, a stage's reducing, preserving and expanding convolutions
-apart, as many templates as layers.
+SWRN-d-w-k: in each stage, all convolutions except those of the first block share k templates. Without k there are
+(d − 10)/3, as many as layers. SWRN-50-2 has twelve groups, since the reducing, preserving and expanding convolutions of a
+stage differ in shape, and as many templates as layers.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from paretorch.zoo.networks.wide_resnet import WideResNet
 
 
 class SWRN(WideResNet):
-    """WRN-`depth`-`widen` to be trained with `templates` in each stage, with `dropout` between a block's convolutions."""
+    """WRN-`depth`-`widen` for training with `templates` per stage. `dropout` is between the convolutions of a block."""
 
     def __init__(
         self,
@@ -31,9 +31,9 @@ class SWRN(WideResNet):
         channels: int = 3,
     ) -> None:
         if depth < 16:
-            raise ConfigError(f"An SWRN has 16, 22, 28, 40, ... layers, not {depth}: fewer leave none to share.")
+            raise ConfigError(f"An SWRN has 16, 22, 28, 40, ... layers, not {depth}: with fewer, no layers can share")
         if templates is not None and templates < 1:
-            raise ConfigError(f"An SWRN has 1 or more templates in a stage, not {templates}.")
+            raise ConfigError(f"An SWRN has 1 or more templates per stage, not {templates}")
         super().__init__(depth, widen, dropout, classes, channels)
         self.sharing: dict[str, Any] = {"templates": templates, "exclude": self.leave_out["sharing"]}
 
@@ -47,7 +47,7 @@ class ImageNetSWRN(ImageNetResNet):
 
 
 class ShortestPathsSCNN(ShortestPathsCNN):
-    """The shortest-paths network with as many templates as 3×3 layers, or `templates`."""
+    """The shortest-paths network for training with `templates`, by default as many as 3×3 layers."""
 
     def __init__(self, layers: int = 20, width: int = 32, templates: int | None = None) -> None:
         super().__init__(layers, width)

@@ -1,8 +1,8 @@
 """Encoder-decoder Transformer for translation (Vaswani et al., 2017), chapter 5.
 
-The size commonly used for IWSLT'14: 6 + 6 layers of 512 units, 4 heads, 1,024 inner units, layer norm after each residual
-sum, sinusoidal positions, dropout 0.3. With `tied`, both embeddings and the output layer are one parameter, as a joint
-vocabulary allows. Sentences are padded on the right.
+The defaults are the size commonly used for IWSLT'14: 6 + 6 layers of 512 units, 4 heads, 1,024 inner units, layer norm
+after each residual sum, sinusoidal positions, dropout 0.3. With `tied`, both embeddings and the output layer are one
+parameter, which needs a joint vocabulary. Sentences are padded on the right.
 """
 
 import math
@@ -18,7 +18,7 @@ from paretorch.zoo.networks.base import Network
 
 
 class Attention(nn.Module):
-    """softmax(QKᵀ/√d)V in `heads` parts; `mask` is True where a query may look."""
+    """softmax(QKᵀ/√d)V in `heads` parts; `mask` is True for keys that a query may attend to."""
 
     def __init__(self, units: int, heads: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Attention(nn.Module):
         self.value = nn.Linear(units, units)
         self.out = nn.Linear(units, units)
         for layer in (self.query, self.key, self.value, self.out):
-            # queries, keys and values as if they were one matrix
+            # initialise queries, keys and values as if they were one matrix
             nn.init.xavier_uniform_(layer.weight, gain=1.0 if layer is self.out else 2**-0.5)
             nn.init.zeros_(layer.bias)
 
@@ -42,7 +42,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with ReLU between."""
+    """Two linear layers with a ReLU between them."""
 
     def __init__(self, units: int, inner: int) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Transformer(Network):
     ) -> None:
         super().__init__()
         if units % heads or units % 2:
-            raise ConfigError(f"The units must be even and a multiple of the heads; they are {units} and {heads}.")
+            raise ConfigError(f"The units must be even and a multiple of the heads; they are {units} and {heads}")
         self.units, self.pad, self.bos, self.eos = units, pad, bos, eos
         self.source_embedding = nn.Embedding(vocabulary, units)
         self.target_embedding = nn.Embedding(vocabulary, units)
@@ -140,7 +140,7 @@ class Transformer(Network):
         return x
 
     def decode(self, target: Tensor, memory: Tensor, source: Tensor) -> Tensor:
-        """Logits of the token after each of `target`. Padding on the right of a target needs no mask: no one looks there."""
+        """Logits of the token after each of `target`. Attention is causal, so padding on the right needs no mask."""
         x = self._embed(self.target_embedding, target)
         for layer in self.decoder:
             x = layer(x, memory, self._mask(source))
@@ -148,9 +148,14 @@ class Transformer(Network):
 
     @torch.no_grad()
     def greedy(self, source: Tensor, limit: int | None = None) -> Tensor:
-        """Translate by the most likely token at each step: [N, T] with `eos` and then `pad` after it.
+        """Translate with the most likely token at each step. Call `eval()` first.
 
-        At most `limit` tokens, by default twice the source's length and ten more. Call `eval()` first.
+        Args:
+            source: [N, S].
+            limit: the most tokens to generate, by default twice the length of the source and ten more.
+
+        Returns:
+            Tokens [N, T]; each row ends with `eos`, then `pad`.
         """
         memory = self.encode(source)
         tokens = source.new_full((len(source), 1), self.bos)

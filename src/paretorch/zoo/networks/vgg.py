@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paretorch.zoo.networks.base import Network, conv, kaiming
 
-_STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))  # (multiple of the width, convolutions), a pooling after each
+_STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))  # (multiple of the width, convolutions) per stage; a pooling follows
 
 
 class VGG16(Network):
@@ -20,7 +20,7 @@ class VGG16(Network):
     leave_out: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "sparsity": ("head",),
         "precision": (),
-        # a stage's first convolution has a shape of its own; the fifth stage repeats the fourth's
+        # the first convolution of a stage has its own shape, except in the fifth stage, which is like the fourth
         "sharing": ("features.0", "features.7", "features.14", "features.24", "head"),
     }
 

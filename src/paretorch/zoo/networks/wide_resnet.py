@@ -14,7 +14,7 @@ from paretorch.zoo.networks.base import Network, conv, kaiming
 
 
 class PreActivationBlock(nn.Module):
-    """a = ReLU(BN(x));  y = conv(dropout(ReLU(BN(conv(a))))) + (x, or shortcut(a) where the shape changes)."""
+    """a = ReLU(BN(x));  y = conv(dropout(ReLU(BN(conv(a))))) + (x, or shortcut(a) if the shape changes)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, dropout: float) -> None:
         super().__init__()
@@ -35,7 +35,15 @@ class PreActivationBlock(nn.Module):
 
 
 class WideResNet(Network):
-    """WRN-`depth`-`widen`, with `dropout` between a block's two convolutions."""
+    """WRN-`depth`-`widen` for 32×32 images.
+
+    Args:
+        depth: 6n + 4 layers.
+        widen: factor of the channels.
+        dropout: rate between the two convolutions of a block.
+        classes: outputs.
+        channels: of the images.
+    """
 
     leave_out: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "sparsity": ("*.shortcut", "head"),
@@ -48,9 +56,9 @@ class WideResNet(Network):
     ) -> None:
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
-            raise ConfigError(f"A Wide ResNet has 6n + 4 layers (10, 16, 22, 28, 40, ...), not {depth}.")
+            raise ConfigError(f"A Wide ResNet has 6n + 4 layers (10, 16, 22, 28, 40, ...), not {depth}")
         if widen < 1:
-            raise ConfigError(f"A Wide ResNet's widen factor is at least 1, not {widen}.")
+            raise ConfigError(f"A Wide ResNet's widen factor is at least 1, not {widen}")
         blocks = (depth - 4) // 6
         self.stem = conv(channels, 16, 3)
         stages = []

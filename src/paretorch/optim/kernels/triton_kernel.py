@@ -1,12 +1,12 @@
 # mypy: ignore-errors
-# The functions below are written in Triton's language, whose types are those of its compiler. Import this module only
-# where triton is known to be there.
-"""One pass over memory: p, g, m, v are read once, p, m, v written once, and Σ η² of the next step is taken on the way.
+# The functions below are written in Triton's language, which mypy does not know. Import this module only if triton is
+# installed.
+"""The update on a GPU in one pass: p, g, m, v are read once, p, m, v written once, Σ η² for the next step summed meanwhile.
 
-All tensors of a bucket are one launch. `table` has a row each for the addresses of p, g, m, v, the lengths, and the keys
-of the rounding of m and v; `chunks` says for each program which tensor and which part of it is its own. Every program
-writes its sums to a place of its own and takes a ticket; the one that takes the last adds all sums up, in a fixed order
-so that runs repeat, and counts the step. So a step is one launch: for small networks, launches are what it costs.
+All tensors of a bucket are one launch, because launches dominate the cost of small networks. `table` has one row each for
+the addresses of p, g, m, v, the lengths, and the rounding keys of m and v; `chunks` assigns a tensor and a part of it to
+each program. Every program writes its sums to its own place and takes a ticket. The program with the last ticket adds up
+all sums, in a fixed order so that runs repeat, and counts the step.
 """
 
 import triton
@@ -54,17 +54,17 @@ def adaptive_step(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One chunk: MODE says whether to update, to look ahead (v₁ of a network without history), or to read v alone.
+    """Process one chunk: update it (UPDATE), or only sum η² of v₁ (PREVIEW) or of v as it is (MEASURE).
 
-    `total` is (Σ η², d) of the whole network, `result` takes that of these tensors afterwards (they may be one). COUNTING:
-    `now` is the number of steps before this one, and the kernel adds this one.
+    `total` is (Σ η², d) of the whole network. `result` receives that of these tensors; it may be the same tensor. If
+    COUNTING, `now` is the number of steps before this one, and the kernel adds this one.
     """
     program = tl.program_id(0)
     tensor = tl.load(chunks + program)
     first = tl.load(chunks + programs + program).to(tl.int64) * CHUNK
     row = table + tensor
     g_address = tl.load(row + tensors)
-    # Without a gradient, or where the gradient scaler found an infinity, weights, moments and sums stay as they are.
+    # Without a gradient, or if the gradient scaler found an infinity, weights, moments and sums are not changed.
     taken = True
     if SKIPPING:
         taken = tl.load(found_inf) == 0
@@ -106,7 +106,7 @@ def adaptive_step(
     squares = tl.zeros((BLOCK,), tl.float32)
     count = tl.zeros((BLOCK,), tl.int32)
     whole = left // BLOCK * BLOCK
-    # Whole blocks need no mask, without which loads and stores are 16 bytes wide.
+    # Full blocks need no mask; without a mask, loads and stores are 16 bytes wide.
     for start in range(0, whole, BLOCK):
         at = start + tl.arange(0, BLOCK)
         squares, count = _block(
@@ -126,20 +126,20 @@ def adaptive_step(
         tl.store(sums + program, tl.sum(squares, axis=0).to(tl.float64) / kappa / kappa, mask=present)
         tl.store(sums + programs + program, tl.sum(count, axis=0).to(tl.float64), mask=present)
     if NORMALISED or COUNTING:
-        # Everything that a program reads, it has read before it takes a ticket; so the last one may overwrite it.
+        # A program takes its ticket after its last read, so the program with the last ticket may overwrite all inputs.
         tl.debug_barrier()
         if tl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == programs - 1:
             tl.store(ticket, 0)
             if NORMALISED:
-                tl.store(result, _added_up(sums, programs, BLOCK))
-                tl.store(result + 1, _added_up(sums + programs, programs, BLOCK))
+                tl.store(result, _add_up(sums, programs, BLOCK))
+                tl.store(result + 1, _add_up(sums + programs, programs, BLOCK))
             if COUNTING:
                 tl.store(now, tl.load(now) + 1, mask=taken)
 
 
 @triton.jit
-def _added_up(values, length, BLOCK: tl.constexpr):
-    """Read past the first level cache, which does not see what other programs wrote."""
+def _add_up(values, length, BLOCK: tl.constexpr):
+    """The sum of `values`, read past the first level cache, which does not see the writes of other programs."""
     parts = tl.zeros((BLOCK,), tl.float64)
     for start in range(0, length, BLOCK):
         at = start + tl.arange(0, BLOCK)
@@ -169,7 +169,7 @@ def _block(
             m += (1 - beta1) * (g - m)
             new = beta2 * old + (1 - beta2) * g * g
             if DELAYED:
-                used = tl.where(old > 0, old, new)  # a coordinate without history takes its own first v
+                used = tl.where(old > 0, old, new)  # a coordinate without history uses its first v
             else:
                 used = new
             if DECAY and DECOUPLED:
@@ -178,8 +178,8 @@ def _block(
             _store(p_ptr, at, p, left, MASKED)
             place = (at + first).to(tl.uint32)
             if S == tl.bfloat16:  # noqa: SIM300
-                m = _rounded(m, place, m_salt)
-                new = _rounded(new, place, v_salt)
+                m = _round_to_bf16(m, place, m_salt)
+                new = _round_to_bf16(new, place, v_salt)
             _store(m_ptr, at, m, left, MASKED)
             _store(v_ptr, at, new, left, MASKED)
     if NORMALISED:
@@ -220,13 +220,14 @@ def _store(ptr, at, value, left, MASKED: tl.constexpr):
 
 @triton.jit
 def _mix(x):
+    """The hash of rounding.py."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
 
 
 @triton.jit
-def _rounded(value, place, salt):
-    """Stochastic rounding to what bf16 can hold, by the same hash as `_rounding`."""
+def _round_to_bf16(value, place, salt):
+    """Stochastic rounding to a value that bf16 can represent, as in rounding.py."""
     bits = value.to(tl.uint32, bitcast=True) + (_mix(place ^ salt) & 0xFFFF)
     return (bits & 0xFFFF0000).to(tl.float32, bitcast=True)

@@ -1,4 +1,4 @@
-"""More of what torch.optim promises: schedulers, named parameters, groups, capture, resets."""
+"""What users of torch.optim expect: schedulers, named parameters, groups, capture, resets."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from paretorch.errors import ConfigError
-from paretorch.optim import AvaGrad, AvaGradW, DelayedAdam
-from paretorch.optim import base as _base
+from paretorch.optim import AvaGrad, AvaGradW, DelayedAdam, base
 
-from .test_states_and_hooks import build, every_kind, network, train, weights
+from .common import build, every_kind, network, train, weights
 
 SCHEDULERS = {
     "one cycle, which moves betas too": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.2, total_steps=20),
@@ -90,7 +89,7 @@ def test_named_parameters(kind) -> None:
 
 
 @every_kind
-def test_pickled_and_back(kind) -> None:
+def test_pickling(kind) -> None:
     model = network()
     optimizer = build(kind, model.parameters())
     train(model, optimizer, 2)
@@ -102,7 +101,7 @@ def test_pickled_and_back(kind) -> None:
 
 @every_kind
 @pytest.mark.parametrize("how", ["clear", "replace", "one"])
-def test_a_state_that_is_reset_begins_anew(kind, how) -> None:
+def test_a_state_can_be_reset(kind, how) -> None:
     model = network()
     optimizer = build(kind, model.parameters())
     train(model, optimizer, 3)
@@ -178,13 +177,13 @@ def test_capturable_takes_the_same_steps(kind) -> None:
     torch.testing.assert_close(weights(a), weights(b), rtol=1e-6, atol=1e-7)
 
 
-def test_what_cannot_be_captured_says_so(monkeypatch) -> None:
+def test_a_capture_that_cannot_work_raises(monkeypatch) -> None:
     model = network()
     optimizer, ready = AvaGrad(model.parameters()), AvaGrad(model.parameters(), capturable=True)
     fresh = AvaGrad(model.parameters(), capturable=True)
     train(model, optimizer, 1)
     train(model, ready, 1)
-    monkeypatch.setattr(_base, "_capturing", lambda: True)
+    monkeypatch.setattr(base, "_is_capturing", lambda: True)
     with pytest.raises(ConfigError, match="capturable=True"):
         optimizer.step()
     with pytest.raises(ConfigError, match="Take one step"):
@@ -282,8 +281,8 @@ def test_autocast_and_accumulation_under_a_scaler(kind) -> None:
 @every_kind
 @pytest.mark.parametrize("options", [{}, {"foreach": True}], ids=str)
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_compiled_step_is_a_step(kind, options, whole) -> None:
-    """Torch's own optimizers may be compiled, alone or with the network; ours are left as they are."""
+def test_torch_compile_of_the_step(kind, options, whole) -> None:
+    """Torch's own optimizers may be compiled, alone or with the network; ours run uncompiled."""
     compiled, plain = network(), network()
     first, second = build(kind, compiled.parameters(), **options), build(kind, plain.parameters(), **options)
 

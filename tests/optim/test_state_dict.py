@@ -1,4 +1,4 @@
-"""States that are loaded: of older versions and other optimizers, with what others keep in them, and such that do not fit."""
+"""Loading of states: of older versions and other optimizers, with entries of users and schedulers, and some that do not fit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paretorch.errors import ConfigError
 from paretorch.optim import AnnealedAdam, AvaGrad
 
 from . import reference
-from .test_states_and_hooks import build, every_kind, network, train, weights
+from .common import build, every_kind, network, train, weights
 
 
 def test_loads_the_state_of_the_authors_avagrad() -> None:
@@ -60,7 +60,7 @@ def test_a_state_before_versions_gets_the_new_options() -> None:
 
 
 @every_kind
-def test_what_schedulers_and_users_keep_in_groups_comes_back(kind) -> None:
+def test_entries_of_schedulers_and_users_are_restored(kind) -> None:
     model = network()
     groups = [{"params": [p], "name": name} for name, p in model.named_parameters()]
     first = build(kind, groups)
@@ -77,7 +77,7 @@ def test_what_schedulers_and_users_keep_in_groups_comes_back(kind) -> None:
     assert first.param_groups[1]["lr"] == second.param_groups[1]["lr"] != 0.2
 
 
-def test_how_adam_took_its_steps_does_not_matter() -> None:
+def test_options_of_adams_implementation_are_not_loaded() -> None:
     model = network()
     adam = torch.optim.Adam(model.parameters(), fused=True)
     train(model, adam, 1)
@@ -100,12 +100,12 @@ def unfit(model: nn.Module) -> dict[str, tuple[dict, str]]:
     for entry in longer.state.values():
         entry["exp_avg"] = entry["exp_avg"][..., None].repeat_interleave(2, -1)
     return {
-        "nothing": ({}, "no state of an optimizer"),
+        "nothing": ({}, "not the state of an optimizer"),
         "sgd": (sgd.state_dict(), "momentum_buffer and no exp_avg"),
         "no eps": (adam.state_dict(), "eps must be a positive number"),
         "narrow": (other.state_dict(), r"the shape \(4, 6\), the parameter \(8, 6\)"),
         "longer": (longer.state_dict(), r"the shape \(8, 6, 2\), the parameter \(8, 6\)"),
-        "fewer": (AvaGrad(list(model.parameters())[:2]).state_dict(), "has 2 parameters, and 4 here"),
+        "fewer": (AvaGrad(list(model.parameters())[:2]).state_dict(), "has 2 parameters, that of the optimizer 4"),
         "groups": (AvaGrad([{"params": [p]} for p in model.parameters()]).state_dict(), "4 parameter groups"),
     }
 

@@ -1,4 +1,4 @@
-"""What users of torch.optim expect of an optimizer, put to every one of ours."""
+"""What users of torch.optim expect: states, dtypes, memory formats, scalers, closures, errors."""
 
 from __future__ import annotations
 
@@ -8,40 +8,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from paretorch.errors import ConfigError
 from paretorch.optim import AnnealedAdam, AvaGrad, AvaGradW, DelayedAdam
+from paretorch.optim.hyperparameters import Hyperparameters
 from paretorch.optim.kernels.foreach import ForeachBucket
-from paretorch.optim.kernels.leaf import Leaf, new_state
-from paretorch.optim.rule import Hyper
+from paretorch.optim.kernels.parameter import ParameterView, new_state
 
-KINDS = [AvaGrad, AvaGradW, DelayedAdam, AnnealedAdam]
-every_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-def build(kind, params, **options):
-    if kind is AnnealedAdam:
-        options.setdefault("steps", 100)
-    return kind(params, **options)
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def train(model: nn.Module, optimizer, steps: int, seed: int = 1) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        x = torch.randn(5, 6, generator=generator)
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-
-
-def weights(model: nn.Module) -> Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
+from .common import build, every_kind, network, train, weights
 
 
 @every_kind
@@ -314,16 +289,16 @@ def test_sparse_gradients_are_refused_before_anything_changes(kind) -> None:
 
 @every_kind
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
-def test_numbers_that_live_on_the_device(kind, state_dtype) -> None:
-    """In a captured graph lr, ε and the step count are tensors; the bucket must not care."""
+def test_hyperparameters_on_the_device(kind, state_dtype) -> None:
+    """In a captured graph lr, ε and the step count are tensors; the result is the same."""
     moved = []
     for wrap in (float, lambda x: torch.tensor(float(x))):
         generator = torch.Generator().manual_seed(0)
         p = torch.randn(20, generator=generator)
         state = new_state(p, state_dtype)
-        bucket = ForeachBucket([Leaf(p, state, 0)], seed=3, single=False)
+        bucket = ForeachBucket([ParameterView(p, state, 0)], seed=3, single=False)
         for step in (1, 2, 3):
-            hyper = Hyper(wrap(0.1), 0.9, 0.99, 1e-3, 0.01, False, kind.rule)
+            hyper = Hyperparameters(wrap(0.1), 0.9, 0.99, 1e-3, 0.01, False, kind.rule)
             if kind is AnnealedAdam:
                 hyper = replace(hyper, eps=wrap(0.5 * step))
             grads = [torch.randn(20, generator=generator)]

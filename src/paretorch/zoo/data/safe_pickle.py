@@ -1,8 +1,8 @@
-"""Reading the pickles of the CIFAR authors without running anything they contain.
+"""Reads the pickles of the CIFAR authors without running anything in them.
 
-A pickle names functions to call. Here it can name only what a uint8 array and byte strings need, and even those names
-lead to inert stand-ins, not to numpy. The interpreter is Python's own, in Python: the one in C can be made to allocate
-without bound by a few bytes.
+A pickle names functions to call. Here it can name only those for uint8 arrays and byte strings, and they are replaced by
+harmless stand-ins instead of numpy's. The interpreter is the one in Python: the one in C can be made to allocate without
+limit by a few bytes.
 """
 
 import io
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 
 def loads(data: bytes) -> Any:
-    """The object in `data`: dicts, lists, numbers, byte strings and uint8 arrays; anything else is a ValueError."""
+    """Return the object in `data`: dicts, lists, numbers, byte strings and uint8 arrays. Anything else raises ValueError."""
     allowed, arrays = _stand_ins()
 
     class Reader(pickle._Unpickler):  # type: ignore[misc,name-defined,unused-ignore]
@@ -26,14 +26,14 @@ def loads(data: bytes) -> Any:
 
     try:
         return arrays(Reader(io.BytesIO(data), encoding="bytes").load())
-    except Exception as error:  # whatever a damaged pickle makes the interpreter stumble over
+    except Exception as error:  # a damaged pickle can raise anything
         raise ValueError(str(error) or type(error).__name__) from error
 
 
 def _stand_ins() -> tuple[dict[tuple[str, str], Any], Callable[[Any], Any]]:
-    """The names a pickle may use, and a function that puts real arrays in place of the stand-ins.
+    """The names that a pickle may use, and a function that replaces the stand-ins by arrays.
 
-    New at each call: a pickle can set attributes of what it is given, and that must not outlive it.
+    The classes are new at each call: a pickle can set attributes on them, which the next one must not see.
     """
 
     class Dtype:
@@ -42,7 +42,7 @@ def _stand_ins() -> tuple[dict[tuple[str, str], Any], Callable[[Any], Any]]:
                 raise ValueError(f"it holds an array of type {kind!r} instead of uint8")
 
         def __setstate__(self, state: Any) -> None:
-            pass  # byte order and the like, which single bytes do not have
+            pass  # byte order and the like, which do not matter for single bytes
 
     class Array:
         values: npt.NDArray[np.uint8] | None = None

@@ -1,4 +1,4 @@
-"""The table of addresses: sent when a gradient moved, left to the graph that was captured with it."""
+"""The table of addresses: sent again if a gradient moved, and kept by a graph that was captured with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paretorch.errors import ConfigError
-from paretorch.optim.kernels import table as _table
+from paretorch.optim.kernels import triton
 
 FIXED = [[16, 32], [48, 64], [80, 96], [5, 7], [1, 2], [3, 4]]
 
@@ -15,7 +15,7 @@ FIXED = [[16, 32], [48, 64], [80, 96], [5, 7], [1, 2], [3, 4]]
 def capture(monkeypatch):
     """Pretend that a graph is being captured (or not)."""
     state = {"on": False}
-    monkeypatch.setattr(_table, "_capturing", lambda device: state["on"])
+    monkeypatch.setattr(triton, "_is_capturing", lambda device: state["on"])
     return lambda on: state.update(on=on)
 
 
@@ -24,17 +24,17 @@ def gradients(table) -> list[int]:
 
 
 def test_rows_and_alignment() -> None:
-    made = _table.AddressTable(FIXED, torch.device("cpu"))
+    made = triton.AddressTable(FIXED, torch.device("cpu"))
     table, aligned = made.with_gradients([160, 0])
     assert table.tolist() == [FIXED[0], [160, 0], *FIXED[1:]]
     assert aligned
     assert not made.with_gradients([161, 0])[1]
     assert not made.with_gradients([161, 0])[1], "remembered"
-    assert not _table.AddressTable([[17, 32], *FIXED[1:]], torch.device("cpu")).with_gradients([160, 0])[1]
+    assert not triton.AddressTable([[17, 32], *FIXED[1:]], torch.device("cpu")).with_gradients([160, 0])[1]
 
 
 def test_a_graph_keeps_the_table_it_was_captured_with(capture) -> None:
-    made = _table.AddressTable(FIXED, torch.device("cpu"))
+    made = triton.AddressTable(FIXED, torch.device("cpu"))
     eager, _ = made.with_gradients([160, 176])
     capture(True)
     captured, _ = made.with_gradients([160, 176])
@@ -46,7 +46,7 @@ def test_a_graph_keeps_the_table_it_was_captured_with(capture) -> None:
 
 
 def test_a_graph_with_other_gradients_has_a_table_of_its_own(capture) -> None:
-    made = _table.AddressTable(FIXED, torch.device("cpu"))
+    made = triton.AddressTable(FIXED, torch.device("cpu"))
     eager, _ = made.with_gradients([160, 176])
     capture(True)
     first, _ = made.with_gradients([320, 336])
