@@ -17,15 +17,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.channels.labels import FIXED, Layer, Network
+from paretorch.core.channels.labels import (
+    FIXED,
+    Layer,
+    Named,
+    Network,
+    Value,
+    along,
+    is_constant,
+    is_wide,
+    leaves,
+    mapped,
+    unlabelled,
+)
 from paretorch.core.channels.operations import CASTS, MOVES, NORMS, POINTWISE, REDUCTIONS, SPATIAL
-from paretorch.core.channels.values import Named, Value, along, is_wide, leaves, mapped, unlabelled
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import doubles, first_sentence
 from paretorch.support.silence import quiet
 
 
-def follow(model: nn.Module, example: Tensor) -> Network:
+def trace(model: nn.Module, example: Tensor) -> Network:
     """Follow one example through the network, in eval mode; the model is left as it is."""
     modes = {module: module.training for module in model.modules()}
     try:
@@ -262,7 +273,8 @@ class _Follower:
     def _read(self, x: Value, axis: int, zero: bool = True) -> Tensor:
         """The labels along one axis; fixed where they differ elsewhere, or where a removed channel would be felt."""
         first = x.labels.movedim(axis, 0).flatten(1)[:, 0]
-        if (zero and not x.zero) or not torch.equal(x.labels, along(first, axis, x.labels.shape)):
+        others = (d for d in range(x.labels.dim()) if d != axis)
+        if (zero and not x.zero) or not all(is_constant(x.labels, d) for d in others):
             self.net.fix(x.labels)
             return torch.zeros_like(first)
         return first
