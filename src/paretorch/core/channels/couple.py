@@ -5,6 +5,7 @@ pass, or a shortcut is padded), the layers whose channels cannot go are searched
 """
 
 import copy
+from collections import OrderedDict
 from collections.abc import Iterable
 
 import torch
@@ -174,11 +175,14 @@ def _choices(coupling: Coupling) -> list[Tensor]:
 
 def _shallow_copy(model: nn.Module) -> nn.Module:
     """A copy with parameters of its own, that share their memory with the model's until they get other data."""
-    memo = {
+    memo: dict[int, object] = {
         id(parameter): nn.Parameter(parameter.detach(), parameter.requires_grad)
         for parameter in model.parameters()
         if type(parameter) is nn.Parameter
     }
+    # Every module has a dozen dicts for hooks, mostly empty: deepcopy would spend most of its time on them.
+    for module in model.modules():
+        memo |= {id(own): OrderedDict() for own in vars(module).values() if type(own) is OrderedDict and not own}
     return copy.deepcopy(model, memo)
 
 
