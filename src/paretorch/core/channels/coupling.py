@@ -223,9 +223,10 @@ def _removable(net: Network) -> Tensor:
     rows = [layer.rows for layer in net.layers.values()]
     made = net.classes(torch.cat(rows)) if rows else torch.empty(0, dtype=torch.long)
     made = made[made != FIXED]
-    classes, inverse = made.unique(return_inverse=True)
+    classes, inverse = torch.unique(made, return_inverse=True)
     first = torch.full((len(classes),), len(made)).scatter_reduce(0, inverse, torch.arange(len(made)), "amin")
-    return classes[first.argsort()]
+    in_order: Tensor = classes[first.argsort()]
+    return in_order
 
 
 def _and_always(keep: Tensor) -> Tensor:

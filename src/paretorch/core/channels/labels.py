@@ -87,7 +87,8 @@ class Network:
 
     def fix(self, labels: Tensor) -> None:
         """Make labels FIXED: their channels are never removed."""
-        self._parents[self._roots(np.unique(*_condensed(labels)))] = FIXED
+        (found,) = _condensed(labels)
+        self._parents[self._roots(np.unique(found))] = FIXED
 
     def classes(self, labels: Tensor) -> Tensor:
         """The smallest of the labels that are one with each label."""

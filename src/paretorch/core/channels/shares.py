@@ -7,6 +7,8 @@ blow up what came back, so that rounding would cost everything that was learned.
 Everything here is linear in the rows and columns of the layers. A table of layers by decisions would not be.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -90,19 +92,18 @@ class Shares:
         """The share that is left if some decisions are kept, (…, decisions) of 0 and 1."""
         self.to(kept.device)
         flat = kept.float().reshape(-1, kept.shape[-1])
-        counts = (members.kept(flat) for members in (self._rows, self._columns, self._in_sets))
-        return self._share(*counts, unit, multiple).view(kept.shape[:-1])
+        return self._share(lambda members: members.kept(flat), unit, multiple).view(kept.shape[:-1])
 
     def above(self, score: Tensor, thresholds: Tensor, unit: str, multiple: int) -> Tensor:
         """The share that is left if scores at or above a threshold are kept, of each of several that do not increase."""
         self.to(score.device)
         first = torch.searchsorted(-thresholds, -score)  # how many thresholds are above a score
-        counts = (members.kept_from(first, len(thresholds)) for members in (self._rows, self._columns, self._in_sets))
-        return self._share(*counts, unit, multiple)
+        return self._share(lambda members: members.kept_from(first, len(thresholds)), unit, multiple)
 
-    def _share(self, rows: Tensor, columns: Tensor, in_sets: Tensor, unit: str, multiple: int) -> Tensor:
+    def _share(self, count: Callable[[Members], Tensor], unit: str, multiple: int) -> Tensor:
+        rows, columns = count(self._rows), count(self._columns)
         if multiple > 1:
-            missing = self._missing(in_sets, multiple)
+            missing = self._missing(count(self._in_sets), multiple)
             rows, columns = rows + missing @ self._average_rows, columns + missing @ self._average_columns
         return (rows * columns * self._units[unit]).sum(-1)  # no product of matrices: TF32 would round the shares
 
