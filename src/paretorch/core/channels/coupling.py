@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.channels.labels import FIXED, Network
-from paretorch.core.channels.padding import Padding
+from paretorch.core.channels.shares import Shares
 from paretorch.core.groups import Grouping
 from paretorch.core.relaxation import Relaxation
 from paretorch.errors import DivergenceError
@@ -77,40 +77,42 @@ class Cut:
 
 
 class Coupling:
-    """The decisions of a network: which tensors each gates, what it cuts, and what is left of weights and MACs."""
+    """The decisions of a network: which tensors each gates, what it cuts, and what is left of weights and MACs.
+
+    Attributes:
+        count: how many decisions there are.
+        gates: the axis and the decision of each row of every tensor that is gated, by name; -1: none, it stays.
+        reads: the same for the columns of every weight that reads channels which may go.
+        cuts: the sides of modules that lose channels.
+        sets: the decisions of every layer whose channels are all decided: one of them stays.
+        parts: the decisions of every layer.
+    """
 
     def __init__(self, net: Network, model: nn.Module, counted: set[str]) -> None:
-        self._numbers = _number(net)
-        self.count = len(self._numbers)
-        self.gates = {layer.weight: (layer.row_axis, self._index(net, layer.rows)) for layer in net.layers.values()}
+        layers = list(net.layers.values())
+        self._classes = _removable(net)
+        self.count = len(self._classes)
+        self._numbers = torch.full((net.size,), -1)
+        self._numbers[self._classes] = torch.arange(self.count)
+        rows = [self._index(net, layer.rows) for layer in layers]
+        columns = [self._index(net, _ONE if layer.columns is None else layer.columns) for layer in layers]
+        self.gates = {one.weight: (one.row_axis, index) for one, index in zip(layers, rows, strict=True)}
         self.gates |= {name: (0, self._index(net, net.vectors[name])) for name in net.vectors if name in net.gated}
         self.gates = {name: gate for name, gate in self.gates.items() if bool((gate[1] >= 0).any())}
-        self.reads = {
-            layer.weight: (layer.column_axis, self._index(net, layer.columns))
-            for layer in net.layers.values()
-            if layer.columns is not None
-        }
+        self.reads = {one.weight: (one.column_axis, index) for one, index in zip(layers, columns, strict=True)}
         self.reads = {name: read for name, read in self.reads.items() if bool((read[1] >= 0).any())}
         self.cuts = [cut for cut in self._cuts(net, model) if bool((cut.index >= 0).any())]
-        layers = list(net.layers.values())
-        self._rows = self._counts(net, (layer.rows for layer in layers))
-        self._columns = self._counts(net, (_ONE if one.columns is None else one.columns for one in layers))
+        # Each layer keeps a channel: of a layer whose channels are all decided, one decision must stay open.
+        decisions = sorted({tuple(index.unique().tolist()) for index in rows})
+        self.sets = [torch.tensor(one) for one in decisions if one and -1 not in one]
+        decided = ([number for number in one if number >= 0] for one in decisions)
+        self.parts = [torch.tensor(one) for one in decided if one]  # of the other layers, too
         entries = torch.tensor([layer.entries for layer in layers], dtype=torch.float32)
         units = {
             "weights": entries * torch.tensor([layer.weight in counted for layer in layers], dtype=torch.float32),
             "macs": entries * torch.tensor([layer.positions for layer in layers], dtype=torch.float32),
         }
-        all_of = self._rows.sum(1) * self._columns.sum(1)
-        self._units = {unit: each / torch.dot(all_of, each) for unit, each in units.items()}
-        # Each layer keeps a channel: of a layer whose channels are all decided, one decision must stay open.
-        rows = sorted({tuple(self._index(net, layer.rows).unique().tolist()) for layer in layers})
-        self.sets = [torch.tensor(one) for one in rows if one and -1 not in one]
-        decided = ([number for number in one if number >= 0] for one in rows)
-        self.parts = [torch.tensor(one) for one in decided if one]  # of the other layers, too
-        self._padding = Padding(self.sets, self._rows[:, :-1])
-        self._row_each, self._column_each = (
-            self._padding.average(each[:, :-1]) for each in (self._rows, self._columns)
-        )
+        self._shares = Shares(rows, columns, units, self.sets, self.count)
 
     def grouping(self, name: str, shape: torch.Size) -> Channels:
         """How the tensor of this name reads the decisions."""
@@ -122,42 +124,41 @@ class Coupling:
             return None
         return Inputs(Channels(shape, *self.reads[name], self.count), mask)
 
+    def mask(self, name: str, keep: Tensor, dims: int) -> Tensor:
+        """Which rows of the tensor of this name stay; it broadcasts against the tensor."""
+        axis, index = self.gates[name]
+        return _and_always(keep)[index].view([-1 if one == axis else 1 for one in range(dims)])
+
     def fix(self, net: Network, decisions: Tensor) -> None:
         """Give these decisions up: their channels stay."""
-        chosen = set(decisions.tolist())
-        net.fix(torch.tensor([float(label) for label, number in self._numbers.items() if number in chosen]))
+        net.fix(self._classes[decisions])
 
     def kept(self, keep: Tensor) -> list[tuple[str, str, Tensor]]:
         """Module, side and kept channels of everything that loses some."""
-        padded = torch.cat([keep.cpu(), torch.ones(1, dtype=torch.bool)])
+        padded = _and_always(keep.cpu())
         sides = [(cut.module, cut.side, padded[cut.index]) for cut in self.cuts]
         return [one for one in sides if not bool(one[2].all())]
 
     def share(self, kept: Tensor, unit: str, multiple: int = 1) -> Tensor:
         """The share of the weights ("weights") or multiply-adds ("macs") that is left; `kept` is (…, decisions), 0 or 1.
 
-        multiple: the layers are filled up to so many channels, or twice as many, and so on (see `pad`).
+        Args:
+            multiple: the layers are filled up to so many channels, or twice as many, and so on (see `pad`).
         """
-        self.to(kept.device)
-        kept = kept.float()
-        rows, columns = (kept @ each[:, :-1].T + each[:, -1] for each in (self._rows, self._columns))
-        if multiple > 1:
-            missing = self._padding.missing(kept, multiple)
-            rows, columns = rows + missing @ self._row_each, columns + missing @ self._column_each
-        return (rows * columns * self._units[unit]).sum(-1)  # no product of matrices: TF32 would round the shares
+        return self._shares.of(kept, unit, multiple)
+
+    def shares_above(self, score: Tensor, thresholds: Tensor, unit: str, multiple: int) -> Tensor:
+        """The shares of which `score >= threshold` is kept, for several thresholds that do not increase."""
+        return self._shares.above(score, thresholds, unit, multiple)
 
     def to(self, device: torch.device) -> None:
         """Count on this device from now on."""
-        if self._rows.device != device:
-            self._rows, self._columns = self._rows.to(device), self._columns.to(device)
-            self._row_each, self._column_each = self._row_each.to(device), self._column_each.to(device)
-            self._padding.to(device)
-            self._units = {unit: each.to(device) for unit, each in self._units.items()}
+        self._shares.to(device)
 
     def least(self, unit: str, multiple: int) -> float:
         """The smallest share that leaves every layer a channel, or `multiple` of them."""
         ranked = self._ranked(torch.zeros(self.count, dtype=torch.float32))
-        return float(self.share(self._first(ranked, len(self._padding.sets)), unit, multiple))
+        return float(self.share(self._first(ranked, len(self._shares.sets)), unit, multiple))
 
     def keep_best(self, score: Tensor, share: float, unit: str, multiple: int) -> Tensor:
         """Keep the channels of the highest scores so that their share comes nearest to `share`; each layer keeps one.
@@ -171,7 +172,7 @@ class Coupling:
         of_first = functools.cache(
             lambda count: float(self.share(self._first(ranked, count).to(score.device), unit, multiple))
         )
-        counts = range(len(self._padding.sets), self.count + 1)
+        counts = range(len(self._shares.sets), self.count + 1)
         above = bisect.bisect_right(counts, share, key=of_first)
         within, beyond = counts[max(above - 1, 0)], counts[min(above, len(counts) - 1)]
         nearest = of_first(beyond if of_first(beyond) - share <= share - of_first(within) + TIE else within)
@@ -183,11 +184,11 @@ class Coupling:
 
     def pad(self, keep: Tensor, score: Tensor, multiple: int) -> Tensor:
         """What stays where every layer has a multiple of channels: the kept ones, and the best of the others."""
-        return self._padding.pad(keep, score, multiple)
+        return self._shares.pad(keep, score, multiple)
 
     def _ranked(self, score: Tensor) -> Tensor:
         """The decisions in the order in which they are kept: the best of each layer, then the best of all."""
-        first = torch.tensor([int(own[score[own].argmax()]) for own in self._padding.sets], dtype=torch.long)
+        first = torch.tensor([int(own[score[own].argmax()]) for own in self._shares.sets], dtype=torch.long)
         rest = torch.ones(self.count, dtype=torch.bool)
         rest[first] = False
         others = rest.nonzero().flatten()
@@ -199,15 +200,7 @@ class Coupling:
         return keep
 
     def _index(self, net: Network, labels: Tensor) -> Tensor:
-        numbers = [self._numbers.get(label, -1) for label in net.classes(labels).tolist()]
-        return torch.tensor(numbers, dtype=torch.long)  # a layer may be empty
-
-    def _counts(self, net: Network, labels: Iterable[Tensor]) -> Tensor:
-        """How many rows or columns of each layer stand behind each decision; the last column: behind none."""
-        indices = [self._index(net, one) for one in labels]
-        return torch.stack(
-            [torch.bincount(torch.where(i >= 0, i, self.count), minlength=self.count + 1) for i in indices]
-        ).float()
+        return self._numbers[net.classes(labels)]
 
     def _cuts(self, net: Network, model: nn.Module) -> Iterable[Cut]:
         for layer in net.layers.values():
@@ -226,11 +219,17 @@ class Coupling:
             yield Cut(name, "out", self._index(net, labels))
 
 
-def _number(net: Network) -> dict[int, int]:
-    """Every class of labels that is made by some layer and not fixed, numbered in the order of the layers."""
-    numbers: dict[int, int] = {}
-    for layer in net.layers.values():
-        for label in net.classes(layer.rows).tolist():
-            if label != FIXED:
-                numbers.setdefault(label, len(numbers))
-    return numbers
+def _removable(net: Network) -> Tensor:
+    """Every class of labels that is made by some layer and not fixed, in the order of the layers."""
+    rows = [layer.rows for layer in net.layers.values()]
+    made = net.classes(torch.cat(rows)) if rows else torch.empty(0, dtype=torch.long)
+    made = made[made != FIXED]
+    classes, inverse = torch.unique(made, return_inverse=True)
+    first = torch.full((len(classes),), len(made)).scatter_reduce(0, inverse, torch.arange(len(made)), "amin")
+    in_order: Tensor = classes[first.argsort()]
+    return in_order
+
+
+def _and_always(keep: Tensor) -> Tensor:
+    """With a last entry for what has no decision (-1) and stays."""
+    return torch.cat([keep, keep.new_ones(1)])

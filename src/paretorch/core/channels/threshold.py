@@ -20,7 +20,7 @@ def threshold_for(coupling: Coupling, score: Tensor, share: Tensor, unit: str, m
     ranked = torch.cat([ends, torch.sort(score, descending=True).values, -ends])
 
     def share_of(counts: Tensor) -> Tensor:
-        return coupling.share(score >= ranked.gather(0, counts)[:, None], unit, multiple)
+        return coupling.shares_above(score, ranked.gather(0, counts), unit, multiple)
 
     most = len(score)
     tries = torch.arange(_TRIES + 1, device=score.device)
