@@ -86,7 +86,7 @@ def test_a_folded_zoo_network_comes_back_by_name(tmp_path: pytest.TempPathFactor
 
 
 def test_bad_names() -> None:
-    with pytest.raises(ConfigError, match="none to share"):
+    with pytest.raises(ConfigError, match="no layers can share"):
         build("swrn-10-1-1")
     with pytest.raises(ConfigError, match="1 or more templates"):
         build("swrn-16-1-0")
