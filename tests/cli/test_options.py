@@ -13,7 +13,7 @@ from paretorch.cli.options import HOW, SEARCH, WHAT, WHERE
 from paretorch.cli.recipes import given, make_recipe
 from paretorch.cli.values import assignments, integers, numbers
 from paretorch.errors import ConfigError
-from paretorch.training.recipe import Recipe
+from paretorch.training.recipe_values import recipe_from
 from paretorch.workflows.tickets import METHODS
 
 _COMMANDS = ("train", "tickets", "tune")
@@ -67,21 +67,21 @@ def test_only_what_was_given_counts() -> None:
 @pytest.mark.parametrize("data", ["digits", "cifar10", "ptb"])
 def test_what_is_held_out_follows_the_data_unless_a_number_is_asked_for(data: str) -> None:
     usual = {"digits": 200, "cifar10": 5000, "ptb": 1}[data]
-    assert make_recipe(None, {"data": data}, holds_out=True).validation == usual
-    assert make_recipe(None, {"data": data}).validation == 0
+    assert make_recipe(None, {"data": data}, holds_out=True).data.validation == usual
+    assert make_recipe(None, {"data": data}).data.validation == 0
     for asked in (0, 7):
-        assert make_recipe(None, {"data": data, "validation": asked}, holds_out=True).validation == asked
+        assert make_recipe(None, {"data": data, "validation": asked}, holds_out=True).data.validation == asked
 
 
 def test_a_zero_is_asked_for_in_a_file_of_fields_and_not_in_the_record_of_a_run(tmp_path: Path) -> None:
     asked, record = tmp_path / "asked.toml", tmp_path / "config.json"
     asked.write_text('data = "digits"\nvalidation = 0\n')
-    record.write_text(json.dumps({"recipe": Recipe(data="digits").as_dict()}))
-    assert make_recipe(asked, {}, holds_out=True).validation == 0
-    assert make_recipe(record, {}, holds_out=True).validation == 200
-    assert make_recipe(record, {}) == Recipe(data="digits")
-    record.write_text(json.dumps({"recipe": Recipe(data="digits", validation=50).as_dict()}))
-    assert make_recipe(record, {}, holds_out=True).validation == 50
+    record.write_text(json.dumps({"recipe": recipe_from({"data.name": "digits"}).as_dict()}))
+    assert make_recipe(asked, {}, holds_out=True).data.validation == 0
+    assert make_recipe(record, {}, holds_out=True).data.validation == 200
+    assert make_recipe(record, {}) == recipe_from({"data.name": "digits"})
+    record.write_text(json.dumps({"recipe": recipe_from({"data.name": "digits", "data.validation": 50}).as_dict()}))
+    assert make_recipe(record, {}, holds_out=True).data.validation == 50
 
 
 def test_assignments_are_json_or_text() -> None:

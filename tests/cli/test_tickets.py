@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from paretorch.cli.app import app
 from paretorch.cli.tickets_searches import make_searches
 from paretorch.errors import UndecidedWarning
-from paretorch.training.recipe import recipe_from
+from paretorch.training.recipe_values import recipe_from
 from paretorch.workflows.studies import load_study, study_names
 from paretorch.workflows.tickets import METHODS
 
@@ -59,7 +59,7 @@ def test_a_search_prints_its_tickets_and_leaves_them(finished: tuple[Path, str])
     assert told.count("sparsest matching") == 2
     summary = json.loads((out / "summary.json").read_text())
     assert [one["method"] for one in summary["found"]] == ["cs", "imp"]
-    assert summary["recipe"]["validation"] == 200
+    assert summary["recipe"]["data"]["validation"] == 200
     assert (out / "tickets.svg").read_text().startswith("<svg ")
 
 
@@ -185,7 +185,7 @@ def test_the_setting_in_the_documentation_is_one() -> None:
     page = (Path(__file__).parents[2] / "docs" / "tickets.md").read_text()
     values = tomllib.loads(page.split("```toml\n")[1].split("```")[0])
     searches = make_searches({"seeds": [0], **values.pop("tickets")}, "the page")
-    assert recipe_from(values).milestones == (56, 71)
+    assert recipe_from(values).schedule.milestones == (56, 71)
     assert len(searches) == 33
     assert {search.method.label for search in searches} >= {"cs-init-0.3", "cs-init0", "cs-init0.3"}
 

@@ -18,7 +18,8 @@ from paretorch.cli.app import app
 from paretorch.cli.tune_result import write
 from paretorch.cli.tune_trial import Trial
 from paretorch.training.fit import Trainer
-from paretorch.training.recipe import Recipe, Runtime
+from paretorch.training.recipe_values import recipe_from
+from paretorch.training.runtime import Runtime
 from paretorch.workflows.tuning import Found
 
 _SMALL = ["--network", "digits-cnn", "--data", "digits", "--device", "cpu", "--set", 'network_options={"width": 2}']
@@ -173,7 +174,7 @@ def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_workers_that_write_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
-    trial = Trial(Recipe(network="digits-cnn", data="digits"), Runtime(), tmp_path)
+    trial = Trial(recipe_from({"network": "digits-cnn", "data.name": "digits"}), Runtime(), tmp_path)
     found = Found([0.1, 1.0], [0.1], np.array([[5.0], [4.0]]), np.ones((2, 1), bool), [(0, 0), (1, 0)])
 
     def work(_: int) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from paretorch.cli.bench_sources import Source
 from paretorch.cli.inputs import SHAPES
 from paretorch.errors import ConfigError
-from paretorch.training.recipe import Recipe, Runtime
+from paretorch.training.recipe import Recipe
+from paretorch.training.runtime import Runtime
 
 KINDS = ("weights", "channels")
 """What can be taken away."""
@@ -30,7 +31,7 @@ def pruned(
     from paretorch.training import train
 
     assert dense.recipe is not None
-    if dense.recipe.norms is not None:
+    if dense.recipe.compression.norms is not None:
         raise ConfigError(f"{dense.name} has folded norms and cannot be trained on: train it without norms.")
     found = []
     for share, kind in itertools.product(shares, kinds):
@@ -52,23 +53,15 @@ def pruned(
 
 
 def _without_weights(recipe: Recipe, start: Path, share: float, epochs: int) -> Recipe:
-    return replace(
-        recipe,
-        start=str(start),
-        epochs=0,
-        finetune=epochs,
-        finetune_lr=None,
-        finetune_schedule="cosine",
-        finetune_milestones=None,
-        pruning="mp",
-        sparsity=share,
-    )
+    schedule = replace(recipe.schedule, finetune_lr=None, finetune_name="cosine", finetune_milestones=None)
+    pruned = replace(recipe.compression, pruning="mp", sparsity=share)
+    return replace(recipe, start=str(start), epochs=0, finetune=epochs, schedule=schedule, compression=pruned)
 
 
 def _without_channels(recipe: Recipe, start: Path, epochs: int) -> Recipe:
-    return replace(
-        recipe, start=str(start), epochs=epochs, lr=recipe.lr / 10, schedule="cosine", milestones=(), warmup=0
-    )
+    optimizer = replace(recipe.optimizer, lr=recipe.optimizer.lr / 10)
+    schedule = replace(recipe.schedule, name="cosine", milestones=(), warmup=0)
+    return replace(recipe, start=str(start), epochs=epochs, optimizer=optimizer, schedule=schedule)
 
 
 def _cut(dense: Source, share: float, path: Path, chooser: str) -> None:

@@ -28,22 +28,19 @@ class Source:
     @property
     def is_rival(self) -> bool:
         """Weights or channels dropped by another's method, and nothing else done to them."""
-        recipe = self.recipe
-        if recipe is None or recipe.shares or recipe.budget is not None:
+        if self.recipe is None or self.recipe.shares:
             return False
-        return recipe.pruning not in (None, "cs") and recipe.bits is None and recipe.quantization is None
+        asked = self.recipe.compression
+        return asked.pruning not in (None, "cs") and asked.quantization_method is None and asked.budget is None
 
     @property
     def family(self) -> str:
         """Which kind of point its artefact is: our methods, or another's methods in our file."""
-        recipe = self.recipe
-        if recipe is None:
+        if self.recipe is None:
             return "paretorch"
-        alone = recipe.budget is not None and recipe.sparsity is None and recipe.bits is None
-        pruning = recipe.pruning or ("cs" if recipe.sparsity is not None or alone else None)
-        bits = recipe.quantization or ("smol" if recipe.bits is not None or alone else None)
-        methods = [one for one in (pruning, bits) if one is not None]
-        told = " + ".join([*(["sharing"] if recipe.shares else []), *(_OURS.get(one, one) for one in methods)])
+        asked = self.recipe.compression
+        methods = [one for one in (asked.pruning_method, asked.quantization_method) if one is not None]
+        told = " + ".join([*(["sharing"] if self.recipe.shares else []), *(_OURS.get(one, one) for one in methods)])
         return f"paretorch, {told}" if set(methods) <= set(_OURS) else f"{told} in our file"
 
 
@@ -83,13 +80,13 @@ def find_sources(paths: list[Path], data: str | None, out: Path) -> tuple[list[S
 def _of_run(folder: Path) -> Source:
     artefact = folder / "model.pare"
     recipe = recipe_of(folder)
-    if recipe.data not in IMAGES or recipe.network == "dcgan-generator":
+    if recipe.data.name not in IMAGES or recipe.network == "dcgan-generator":
         raise ConfigError(
-            f"{folder} has no accuracy to draw: {recipe.network} on {recipe.data} is no classifier of images."
+            f"{folder} has no accuracy to draw: {recipe.network} on {recipe.data.name} is no classifier of images."
         )
     if not artefact.exists():
         raise ConfigError(f"{folder} has no artefact yet: finish it with pare train --out {folder} --resume")
-    return Source(folder.absolute().name, artefact, recipe.data, recipe)  # "." has no name of its own
+    return Source(folder.absolute().name, artefact, recipe.data.name, recipe)  # "." has no name of its own
 
 
 def _of_file(path: Path, data: str | None) -> Source:

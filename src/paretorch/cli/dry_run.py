@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from paretorch.cli.expected import expected_bytes
-from paretorch.training.recipe import Recipe, Runtime
+from paretorch.training.recipe import Recipe
+from paretorch.training.runtime import Runtime
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
@@ -22,7 +23,7 @@ def show_plan(recipe: Recipe, runtime: Runtime) -> None:
 
     setup = prepare(recipe, runtime)
     console = Console()
-    table = Table(title=f"{recipe.network} on {recipe.data}")
+    table = Table(title=f"{recipe.network} on {recipe.data.name}")
     for column in ("layer", "shape", "weights", "sparsity groups", "precision groups"):
         table.add_column(column, justify="left" if column == "layer" else "right")
     for name, weight, groups in _layers(setup.model):

@@ -29,12 +29,12 @@ def expected_bytes(recipe: Recipe, setup: "Setup") -> list[str]:
         setup.plan.harden()
     reached = setup.plan.metrics()
     small = leave(setup.plan)
-    if recipe.norms is not None:
-        fold_norms(small, recipe.norms)
+    if recipe.compression.norms is not None:
+        fold_norms(small, recipe.compression.norms)
     sizes = deploy.sizes(small)
     share = f"{100 * sizes.total / sizes.dense:.1f} %"
     lines = [f"expected bytes  {sizes.total:,} of {sizes.dense:,} as plain tensors ({share})"]
-    if recipe.budget is not None:
+    if recipe.compression.budget is not None:
         zeros = [f"{100 * reached['sparsity']:.1f} % zeros"] if "sparsity" in reached else []
         bits = [f"{reached['bits']:.2f} bits per weight"] if "bits" in reached else []
         lines.append(f"in the budget   {', '.join(zeros + bits)}")

@@ -16,8 +16,8 @@ from paretorch.report.curves import Curve, curves
 from paretorch.report.picture import save
 from paretorch.training.folder import environment
 from paretorch.training.progress import headline, told
-from paretorch.training.recipe import Runtime
 from paretorch.training.run import choose_device
+from paretorch.training.runtime import Runtime
 from paretorch.training.tasks.choose import choose
 
 
@@ -28,7 +28,7 @@ def fold_curve(run: Path, only: str | None, recalibrate: int, root: str | None, 
     recipe = recipe_of(run)
     task, _ = choose(recipe, Runtime(root=root), place)
     inputs = inputs_of(task, recipe, recalibrate) if recalibrate else None
-    name, held_out = "", "validation" if recipe.validation else "test"
+    name, held_out = "", "validation" if recipe.data.validation else "test"
 
     def measure(model: nn.Module) -> float:
         nonlocal name

@@ -11,7 +11,7 @@ from paretorch.cli.options import HOW, SEARCH, WHAT
 from paretorch.cli.recipes import given
 from paretorch.cli.values import IMAGES, Number, Text, Whole, assignments, integers, numbers
 from paretorch.errors import ConfigError, PareError, UndecidedWarning
-from paretorch.training.recipe import Runtime
+from paretorch.training.runtime import Runtime
 
 if TYPE_CHECKING:
     from paretorch.workflows.tickets import Storage

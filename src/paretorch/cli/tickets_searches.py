@@ -6,7 +6,9 @@ from typing import Any
 
 from paretorch.cli.recipes import require_drops, source_of, with_held_out
 from paretorch.errors import ConfigError
-from paretorch.training.recipe import Runtime, read_config, recipe_from
+from paretorch.training.recipe_keys import by_place
+from paretorch.training.recipe_values import read_config, recipe_from
+from paretorch.training.runtime import Runtime
 from paretorch.workflows.tickets import METHODS, Bench, Search, Storage, make_method
 
 _FIELDS = ("init", "method", "options", "rate", "rewind", "rounds", "seeds", "store")
@@ -31,9 +33,9 @@ def open_storage(
         if (folder / "recipe.json").exists():
             values = Storage.open(folder).recipe.as_dict()
     source = source_of(config)
-    recipe = recipe_from(with_held_out({**values, **recipe_given}), source)
+    recipe = recipe_from(with_held_out(by_place(values, recipe_given)), source)
     require_drops(recipe, recipe_given)
-    folder = folder or Path("runs") / f"tickets-{recipe.network}-{recipe.data}"
+    folder = folder or Path("runs") / f"tickets-{recipe.network}-{recipe.data.name}"
     exists = (folder / "recipe.json").exists()
     if exists and not continues:
         raise ConfigError(

@@ -10,7 +10,9 @@ from paretorch.cli.options import HOW, WHAT, WHERE
 from paretorch.cli.recipes import given, make_recipe
 from paretorch.cli.values import Number, Text, Whole, assignments, numbers
 from paretorch.errors import ConfigError
-from paretorch.training.recipe import OPTIMIZERS, PRUNING, QUANTIZATION, Recipe, Runtime, parse_bytes
+from paretorch.training.recipe import OPTIMIZERS, PRUNING, QUANTIZATION, Recipe
+from paretorch.training.recipe_values import parse_bytes
+from paretorch.training.runtime import Runtime
 
 _SMALL = "How small"
 
@@ -143,7 +145,7 @@ def train(
 def _train(recipe: Recipe, out: Path | None, runtime: Runtime, resume: bool, quiet: bool) -> None:
     from paretorch.training.run import train as run
 
-    folder = out or Path("runs") / f"{recipe.network}-{recipe.data}-seed{recipe.seed}"
+    folder = out or Path("runs") / f"{recipe.network}-{recipe.data.name}-seed{recipe.seed}"
     result = run(recipe, folder, runtime, resume=resume)
     if not quiet:
         typer.echo(f"{folder}: {_told(result)}")

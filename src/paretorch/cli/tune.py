@@ -11,8 +11,11 @@ from paretorch.cli.options import HOW, SEARCH, WHAT
 from paretorch.cli.recipes import given, make_recipe
 from paretorch.cli.values import Text, Whole, assignments, numbers
 from paretorch.errors import ConfigError
-from paretorch.training.recipe import OPTIMIZERS, Runtime
+from paretorch.training.recipe import OPTIMIZERS
+from paretorch.training.recipe_keys import by_place
+from paretorch.training.runtime import Runtime
 
+_SEARCHED = ("optimizer.lr", "optimizer.eps")
 _START = {"sgd": (0.1, 0.0), "avagrad": (0.1, 0.1), "avagradw": (0.1, 0.1), "adabelief": (1e-3, 1e-16)}
 """Where a search begins: the optimizer's usual setting, for most Adam's."""
 
@@ -93,18 +96,18 @@ def tune(
         weight_decay=weight_decay,
         schedule=schedule,
     ) | assignments(set_)
-    if searched := [name for name in ("lr", "eps") if name in flags]:
+    if searched := [name for name in ("lr", "eps") if f"optimizer.{name}" in by_place(flags)]:
         raise ConfigError(f"pare tune searches {searched[0]}: give the values to try as --alphas and --epsilons.")
-    recipe = make_recipe(config, {"optimizer": "avagrad", **flags} if config is None else flags, holds_out=True)
-    if not recipe.validation:
+    recipe = make_recipe(config, by_place({"optimizer": "avagrad"}, flags) if config is None else flags, holds_out=True)
+    if not recipe.data.validation:
         raise ConfigError("Settings are chosen by held-out data, never by the test set: set validation, such as 5000.")
     runtime = Runtime(root, download, device, compile, graph, progress="quiet")
-    if recipe.optimizer == "sgd" and epsilons is not None:
+    if recipe.optimizer.name == "sgd" and epsilons is not None:
         raise ConfigError("sgd has no ε: leave out --epsilons.")
     rates = tuning.alpha_grid() if alphas is None else _values(alphas, "--alphas")
-    smoothing = tuning.eps_grid(recipe.optimizer) if epsilons is None else _values(epsilons, "--epsilons")
-    smoothing = [0.0] if recipe.optimizer == "sgd" else smoothing
-    folder = out or Path("runs") / f"tune-{recipe.optimizer}-{recipe.network}-{recipe.data}"
+    smoothing = tuning.eps_grid(recipe.optimizer.name) if epsilons is None else _values(epsilons, "--epsilons")
+    smoothing = [0.0] if recipe.optimizer.name == "sgd" else smoothing
+    folder = out or Path("runs") / f"tune-{recipe.optimizer.name}-{recipe.network}-{recipe.data.name}"
     trial = Trial(recipe, runtime, folder)
     # Everything that a wrong recipe can break comes before the storage is made.
     trial.check()
@@ -117,8 +120,8 @@ def tune(
             trials=trials,
             storage=storage or folder / "trials.journal",
             seed=recipe.seed,
-            first=_START.get(recipe.optimizer, (1e-3, 1e-8)),
-            facts={name: value for name, value in recipe.as_dict().items() if name not in ("lr", "eps")},
+            first=_START.get(recipe.optimizer.name, (1e-3, 1e-8)),
+            facts={name: one for name, one in by_place(recipe.as_dict()).items() if name not in _SEARCHED},
             tell=tell,
         )
     write(found, trial)

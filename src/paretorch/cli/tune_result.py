@@ -42,7 +42,7 @@ def watched(trial: Trial, count: int, *, quiet: bool) -> Iterator[Callable[["Fou
 
 def _told(found: "Found", trial: Trial, alpha: float, eps: float) -> str:
     error = found.errors[list(found.alphas).index(alpha), list(found.epsilons).index(eps)]
-    setting = f"lr {exactly(alpha)}" + ("" if trial.recipe.optimizer == "sgd" else f", eps {exactly(eps)}")
+    setting = f"lr {exactly(alpha)}" + ("" if trial.recipe.optimizer.name == "sgd" else f", eps {exactly(eps)}")
     return f"{setting}: {'diverged' if np.isnan(error) else trial.told(error)}"
 
 
@@ -52,8 +52,8 @@ def recommendation(found: "Found", trial: Trial) -> str:
     if found.best is None:
         raise PareError(f"All {count} settings diverged: give smaller learning rates, such as --alphas 1e-6,1e-5,1e-4.")
     alpha, eps, error = found.best
-    flags = f"--optimizer {trial.recipe.optimizer} --lr {exactly(alpha)}"
-    flags += "" if trial.recipe.optimizer == "sgd" else f" --set eps={exactly(eps)}"
+    flags = f"--optimizer {trial.recipe.optimizer.name} --lr {exactly(alpha)}"
+    flags += "" if trial.recipe.optimizer.name == "sgd" else f" --set eps={exactly(eps)}"
     edge = len(found.alphas) > 2 and alpha in (min(found.alphas), max(found.alphas))
     hint = "; this lr is the last of --alphas, so try further ones" if edge else ""
     return f"Recommended: {flags} ({trial.told(error)}, best of {count} settings, {diverged} diverged{hint})"
@@ -79,11 +79,11 @@ def write(found: "Found", trial: Trial) -> None:
 def _draw(found: "Found", trial: Trial, best: float) -> None:
     (label, unit), recipe = trial.error, trial.recipe
     steps = STEPS if unit == " %" else [float(f"{step * abs(best) / 100:.2g}") for step in STEPS]
-    title = f"{label} of {recipe.optimizer}, {recipe.network} on {recipe.data}"
+    title = f"{label} of {recipe.optimizer.name}, {recipe.network} on {recipe.data.name}"
     chart = heat_map(title, found.alphas, found.epsilons, found.errors, found.tried, steps, unit)
     save(chart, trial.folder / "heatmap.svg")
     gaps = found.best_so_far - best
     shown = np.flatnonzero(np.isfinite(gaps))
-    series = {recipe.optimizer: Curve(shown + 1, gaps[shown], gaps[shown], gaps[shown])}
+    series = {recipe.optimizer.name: Curve(shown + 1, gaps[shown], gaps[shown], gaps[shown])}
     name = f"gap to the best {label} found{unit}"
     save(curves("Suboptimality", series, x_label="settings tried", y_label=name), trial.folder / "suboptimality.svg")

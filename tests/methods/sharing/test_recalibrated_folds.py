@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from paretorch import SoftSharing, compress, fold, load
 from paretorch.cli.app import app
 from paretorch.methods.sharing.curve import folding_curve
-from paretorch.training.recipe import Recipe, Runtime
+from paretorch.training.recipe_values import recipe_from
+from paretorch.training.runtime import Runtime
 from paretorch.training.tasks.choose import choose
 
 _DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
@@ -102,7 +103,15 @@ def test_pare_fold_takes_batches_of_the_run(tmp_path: Path) -> None:
 
 def test_inputs_of_shortest_paths_leave_the_phase_alone() -> None:
     data = {"size": 6, "count": 32, "test_count": 8, "limits": [2, 4]}
-    recipe = Recipe(network="shortest-paths-cnn", data="shortest-paths", data_options=data, epochs=2, batch=16)
+    recipe = recipe_from(
+        {
+            "network": "shortest-paths-cnn",
+            "data.name": "shortest-paths",
+            "data.options": data,
+            "epochs": 2,
+            "data.batch": 16,
+        }
+    )
     task, _ = choose(recipe, Runtime(device="cpu"), torch.device("cpu"))
     model = nn.Sequential(nn.Conv2d(task.example().shape[1], 1, 1), nn.Flatten(0, 1))
     task.epoch(1)

@@ -8,11 +8,20 @@ import pytest
 import torch
 
 from paretorch.errors import ArtefactError
-from paretorch.training import Recipe, Runtime
+from paretorch.training import Runtime
+from paretorch.training.recipe_values import recipe_from
 from paretorch.workflows.tickets import IMP, Search, Storage, collect, read_ticket, work
 
-RECIPE = Recipe(
-    network="digits-cnn", network_options={"width": 2}, data="digits", epochs=1, batch=128, lr=0.05, validation=200
+RECIPE = recipe_from(
+    {
+        "network": "digits-cnn",
+        "network_options": {"width": 2},
+        "data.name": "digits",
+        "epochs": 1,
+        "data.batch": 128,
+        "optimizer.lr": 0.05,
+        "data.validation": 200,
+    }
 )
 CPU = Runtime(device="cpu")
 SEARCH = Search(IMP(), 2)

@@ -26,7 +26,7 @@ def show_bits(study: Study, found: Found) -> list[str]:
 
 
 def _cells(recipe: Recipe, numbers: Numbers, metric: str, dense: Numbers | None) -> list[str]:
-    asked = None if recipe.quantization in _FROM_START else recipe.bits
+    asked = None if recipe.compression.quantization in _FROM_START else recipe.compression.bits
     return [
         "–" if asked is None else f"{asked:g}",
         mean(numbers, "bits", "{:.3f}"),
