@@ -8,13 +8,16 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import paretorch
 from paretorch.cli.app import app
 from paretorch.cli.options import HOW, SEARCH, WHAT, WHERE
-from paretorch.cli.recipes import given, make_recipe
-from paretorch.cli.values import assignments, integers, numbers
+from paretorch.cli.recipe_flags import FLAGS, make_recipe
+from paretorch.cli.values import assignments, given, integers, numbers
 from paretorch.errors import ConfigError
-from paretorch.training.recipe_values import recipe_from
+from paretorch.training.recipe import Recipe
+from paretorch.training.recipe_values import KINDS, recipe_from
 from paretorch.workflows.tickets import METHODS
+from paretorch.zoo.registry import names as network_names
 
 _COMMANDS = ("train", "tickets", "tune")
 
@@ -120,3 +123,34 @@ def test_an_option_about_another_is_refused_without_it(
         2,
         f"pare: {flag} is about {partner}: give that too, or leave {flag} out.\n",
     )
+
+
+def test_every_flag_of_the_recipe_is_declared_once_and_has_a_place() -> None:
+    names = [flag.name for flag in FLAGS]
+    assert len(set(names)) == len(names)
+    assert {flag.place for flag in FLAGS} <= set(KINDS)
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_help_shows_defaults_and_the_names_of_networks(command: str) -> None:
+    options = _options(command)
+    assert options["batch"].show_default == str(Recipe().data.batch)
+    assert options["weight_decay"].show_default == str(Recipe().optimizer.weight_decay)
+    assert all(name in options["network"].help for name in network_names())
+
+
+def test_flags_and_assignments_reach_their_places(tmp_path: Path) -> None:
+    words = "--network digits-cnn --data digits --lr 0.05 --set momentum=0.8 --set optimizer.eps=0.1 --sparsity 0.5"
+    words += " --set sparsity_options.init=0.1 --set sparsity_options.penalty=0.2 --set network-options.width=2"
+    words += f" --epochs 1 --device cpu --quiet --out {tmp_path / 'run'}"
+    done = CliRunner().invoke(app, ["train", *words.split()])
+    assert done.exit_code == 0, done.output
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())["recipe"]
+    assert stored["data"]["name"] == "digits"
+    assert (stored["optimizer"]["lr"], stored["optimizer"]["momentum"], stored["optimizer"]["eps"]) == (0.05, 0.8, 0.1)
+    assert stored["compression"]["sparsity_options"] == {"init": 0.1, "penalty": 0.2}
+    assert stored["network_options"] == {"width": 2}
+
+
+def test_the_version_is_told() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output == f"pare {paretorch.__version__}\n"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paretorch.cli import options
-from paretorch.cli.options import HOW, SEARCH, WHAT
-from paretorch.cli.recipes import given
-from paretorch.cli.values import IMAGES, Number, Text, Whole, assignments, integers, numbers
+from paretorch.cli.options import SEARCH
+from paretorch.cli.recipe_flags import RecipeFields, recipe_flags
+from paretorch.cli.values import IMAGES, Number, Text, Whole, assignments, given, integers, numbers
 from paretorch.errors import ConfigError, PareError, UndecidedWarning
 from paretorch.training.runtime import Runtime
 
@@ -19,6 +19,25 @@ if TYPE_CHECKING:
 _METHODS = "cs, imp, imp-c, iss, sequential, supermask, supermask-stochastic"
 
 
+@recipe_flags(
+    "network",
+    "data",
+    "validation",
+    "epochs",
+    "batch",
+    "lr",
+    "weight_decay",
+    "schedule",
+    "milestones",
+    help={
+        "data": f"{', '.join(IMAGES)}.",
+        "validation": "Training images held out; tickets are chosen by them.",
+        "epochs": "Epochs of a round, and of retraining.",
+        "batch": "Images per step.",
+        "lr": "Learning rate of the weights.",
+    },
+    default={"validation": "5000, digits 200"},
+)
 def tickets(
     config: Annotated[
         Path | None, typer.Option(help="A TOML or JSON file of recipe fields, with a table [tickets] of those below.")
@@ -28,23 +47,8 @@ def tickets(
         Path | None, typer.Option(help="A folder that any number of workers share: begin there, or join.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue what is in --out.")] = False,
-    network: options.Network = None,
-    data: Annotated[Text, typer.Option(help=f"{', '.join(IMAGES)}.", rich_help_panel=WHAT)] = None,
-    validation: Annotated[
-        Whole,
-        typer.Option(
-            help="Training images held out; tickets are chosen by them.",
-            show_default="5000, digits 200",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
-    epochs: Annotated[Whole, typer.Option(help="Epochs of a round, and of retraining.", rich_help_panel=HOW)] = None,
-    batch: Annotated[Whole, typer.Option(help="Images per step.", rich_help_panel=HOW)] = None,
-    lr: Annotated[Number, typer.Option(help="Learning rate of the weights.", rich_help_panel=HOW)] = None,
-    weight_decay: options.WeightDecay = None,
-    schedule: options.Schedule = None,
-    milestones: options.Milestones = None,
-    set_: options.Assignments = None,
+    *,
+    flags: RecipeFields,
     method: Annotated[
         Text, typer.Option(help=f"One or several of {_METHODS}.", show_default="cs", rich_help_panel=SEARCH)
     ] = None,
@@ -107,17 +111,6 @@ def tickets(
     """
     from paretorch.cli.tickets_searches import open_storage
 
-    recipe_flags = given(
-        network=network,
-        data=data,
-        validation=validation,
-        epochs=epochs,
-        batch=batch,
-        lr=lr,
-        weight_decay=weight_decay,
-        schedule=schedule,
-        milestones=None if milestones is None else numbers(milestones, "--milestones"),
-    )
     search_flags = given(
         method=None if method is None else [part.strip() for part in method.split(",")],
         rounds=rounds,
@@ -139,8 +132,7 @@ def tickets(
     )
     if out is not None and storage is not None:
         raise ConfigError("--out and --storage both name the folder: give one of them.")
-    recipe_flags |= assignments(set_)
-    opened = open_storage(config, storage or out, resume or storage is not None, recipe_flags, search_flags, runtime)
+    opened = open_storage(config, storage or out, resume or storage is not None, flags, search_flags, runtime)
     _work(opened, runtime, quiet)
 
 

@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from paretorch.cli.recipes import require_drops, source_of, with_held_out
+from paretorch.cli.recipe_flags import require_drops, source_of, with_held_out
 from paretorch.errors import ConfigError
 from paretorch.training.recipe_keys import by_place
 from paretorch.training.recipe_values import read_config, recipe_from

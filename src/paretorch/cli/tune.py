@@ -7,11 +7,10 @@ from typing import Annotated
 import typer
 
 from paretorch.cli import options
-from paretorch.cli.options import HOW, SEARCH, WHAT
-from paretorch.cli.recipes import given, make_recipe
-from paretorch.cli.values import Text, Whole, assignments, numbers
+from paretorch.cli.options import SEARCH
+from paretorch.cli.recipe_flags import RecipeFields, make_recipe, recipe_flags
+from paretorch.cli.values import Text, numbers
 from paretorch.errors import ConfigError
-from paretorch.training.recipe import OPTIMIZERS
 from paretorch.training.recipe_keys import by_place
 from paretorch.training.runtime import Runtime
 
@@ -20,6 +19,21 @@ _START = {"sgd": (0.1, 0.0), "avagrad": (0.1, 0.1), "avagradw": (0.1, 0.1), "ada
 """Where a search begins: the optimizer's usual setting, for most Adam's."""
 
 
+@recipe_flags(
+    "network",
+    "data",
+    "validation",
+    "epochs",
+    "batch",
+    "optimizer",
+    "weight_decay",
+    "schedule",
+    help={
+        "validation": "Training images held out to judge by; of text its validation part.",
+        "epochs": "Epochs of a trial.",
+    },
+    default={"validation": "5000, digits 200", "optimizer": "avagrad"},
+)
 def tune(
     config: options.Config = None,
     out: Annotated[
@@ -32,24 +46,8 @@ def tune(
             show_default="trials.journal in --out",
         ),
     ] = None,
-    network: options.Network = None,
-    data: options.Data = None,
-    validation: Annotated[
-        Whole,
-        typer.Option(
-            help="Training images held out to judge by; of text its validation part.",
-            show_default="5000, digits 200",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
-    epochs: Annotated[Whole, typer.Option(help="Epochs of a trial.", rich_help_panel=HOW)] = None,
-    batch: options.Batch = None,
-    optimizer: Annotated[
-        Text, typer.Option(help=f"{', '.join(OPTIMIZERS)}.", show_default="avagrad", rich_help_panel=HOW)
-    ] = None,
-    weight_decay: options.WeightDecay = None,
-    schedule: options.Schedule = None,
-    set_: options.Assignments = None,
+    *,
+    flags: RecipeFields,
     method: Annotated[
         str, typer.Option(help="cgld, gld, tpe, cmaes, random or grid.", rich_help_panel=SEARCH)
     ] = "cgld",
@@ -86,17 +84,7 @@ def tune(
     from paretorch.cli.tune_trial import Trial
     from paretorch.workflows import tuning
 
-    flags = given(
-        network=network,
-        data=data,
-        optimizer=optimizer,
-        validation=validation,
-        epochs=epochs,
-        batch=batch,
-        weight_decay=weight_decay,
-        schedule=schedule,
-    ) | assignments(set_)
-    if searched := [name for name in ("lr", "eps") if f"optimizer.{name}" in by_place(flags)]:
+    if searched := [name for name in ("lr", "eps") if f"optimizer.{name}" in flags]:
         raise ConfigError(f"pare tune searches {searched[0]}: give the values to try as --alphas and --epsilons.")
     recipe = make_recipe(config, by_place({"optimizer": "avagrad"}, flags) if config is None else flags, holds_out=True)
     if not recipe.data.validation:

@@ -31,6 +31,11 @@ def assignments(texts: list[str] | None, example: str = "--set cutout=8") -> dic
     return made
 
 
+def given(**flags: Any) -> dict[str, Any]:
+    """The options that were not left out."""
+    return {name: value for name, value in flags.items() if value is not None}
+
+
 def numbers(text: str, flag: str) -> list[float]:
     """'80,120' as numbers."""
     try:
