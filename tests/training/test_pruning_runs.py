@@ -7,9 +7,9 @@ import pytest
 from torch import nn
 
 from paretorch.errors import ConfigError
+from paretorch.methods.registry import entries
 from paretorch.methods.sparsity.rivals import AMC
 from paretorch.training import Recipe, compression
-from paretorch.training.methods import pruning_methods
 from paretorch.training.recipe import PRUNING
 from paretorch.training.recipe_values import changed, recipe_from
 
@@ -30,7 +30,7 @@ def _recipe(name: str, **changes: Any) -> Recipe:
 
 
 def test_every_name_has_a_method() -> None:
-    assert tuple(pruning_methods()) == PRUNING
+    assert tuple(entries("sparsity")) == PRUNING
 
 
 @pytest.mark.parametrize("name", PRUNING)
@@ -40,7 +40,7 @@ def test_every_method_goes_through_the_loop_on_target_and_resumes(make: Make, na
     assert [row["phase"] for row in whole.folder.history()] == ["search"] * 3 + ["harden", "finetune"]
     assert last["sparsity"] == pytest.approx(0.5, abs=0.03)
     assert whole.plan is not None
-    assert type(whole.plan.methods()[0]) is pruning_methods()[name]
+    assert type(whole.plan.methods()[0]) is entries("sparsity")[name].method
 
     ends_where_it_does(whole, make, _recipe(name))
 

@@ -13,8 +13,8 @@ from paretorch.cli.app import app
 from paretorch.errors import ConfigError
 from paretorch.methods.precision.rivals import LSQ, Uniform
 from paretorch.methods.precision.shuffle import precision_map
+from paretorch.methods.registry import entries
 from paretorch.training import Recipe, Runtime, prepare, train
-from paretorch.training.methods import quantization_methods
 from paretorch.training.recipe import QUANTIZATION
 from paretorch.training.recipe_values import changed, recipe_from
 
@@ -30,7 +30,7 @@ def _recipe(name: str, **changes: Any) -> Recipe:
 
 
 def test_every_name_has_a_method() -> None:
-    assert tuple(quantization_methods()) == QUANTIZATION
+    assert tuple(entries("precision")) == QUANTIZATION
 
 
 @pytest.mark.parametrize("name", ["smol", *_RIVALS])
@@ -39,7 +39,7 @@ def test_every_method_goes_through_the_loop_and_resumes(make: Make, name: str) -
     last = whole.run()
     assert [row["phase"] for row in whole.folder.history()] == ["search"] * 3 + ["harden", "finetune"]
     assert whole.plan is not None
-    assert type(whole.plan.methods()[0]) is quantization_methods()[name]
+    assert type(whole.plan.methods()[0]) is entries("precision")[name].method
     if name != "bsq":
         assert last["bits"] == pytest.approx(2.0, abs=0.05)
 

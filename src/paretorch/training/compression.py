@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.errors import ConfigError
-from paretorch.training.methods import activation_methods, pruning_methods, quantization_methods
+from paretorch.methods.registry import entries
+from paretorch.methods.sharing.soft import SoftSharing
 from paretorch.training.recipe import LEARNED, Recipe
 from paretorch.training.task import Task
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from paretorch.core.plan import Plan
 
 _SUMMARY = len('"summary":{"accuracy":0.1234},')  # what `finish` adds to the file beside the network
-DRAWN = ("l0", "stochastic")
+DRAWN = tuple(name for name, entry in entries("sparsity").items() if entry.drawn)
 _JUDGING = 16  # training batches by which drawn masks are compared
 
 
@@ -62,26 +63,24 @@ def harden(plan: "Plan", optimizer: torch.optim.Optimizer, task: Task, recipe: R
 
 def _methods(recipe: Recipe, model: nn.Module) -> list[Any]:
     """The methods that the recipe asks for; a byte budget alone leaves the trade between zeros and bits to the plan."""
-    import paretorch
-
     asked = recipe.compression
     leave_out: Mapping[str, Sequence[str]] = getattr(model, "leave_out", {})
     methods: list[Any] = []
     if recipe.shares:
         own = getattr(model, "sharing", {"exclude": tuple(leave_out.get("sharing", ()))})
-        methods.append(_made(paretorch.SoftSharing, {**own, **(asked.sharing_options or {})}, "sharing_options"))
+        methods.append(_made(SoftSharing, {**own, **(asked.sharing_options or {})}, "sharing_options"))
     if (name := asked.pruning_method) is not None:
         left = tuple(leave_out.get("sparsity", ()))
         options = {"target": asked.sparsity, "exclude": left, **asked.sparsity_options}
-        methods.append(_made(pruning_methods()[name], options, "sparsity_options"))
+        methods.append(_made(entries("sparsity")[name].method, options, "sparsity_options"))
     if (name := asked.quantization_method) is not None:
         options = _precision_options(name, recipe, model, tuple(leave_out.get("precision", ())))
-        methods.append(_made(quantization_methods()[name], options, "precision_options"))
+        methods.append(_made(entries("precision")[name].method, options, "precision_options"))
     if (name := asked.activation_method) is not None:
         bits = asked.activation_bits
         target = {"target_bits": bits} if name == "smol" else {"bits": _whole(bits, name)}
         options = {**target, "exclude": tuple(leave_out.get("activations", ())), **(asked.activation_options or {})}
-        methods.append(_made(activation_methods()[name], options, "activation_options"))
+        methods.append(_made(entries("activations")[name].method, options, "activation_options"))
     return methods
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from paretorch.errors import ConfigError
 from paretorch.methods.precision.samples import MOST
+from paretorch.methods.registry import entries
 from paretorch.support.checks import require_at_least, require_one_of
 from paretorch.training.schedules import SCHEDULES
 from paretorch.zoo.registry import shares
@@ -30,13 +31,13 @@ OPTIMIZERS = (
     "adashift",
 )
 
-PRUNING = ("cs", "mp", "gmp", "st3", "dnw", "str", "l0", "slimming", "stochastic", "amc")
-QUANTIZATION = ("smol", "smol-printed", "uniform", "dorefa", "pact", "lsq", "lqnets", "dsq", "slb", "bsq", "given")
-LEARNED = ("smol", "smol-printed")
-ACTIVATIONS = ("smol", "pact", "fixed")
+PRUNING = tuple(entries("sparsity"))
+QUANTIZATION = tuple(entries("precision"))
+ACTIVATIONS = tuple(entries("activations"))
+LEARNED = tuple(name for name, entry in entries("precision").items() if entry.learned)
 NORMS = ("fp32", "bf16")
 THROUGH = "through"
-_ONE_SHOT = ("mp", "amc")  # these prune a trained network, and need not train it themselves
+_ONE_SHOT = tuple(name for name, entry in entries("sparsity").items() if entry.one_shot)
 
 
 @dataclass(frozen=True)
