@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import PareError
+from paretorch.support.children import module_command
 from paretorch.workflows.studies.results import heading, read_stored, require_recipe, write_json
 from paretorch.workflows.studies.study import Study
 from paretorch.workflows.studies.tickets_table import by_method, result_of, show_methods, show_tickets
@@ -74,7 +75,7 @@ def ticket_lines(study: Study, target: Path) -> list[str]:
 
 
 def _work(words: Sequence[str], log: Path, parallel: int) -> None:
-    command = [sys.executable, "-m", "paretorch.cli", *words]
+    command = module_command("paretorch.cli", *words)
     with open(log, "ab") as file:
         workers = [subprocess.Popen(command, stdout=file, stderr=file) for _ in range(parallel)]
         try:
