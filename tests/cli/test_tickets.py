@@ -16,11 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 from paretorch.cli.app import app
-from paretorch.cli.tickets_searches import make_searches
 from paretorch.errors import UndecidedWarning
 from paretorch.training.recipe_values import recipe_from
 from paretorch.workflows.studies import load_study, study_names
-from paretorch.workflows.tickets import METHODS
+from paretorch.workflows.tickets import METHODS, make_searches
 
 _SMALL = ["--network", "digits-cnn", "--data", "digits", "--device", "cpu", "--set", 'network_options={"width": 2}']
 _WIDE = {"COLUMNS": "200", "TERM": "dumb"}
@@ -159,7 +158,7 @@ def test_an_interrupt_says_once_how_to_go_on(place: list[str], monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     words = [*_QUICK, "--rounds", "1", *place]
     with monkeypatch.context() as patched:
-        patched.setattr("paretorch.workflows.tickets.work", interrupted)
+        patched.setattr("paretorch.cli.tickets.work", interrupted)
         patched.setattr(sys, "argv", ["pare", "tickets", *words])
         told = _pare(*words, code=130)
     assert told.count("Continue with:") == 1

@@ -15,12 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 from paretorch.cli.app import app
-from paretorch.cli.tune_result import write
-from paretorch.cli.tune_trial import Trial
+from paretorch.cli.tune import write
 from paretorch.training.fit import Trainer
 from paretorch.training.recipe_values import recipe_from
 from paretorch.training.runtime import Runtime
 from paretorch.workflows.tuning import Found
+from paretorch.workflows.tuning.trial import Trial
 
 _SMALL = ["--network", "digits-cnn", "--data", "digits", "--device", "cpu", "--set", 'network_options={"width": 2}']
 _QUICK = [*_SMALL, "--epochs", "1", "--batch", "256"]

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from paretorch.errors import ConfigError
+from paretorch.training.images import IMAGES
 
-IMAGES = ("digits", "cifar10", "cifar100")
 DATA = (*IMAGES, "ptb", "ptb-char", "multi30k", "shortest-paths")
 """What --data takes."""
 

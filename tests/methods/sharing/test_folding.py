@@ -13,7 +13,7 @@ from paretorch import Plan, compress, export_onnx
 from paretorch.deploy import load, report, save
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.methods.sharing import Folding, SoftSharing, fold, layer_similarity
-from paretorch.methods.sharing.curve import folding_curve
+from paretorch.workflows.folding_curve import folding_curve
 from tests.contract.loop import equal, optimizer_of, snapshot, train
 from tests.methods.sharing.cases import attach, batch, build
 

@@ -9,7 +9,7 @@ from torch import nn
 from paretorch import compress
 from paretorch.errors import ConfigError, DivergenceError
 from paretorch.methods.sharing import SoftSharing, fold, layer_similarity
-from paretorch.methods.sharing.curve import folding_curve
+from paretorch.workflows.folding_curve import folding_curve
 from tests.methods.sharing.cases import attach, batch, build
 from tests.methods.sharing.test_folding import mixes
 

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from paretorch import SoftSharing, compress, fold, load
 from paretorch.cli.app import app
-from paretorch.methods.sharing.curve import folding_curve
 from paretorch.training.recipe_values import recipe_from
 from paretorch.training.runtime import Runtime
 from paretorch.training.tasks.choose import choose
+from paretorch.workflows.folding_curve import folding_curve
 
 _DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 

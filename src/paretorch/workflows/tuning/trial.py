@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from paretorch import zoo
-from paretorch.cli.values import IMAGES
 from paretorch.errors import DivergenceError
 from paretorch.training.folder import RunFolder
+from paretorch.training.images import IMAGES
 from paretorch.training.progress import headline
 from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import changed

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from paretorch.core.attach.sites import Selector
+from paretorch.deploy import sizes
 from paretorch.methods.sharing.folding import fold, levels
 
 
@@ -32,8 +33,6 @@ def folding_curve(
     recalibrate: Sequence[Any] | None = None,
 ) -> Iterator[Folded]:
     """From the network with all its layers to the fewest that `fold` can leave; `only` and `recalibrate` as there."""
-    from paretorch.deploy import sizes
-
     for count, threshold in levels(model, only).items():
         small = fold(model, layers=count, only=only, recalibrate=recalibrate).eval()
         error = max(folding.error for folding in small.__dict__["paretorch_folding"])
