@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from paretorch.cli.app import app
 from paretorch.cli.tune import write
 from paretorch.training.fit import Trainer
+from paretorch.training.recipe_keys import PLACES
 from paretorch.training.recipe_values import recipe_from
 from paretorch.training.runtime import Runtime
 from paretorch.workflows.tuning import Found
@@ -123,6 +124,21 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     found = tuning.search(lambda a, e, beat: 1.0, [0.1], [0.1], trials=1, storage=storage[1], facts=facts)
     assert found.best == (0.1, 0.1, 1.0)
     assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
+
+
+def test_a_storage_with_flat_facts_is_continued(tmp_path: Path) -> None:
+    """The fields of recipes were flat until 0.1.0."""
+    import optuna
+
+    url = f"sqlite:///{tmp_path}/tune.db"
+    words = [*_QUICK, "--alphas", "0.01,0.1", "--epsilons", "0.1", "--out", str(tmp_path), "--storage", url]
+    _tune(*words, "--trials", "1")
+    study = optuna.load_study(study_name="tuning", storage=url)
+    facts = study.user_attrs["facts"]
+    flat = {name: facts[place] for name, place in PLACES.items() if name not in ("lr", "eps")}
+    study.set_user_attr("facts", {**flat, "alphas": facts["alphas"], "epsilons": facts["epsilons"]})
+    assert "[2/2]" in _tune(*words, "--trials", "2")
+    assert "differs in data.batch" in _tune(*words, "--trials", "2", "--batch", "32", code=2)
 
 
 def test_values_are_put_in_order(tmp_path: Path) -> None:

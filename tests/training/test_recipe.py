@@ -35,6 +35,14 @@ def test_toml_and_json_give_the_same_recipe(tmp_path: Path) -> None:
     )
 
 
+def test_the_recipe_of_the_guide_is_one(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
+    (tmp_path / "recipe.toml").write_text(guide.partition("```toml\n")[2].partition("```")[0])
+    recipe = recipe_from(read_config(tmp_path / "recipe.toml"))
+    assert (recipe.data.name, recipe.schedule.milestones) == ("cifar10", (80, 120))
+    assert recipe.compression.sparsity_options == {"group": "channel"}
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     lr=st.floats(0, 10),

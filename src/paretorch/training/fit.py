@@ -181,22 +181,17 @@ class Trainer:
         progress.epoch(row)
 
     def _rates(self, epoch: int) -> list[float]:
-        recipe = self.recipe
-        through = recipe.schedule.finetune_name == THROUGH
+        recipe, asked = self.recipe, self.recipe.schedule
+        lr = recipe.optimizer.lr
+        through = asked.finetune_name == THROUGH
         if through or epoch < recipe.epochs:
             length = recipe.epochs + (recipe.finetune if through else 0)
-            base, start, name, warmup, drops = (
-                recipe.optimizer.lr,
-                0,
-                recipe.schedule.name,
-                recipe.schedule.warmup,
-                recipe.schedule.milestones,
-            )
+            base, start, name, warmup, drops = lr, 0, asked.name, asked.warmup, asked.milestones
         else:
-            base = recipe.optimizer.lr / 10 if recipe.schedule.finetune_lr is None else recipe.schedule.finetune_lr
-            start, length, name, warmup = recipe.epochs, recipe.finetune, recipe.schedule.finetune_name, 0.0
-            drops = recipe.schedule.finetune_milestones or ()
-        schedule = schedules.build(name, length, milestones=drops, factor=recipe.schedule.factor, warmup=warmup)
+            base = lr / 10 if asked.finetune_lr is None else asked.finetune_lr
+            start, length, name, warmup = recipe.epochs, recipe.finetune, asked.finetune_name, 0.0
+            drops = asked.finetune_milestones or ()
+        schedule = schedules.build(name, length, milestones=drops, factor=asked.factor, warmup=warmup)
         return [base * schedule(epoch - start + step / self.task.steps) for step in range(self.task.steps)]
 
     def _require_finite(self, record: torch.Tensor, done: int) -> None:
