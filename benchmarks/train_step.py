@@ -26,9 +26,10 @@ from pathlib import Path
 
 import torch
 
-from paretorch.training import Recipe, RunFolder, Runtime, Trainer, prepare
+from paretorch.training import RunFolder, Runtime, Trainer, prepare
 from paretorch.training.folder import environment
 from paretorch.training.progress import Progress
+from paretorch.training.recipe_values import recipe_from
 from paretorch.zoo.data import Images
 
 VARIANTS = {
@@ -56,7 +57,9 @@ def synthetic(count: int) -> Images:
 def make(network: str, variant: str, args: argparse.Namespace, folder: Path) -> Trainer:
     """A trainer, as `pare train` would build it."""
     # A small rate, since nothing can be learned here: what is timed are the steps, whatever they lead to.
-    recipe = Recipe(network=network, epochs=200, batch=args.batch, lr=0.01, **VARIANTS[variant])
+    recipe = recipe_from(
+        {"network": network, "epochs": 200, "data.batch": args.batch, "optimizer.lr": 0.01, **VARIANTS[variant]}
+    )
     images = synthetic(args.images or (16_640 if network.startswith("wrn") else 50_000))
     runtime = Runtime(compile=not args.no_compile, graph=not args.no_graph, progress="quiet")
     setup = prepare(recipe, runtime, images)

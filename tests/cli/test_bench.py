@@ -3,7 +3,6 @@
 import json
 import shutil
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,19 @@ from typer.testing import CliRunner
 from paretorch import deploy, zoo
 from paretorch.cli.app import app
 from paretorch.cli.bench_points import Bench
-from paretorch.training import ImageClassification, Recipe, Runtime, train
+from paretorch.training import ImageClassification, Runtime, train
+from paretorch.training.recipe_values import changed, recipe_from
 
-_DENSE = Recipe(
-    network="digits-cnn", network_options={"width": 4}, data="digits", epochs=2, batch=64, lr=0.05, weight_decay=5e-4
+_DENSE = recipe_from(
+    {
+        "network": "digits-cnn",
+        "network_options": {"width": 4},
+        "data.name": "digits",
+        "epochs": 2,
+        "data.batch": 64,
+        "optimizer.lr": 0.05,
+        "optimizer.weight_decay": 5e-4,
+    }
 )
 _OURS = {"finetune": 1, "norms": "bf16", "precision_options": {"scale": "auto"}}
 _RECIPES: dict[str, dict[str, Any]] = {
@@ -39,7 +47,7 @@ def _bench(*words: object, code: int = 0) -> Any:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bench") / "runs"
     for name, changes in _RECIPES.items():
-        train(replace(_DENSE, **changes), folder / name, Runtime(device="cpu", progress="quiet"))
+        train(changed(_DENSE, changes), folder / name, Runtime(device="cpu", progress="quiet"))
     return folder
 
 
@@ -120,7 +128,7 @@ def test_a_dense_run_is_pruned_as_others_would(runs: Path, tmp_path: Path) -> No
     for name in ("mp", "channels"):
         rows = (tmp_path / "pruned" / f"dense-{name}-0.5" / "metrics.jsonl").read_text().splitlines()
         rates = [row["lr"] for row in map(json.loads, rows) if "lr" in row]
-        assert 0 < max(rates) <= _DENSE.lr / 10, name
+        assert 0 < max(rates) <= _DENSE.optimizer.lr / 10, name
 
 
 @pytest.mark.parametrize(("kind", "left"), [("weights", "dense-mp-0.5"), ("channels", "dense-channels-0.5")])

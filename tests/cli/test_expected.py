@@ -2,18 +2,20 @@
 
 import re
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paretorch.cli.expected import expected_bytes
+from paretorch.cli.dry_run import expected_bytes
 from paretorch.errors import PareWarning
 from paretorch.training import Recipe, Runtime, train
+from paretorch.training.recipe_values import changed, recipe_from
 from paretorch.training.run import prepare
 
-_RECIPE = Recipe(network="digits-cnn", data="digits", epochs=6, batch=64, lr=0.05)
+_RECIPE = recipe_from(
+    {"network": "digits-cnn", "data.name": "digits", "epochs": 6, "data.batch": 64, "optimizer.lr": 0.05}
+)
 _RUNTIME = Runtime(device="cpu", progress="quiet")
 
 
@@ -41,7 +43,7 @@ def _number(line: str) -> int:
     ids=lambda changes: "-".join([*changes, *(v for v in changes.values() if isinstance(v, str))]) or "dense",
 )
 def test_the_file_is_about_as_large_as_expected(tmp_path: Path, changes: dict[str, Any]) -> None:
-    recipe = replace(_RECIPE, **changes)
+    recipe = changed(_RECIPE, changes)
     told = _expected(recipe)
     real = train(recipe, tmp_path / "run", _RUNTIME)["bytes"]
     assert _number(told[0]) == pytest.approx(real, rel=0.2)
@@ -49,7 +51,7 @@ def test_the_file_is_about_as_large_as_expected(tmp_path: Path, changes: dict[st
 
 def test_what_a_budget_leaves_of_the_targets_is_told(tmp_path: Path) -> None:
     """Targets that take more than the budget are lowered by rounding: better to know before training for them."""
-    recipe = replace(_RECIPE, sparsity=0.5, bits=2.0, budget=6000)
+    recipe = changed(_RECIPE, {"compression.sparsity": 0.5, "compression.bits": 2.0, "compression.budget": 6000})
     size, left = _expected(recipe)
     assert 5500 < _number(size) <= 6000
     zeros, bits = (float(number) for number in re.findall(r"[\d.]+", left))
@@ -57,12 +59,12 @@ def test_what_a_budget_leaves_of_the_targets_is_told(tmp_path: Path) -> None:
     assert zeros == pytest.approx(100 * result["sparsity"], abs=8)
     assert bits == pytest.approx(result["bits"], rel=0.25)
     assert zeros > 55
-    (line,) = _expected(replace(recipe, budget=None))
+    (line,) = _expected(changed(recipe, {"compression.budget": None}))
     assert _number(line) > 6000
 
 
 def test_a_dry_run_is_the_same_every_time_and_warns_of_nothing() -> None:
-    recipe = replace(_RECIPE, sparsity=0.8, bits=0.8)
+    recipe = changed(_RECIPE, {"compression.sparsity": 0.8, "compression.bits": 0.8})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PareWarning)
         assert _expected(recipe) == _expected(recipe)

@@ -8,13 +8,16 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import paretorch
 from paretorch.cli.app import app
 from paretorch.cli.options import HOW, SEARCH, WHAT, WHERE
-from paretorch.cli.recipes import given, make_recipe
-from paretorch.cli.values import assignments, integers, numbers
+from paretorch.cli.recipe_flags import FLAGS, make_recipe
+from paretorch.cli.values import assignments, given, integers, numbers
 from paretorch.errors import ConfigError
 from paretorch.training.recipe import Recipe
+from paretorch.training.recipe_values import KINDS, recipe_from
 from paretorch.workflows.tickets import METHODS
+from paretorch.zoo.registry import names as network_names
 
 _COMMANDS = ("train", "tickets", "tune")
 
@@ -67,21 +70,21 @@ def test_only_what_was_given_counts() -> None:
 @pytest.mark.parametrize("data", ["digits", "cifar10", "ptb"])
 def test_what_is_held_out_follows_the_data_unless_a_number_is_asked_for(data: str) -> None:
     usual = {"digits": 200, "cifar10": 5000, "ptb": 1}[data]
-    assert make_recipe(None, {"data": data}, holds_out=True).validation == usual
-    assert make_recipe(None, {"data": data}).validation == 0
+    assert make_recipe(None, {"data": data}, holds_out=True).data.validation == usual
+    assert make_recipe(None, {"data": data}).data.validation == 0
     for asked in (0, 7):
-        assert make_recipe(None, {"data": data, "validation": asked}, holds_out=True).validation == asked
+        assert make_recipe(None, {"data": data, "validation": asked}, holds_out=True).data.validation == asked
 
 
 def test_a_zero_is_asked_for_in_a_file_of_fields_and_not_in_the_record_of_a_run(tmp_path: Path) -> None:
     asked, record = tmp_path / "asked.toml", tmp_path / "config.json"
     asked.write_text('data = "digits"\nvalidation = 0\n')
-    record.write_text(json.dumps({"recipe": Recipe(data="digits").as_dict()}))
-    assert make_recipe(asked, {}, holds_out=True).validation == 0
-    assert make_recipe(record, {}, holds_out=True).validation == 200
-    assert make_recipe(record, {}) == Recipe(data="digits")
-    record.write_text(json.dumps({"recipe": Recipe(data="digits", validation=50).as_dict()}))
-    assert make_recipe(record, {}, holds_out=True).validation == 50
+    record.write_text(json.dumps({"recipe": recipe_from({"data.name": "digits"}).as_dict()}))
+    assert make_recipe(asked, {}, holds_out=True).data.validation == 0
+    assert make_recipe(record, {}, holds_out=True).data.validation == 200
+    assert make_recipe(record, {}) == recipe_from({"data.name": "digits"})
+    record.write_text(json.dumps({"recipe": recipe_from({"data.name": "digits", "data.validation": 50}).as_dict()}))
+    assert make_recipe(record, {}, holds_out=True).data.validation == 50
 
 
 def test_assignments_are_json_or_text() -> None:
@@ -120,3 +123,34 @@ def test_an_option_about_another_is_refused_without_it(
         2,
         f"pare: {flag} is about {partner}: give that too, or leave {flag} out.\n",
     )
+
+
+def test_every_flag_of_the_recipe_is_declared_once_and_has_a_place() -> None:
+    names = [flag.name for flag in FLAGS]
+    assert len(set(names)) == len(names)
+    assert {flag.place for flag in FLAGS} <= set(KINDS)
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_help_shows_defaults_and_the_names_of_networks(command: str) -> None:
+    options = _options(command)
+    assert options["batch"].show_default == str(Recipe().data.batch)
+    assert options["weight_decay"].show_default == str(Recipe().optimizer.weight_decay)
+    assert all(name in options["network"].help for name in network_names())
+
+
+def test_flags_and_assignments_reach_their_places(tmp_path: Path) -> None:
+    words = "--network digits-cnn --data digits --lr 0.05 --set momentum=0.8 --set optimizer.eps=0.1 --sparsity 0.5"
+    words += " --set sparsity_options.init=0.1 --set sparsity_options.penalty=0.2 --set network-options.width=2"
+    words += f" --epochs 1 --device cpu --quiet --out {tmp_path / 'run'}"
+    done = CliRunner().invoke(app, ["train", *words.split()])
+    assert done.exit_code == 0, done.output
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())["recipe"]
+    assert stored["data"]["name"] == "digits"
+    assert (stored["optimizer"]["lr"], stored["optimizer"]["momentum"], stored["optimizer"]["eps"]) == (0.05, 0.8, 0.1)
+    assert stored["compression"]["sparsity_options"] == {"init": 0.1, "penalty": 0.2}
+    assert stored["network_options"] == {"width": 2}
+
+
+def test_the_version_is_told() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output == f"pare {paretorch.__version__}\n"

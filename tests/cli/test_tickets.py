@@ -16,11 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 from paretorch.cli.app import app
-from paretorch.cli.tickets_searches import make_searches
 from paretorch.errors import UndecidedWarning
-from paretorch.training.recipe import recipe_from
+from paretorch.training.recipe_values import recipe_from
 from paretorch.workflows.studies import load_study, study_names
-from paretorch.workflows.tickets import METHODS
+from paretorch.workflows.tickets import METHODS, make_searches
 
 _SMALL = ["--network", "digits-cnn", "--data", "digits", "--device", "cpu", "--set", 'network_options={"width": 2}']
 _WIDE = {"COLUMNS": "200", "TERM": "dumb"}
@@ -59,7 +58,7 @@ def test_a_search_prints_its_tickets_and_leaves_them(finished: tuple[Path, str])
     assert told.count("sparsest matching") == 2
     summary = json.loads((out / "summary.json").read_text())
     assert [one["method"] for one in summary["found"]] == ["cs", "imp"]
-    assert summary["recipe"]["validation"] == 200
+    assert summary["recipe"]["data"]["validation"] == 200
     assert (out / "tickets.svg").read_text().startswith("<svg ")
 
 
@@ -159,7 +158,7 @@ def test_an_interrupt_says_once_how_to_go_on(place: list[str], monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     words = [*_QUICK, "--rounds", "1", *place]
     with monkeypatch.context() as patched:
-        patched.setattr("paretorch.workflows.tickets.work", interrupted)
+        patched.setattr("paretorch.cli.tickets.work", interrupted)
         patched.setattr(sys, "argv", ["pare", "tickets", *words])
         told = _pare(*words, code=130)
     assert told.count("Continue with:") == 1
@@ -185,7 +184,7 @@ def test_the_setting_in_the_documentation_is_one() -> None:
     page = (Path(__file__).parents[2] / "docs" / "tickets.md").read_text()
     values = tomllib.loads(page.split("```toml\n")[1].split("```")[0])
     searches = make_searches({"seeds": [0], **values.pop("tickets")}, "the page")
-    assert recipe_from(values).milestones == (56, 71)
+    assert recipe_from(values).schedule.milestones == (56, 71)
     assert len(searches) == 33
     assert {search.method.label for search in searches} >= {"cs-init-0.3", "cs-init0", "cs-init0.3"}
 

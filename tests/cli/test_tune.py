@@ -15,11 +15,13 @@ import pytest
 from typer.testing import CliRunner
 
 from paretorch.cli.app import app
-from paretorch.cli.tune_result import write
-from paretorch.cli.tune_trial import Trial
+from paretorch.cli.tune import write
 from paretorch.training.fit import Trainer
-from paretorch.training.recipe import Recipe, Runtime
+from paretorch.training.recipe_keys import PLACES
+from paretorch.training.recipe_values import recipe_from
+from paretorch.training.runtime import Runtime
 from paretorch.workflows.tuning import Found
+from paretorch.workflows.tuning.trial import Trial
 
 _SMALL = ["--network", "digits-cnn", "--data", "digits", "--device", "cpu", "--set", 'network_options={"width": 2}']
 _QUICK = [*_SMALL, "--epochs", "1", "--batch", "256"]
@@ -124,6 +126,21 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
 
 
+def test_a_storage_with_flat_facts_is_continued(tmp_path: Path) -> None:
+    """The fields of recipes were flat until 0.1.0."""
+    import optuna
+
+    url = f"sqlite:///{tmp_path}/tune.db"
+    words = [*_QUICK, "--alphas", "0.01,0.1", "--epsilons", "0.1", "--out", str(tmp_path), "--storage", url]
+    _tune(*words, "--trials", "1")
+    study = optuna.load_study(study_name="tuning", storage=url)
+    facts = study.user_attrs["facts"]
+    flat = {name: facts[place] for name, place in PLACES.items() if name not in ("lr", "eps")}
+    study.set_user_attr("facts", {**flat, "alphas": facts["alphas"], "epsilons": facts["epsilons"]})
+    assert "[2/2]" in _tune(*words, "--trials", "2")
+    assert "differs in data.batch" in _tune(*words, "--trials", "2", "--batch", "32", code=2)
+
+
 def test_values_are_put_in_order(tmp_path: Path) -> None:
     words = [*_QUICK, "--method", "grid", "--epsilons", "0.1", "--out", str(tmp_path)]
     _tune(*words, "--trials", "1", "--alphas", "1,0.01,0.1")
@@ -173,7 +190,7 @@ def test_without_optuna_the_extra_is_named(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_workers_that_write_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
-    trial = Trial(Recipe(network="digits-cnn", data="digits"), Runtime(), tmp_path)
+    trial = Trial(recipe_from({"network": "digits-cnn", "data.name": "digits"}), Runtime(), tmp_path)
     found = Found([0.1, 1.0], [0.1], np.array([[5.0], [4.0]]), np.ones((2, 1), bool), [(0, 0), (1, 0)])
 
     def work(_: int) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from paretorch import deploy, zoo
 from paretorch.errors import DataError
-from paretorch.training import ImageClassification, Recipe, Runtime, train
+from paretorch.training import ImageClassification, Runtime, train
+from paretorch.training.recipe_values import recipe_from
 from paretorch.zoo.data import Images
 
 _ROOT = Path(__file__).parents[2]
@@ -57,17 +58,19 @@ def test_48_kilobytes_suffice_for_91_percent() -> None:
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An artefact as the study leaves it, of a network that a CPU trains in seconds."""
-    recipe = Recipe(
-        network="digits-cnn",
-        network_options={"width": 4},
-        data="digits",
-        epochs=2,
-        finetune=1,
-        batch=64,
-        lr=0.05,
-        budget=1600,
-        norms="bf16",
-        precision_options={"scale": "auto"},
+    recipe = recipe_from(
+        {
+            "network": "digits-cnn",
+            "network_options": {"width": 4},
+            "data.name": "digits",
+            "epochs": 2,
+            "finetune": 1,
+            "data.batch": 64,
+            "optimizer.lr": 0.05,
+            "compression.budget": 1600,
+            "compression.norms": "bf16",
+            "compression.precision_options": {"scale": "auto"},
+        }
     )
     folder = tmp_path_factory.mktemp("run")
     train(recipe, folder, Runtime(device="cpu", progress="quiet"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -48,7 +50,7 @@ def test_latency_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("program", ["false", "true", "no-such-program"])
 def test_a_measuring_process_that_fails_is_told(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency_module, "find_spec", lambda name: None)
-    monkeypatch.setattr(latency_module.sys, "executable", program)
+    monkeypatch.setattr(sys, "executable", program)
     (found,) = measure_latency(nn.Linear(4, 4), torch.randn(3, 4), rounds=1, seconds=0.001)
     assert not found.isolated
 

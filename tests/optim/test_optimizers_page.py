@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import paretorch as pt
+from paretorch.training.recipe_values import stored_recipe
 from paretorch.workflows.studies import load_study
 
 from .common import network, train, weights
@@ -98,8 +99,9 @@ def test_the_lstm_has_the_rate_that_validation_chose(name: str) -> None:
         run = json.loads(file.read_text())
         if "diverged" not in run["result"]:
             assert run["result"]["evaluated_on"] == "validation"
-            found[run["recipe"]["lr"], run["recipe"]["eps"]] = run["result"]["test_bpc"]
+            recipe = stored_recipe(run["recipe"], str(file)).optimizer
+            found[recipe.lr, recipe.eps] = run["result"]["test_bpc"]
     assert len(found) > 10
     final = load_study("optim-lstm300").settings[name]
-    assert (final.lr, final.eps) == min(found, key=found.__getitem__)
-    assert set(found) <= {(recipe.lr, recipe.eps) for recipe in study.settings.values()}
+    assert (final.optimizer.lr, final.optimizer.eps) == min(found, key=found.__getitem__)
+    assert set(found) <= {(recipe.optimizer.lr, recipe.optimizer.eps) for recipe in study.settings.values()}

@@ -11,13 +11,13 @@ import torch
 from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.optim.peers import PEERS, peer
 from paretorch.training import optimizers
-from paretorch.training.recipe import OPTIMIZERS, Recipe
+from paretorch.training.recipe import OPTIMIZERS, OptimizerRecipe
 
 from .common import network, train, weights
 
 
 def build(name: str, model, decay: float = 0.0):
-    return optimizers.build(Recipe(optimizer=name, lr=0.01), optimizers.dense_groups(model, decay), 0.01)
+    return optimizers.build(OptimizerRecipe(name=name, lr=0.01), optimizers.dense_groups(model, decay), 0.01)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

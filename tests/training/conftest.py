@@ -6,6 +6,7 @@ import pytest
 
 from paretorch.training import Recipe, RunFolder, Runtime, Trainer
 from paretorch.training.compression import attach
+from paretorch.training.recipe_values import recipe_from
 
 from .blobs import Blobs, Make, small_model
 
@@ -17,7 +18,7 @@ def make(tmp_path: Path) -> Make:
     def build(
         recipe: Recipe | None = None, *, name: str = "run", resume: bool = False, steps: int = 0, epochs: int = 1
     ) -> Trainer:
-        recipe = recipe or Recipe(epochs=3, batch=4, lr=0.05)
+        recipe = recipe or recipe_from({"epochs": 3, "data.batch": 4, "optimizer.lr": 0.05})
         runtime = Runtime(checkpoint_steps=steps, checkpoint_epochs=epochs, progress="quiet")
         folder = RunFolder(tmp_path / name, recipe, resume=resume)
         model, task = small_model(), Blobs(recipe.seed)

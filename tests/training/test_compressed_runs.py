@@ -6,11 +6,21 @@ import pytest
 import torch
 
 from paretorch.errors import ConfigError
-from paretorch.training import Recipe
+from paretorch.training.recipe_values import recipe_from
 
 from .blobs import Make, rows_of, state_of
 
-_RECIPE = Recipe(epochs=3, finetune=2, batch=4, lr=0.05, finetune_lr=0.02, sparsity=0.5, bits=1.5)
+_RECIPE = recipe_from(
+    {
+        "epochs": 3,
+        "finetune": 2,
+        "data.batch": 4,
+        "optimizer.lr": 0.05,
+        "schedule.finetune_lr": 0.02,
+        "compression.sparsity": 0.5,
+        "compression.bits": 1.5,
+    }
+)
 
 
 def test_the_phases_follow_each_other(make: Make) -> None:
@@ -51,14 +61,33 @@ def test_a_run_stopped_in_any_phase_continues_bit_for_bit(make: Make, stop: int,
 
 
 def test_without_fine_tuning_the_run_ends_rounded(make: Make) -> None:
-    trainer = make(Recipe(epochs=2, batch=4, lr=0.05, sparsity=0.5))
+    trainer = make(recipe_from({"epochs": 2, "data.batch": 4, "optimizer.lr": 0.05, "compression.sparsity": 0.5}))
     assert trainer.run()["phase"] == "harden"
 
 
 def test_options_go_to_the_methods_and_wrong_ones_are_named(make: Make) -> None:
-    trainer = make(Recipe(epochs=1, batch=4, sparsity=0.5, sparsity_options={"group": "channel", "exclude": "4"}))
+    trainer = make(
+        recipe_from(
+            {
+                "epochs": 1,
+                "data.batch": 4,
+                "compression.sparsity": 0.5,
+                "compression.sparsity_options": {"group": "channel", "exclude": "4"},
+            }
+        )
+    )
     assert trainer.plan is not None
     (method,) = trainer.plan.methods()
     assert (method.group, method.exclude) == ("channel", "4")
     with pytest.raises(ConfigError, match=r"sparsity_options.*colour"):
-        make(Recipe(epochs=1, batch=4, sparsity=0.5, sparsity_options={"colour": 1}), name="other")
+        make(
+            recipe_from(
+                {
+                    "epochs": 1,
+                    "data.batch": 4,
+                    "compression.sparsity": 0.5,
+                    "compression.sparsity_options": {"colour": 1},
+                }
+            ),
+            name="other",
+        )

@@ -9,13 +9,16 @@ from paretorch import deploy, zoo
 from paretorch.errors import ConfigError
 from paretorch.training import ImageClassification, Recipe, Runtime, train
 from paretorch.training.finish import rounding
+from paretorch.training.recipe_values import changed, recipe_from
 
-_DIGITS = Recipe(network="digits-cnn", network_options={"width": 4}, data="digits", epochs=2, lr=0.05)
+_DIGITS = recipe_from(
+    {"network": "digits-cnn", "network_options": {"width": 4}, "data.name": "digits", "epochs": 2, "optimizer.lr": 0.05}
+)
 _QUIET = Runtime(device="cpu", progress="quiet")
 
 
 def _changed(**changes: object) -> Recipe:
-    return Recipe(**{**_DIGITS.__dict__, **changes})  # type: ignore[arg-type]
+    return changed(_DIGITS, changes)
 
 
 def _test_accuracy(folder: Path) -> float:

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.errors import ConfigError
-from paretorch.training import ImageClassification, Recipe, Runtime, prepare
+from paretorch.training import ImageClassification, Runtime, prepare
+from paretorch.training.recipe_values import recipe_from
 from paretorch.zoo.data import Augment, Images, normalise
 
 
@@ -92,7 +93,10 @@ def _is_last(tensor: Tensor) -> bool:
 def test_images_and_weights_have_their_channels_last_on_every_device(
     network: str, data: str, options: dict[str, int] | None
 ) -> None:
-    setup = prepare(Recipe(network=network, data=data, batch=4, data_options=options), Runtime(device="cpu"))
+    setup = prepare(
+        recipe_from({"network": network, "data.name": data, "data.batch": 4, "data.options": options}),
+        Runtime(device="cpu"),
+    )
     wide = [weight for weight in setup.model.parameters() if weight.dim() == 4 and min(weight.shape) > 1]
     assert wide
     assert all(_is_last(weight) for weight in wide)

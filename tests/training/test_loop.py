@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from paretorch.errors import ArtefactError, ConfigError, DivergenceError
 from paretorch.training import Recipe, RunFolder, Runtime, Trainer
+from paretorch.training.recipe_values import recipe_from
 
 from .blobs import Blobs, Make, rows_of, small_model, state_of
 
 
 def test_it_learns_and_tells(make: Make) -> None:
-    trainer = make(Recipe(epochs=8, batch=4, lr=0.05))
+    trainer = make(recipe_from({"epochs": 8, "data.batch": 4, "optimizer.lr": 0.05}))
     last = trainer.run()
     rows = trainer.folder.history()
     assert last["test_accuracy"] == 1.0
@@ -27,7 +28,10 @@ def test_it_learns_and_tells(make: Make) -> None:
 
 
 def test_a_seed_repeats_the_run_and_another_does_not(make: Make) -> None:
-    runs = [make(Recipe(epochs=2, batch=4, seed=seed), name=name) for seed, name in ((3, "a"), (3, "b"), (4, "c"))]
+    runs = [
+        make(recipe_from({"epochs": 2, "data.batch": 4, "seed": seed}), name=name)
+        for seed, name in ((3, "a"), (3, "b"), (4, "c"))
+    ]
     for run in runs:
         run.run()
     first, same, other = (state_of(run) for run in runs)
@@ -42,7 +46,9 @@ def test_a_seed_repeats_the_run_and_another_does_not(make: Make) -> None:
 def test_interrupted_runs_end_where_uninterrupted_ones_do(
     make: Make, tmp_path_factory: pytest.TempPathFactory, optimizer: str, stops: list[int], every: int
 ) -> None:
-    recipe = Recipe(epochs=3, batch=4, lr=0.05, optimizer=optimizer, schedule="onecycle")
+    recipe = recipe_from(
+        {"epochs": 3, "data.batch": 4, "optimizer.lr": 0.05, "optimizer.name": optimizer, "schedule.name": "onecycle"}
+    )
     name = tmp_path_factory.mktemp("runs")
     whole = make(recipe, name=str(name / "whole"))
     whole.run()
@@ -67,9 +73,9 @@ def test_resuming_a_finished_run_trains_no_further(make: Make) -> None:
 
 
 def test_resuming_with_another_recipe_names_the_difference(make: Make) -> None:
-    make(Recipe(epochs=1, batch=4)).run()
+    make(recipe_from({"epochs": 1, "data.batch": 4})).run()
     with pytest.raises(ConfigError, match=r"lr \(there 0.1, now 0.2\)"):
-        make(Recipe(epochs=1, batch=4, lr=0.2), resume=True)
+        make(recipe_from({"epochs": 1, "data.batch": 4, "optimizer.lr": 0.2}), resume=True)
 
 
 @pytest.mark.parametrize(("stop", "steps"), [(5, 3), (5, 5), (3, 2)])
@@ -92,25 +98,27 @@ def test_a_folder_with_a_run_is_not_overwritten(make: Make) -> None:
 
 
 def test_nan_stops_with_step_and_advice_and_keeps_the_checkpoint(make: Make) -> None:
-    trainer = make(Recipe(epochs=3, batch=4, lr=0.05))
+    trainer = make(recipe_from({"epochs": 3, "data.batch": 4, "optimizer.lr": 0.05}))
     trainer.task.poison_at = 6  # type: ignore[attr-defined]
     with pytest.raises(
         DivergenceError, match=r"loss is nan at step 6 \(epoch 2\).*lower learning rate.*last good state"
     ):
         trainer.run()
-    continued = make(Recipe(epochs=3, batch=4, lr=0.05), resume=True)
+    continued = make(recipe_from({"epochs": 3, "data.batch": 4, "optimizer.lr": 0.05}), resume=True)
     assert math.isfinite(continued.run(resume=True)["loss"])
 
 
 def test_divergence_is_found_before_it_is_nan(make: Make) -> None:
     with pytest.raises(DivergenceError, match="at step"):
-        make(Recipe(epochs=20, batch=4, lr=1e12, schedule="constant")).run()
+        make(recipe_from({"epochs": 20, "data.batch": 4, "optimizer.lr": 1e12, "schedule.name": "constant"})).run()
 
 
 def test_the_learning_rate_follows_the_schedule_into_fine_tuning(make: Make) -> None:
     rates = {"lr": 0.4, "schedule": "steps", "milestones": (1, 2.5), "factor": 0.5}
     later = {"finetune_lr": 0.3, "finetune_schedule": "steps", "finetune_milestones": (1,)}
-    trainer = make(Recipe(epochs=3, finetune=2, sparsity=0.5, batch=4, **rates, **later))
+    trainer = make(
+        recipe_from({"epochs": 3, "finetune": 2, "compression.sparsity": 0.5, "data.batch": 4, **rates, **later})
+    )
     trainer.run()
     found = [row["lr"] for row in trainer.folder.history() if "lr" in row]
     assert found == pytest.approx([0.4, 0.2, 0.1, 0.3, 0.15])
@@ -118,15 +126,17 @@ def test_the_learning_rate_follows_the_schedule_into_fine_tuning(make: Make) -> 
 
 def test_one_schedule_may_go_through_fine_tuning(make: Make) -> None:
     trainer = make(
-        Recipe(
-            epochs=3,
-            finetune=2,
-            sparsity=0.5,
-            batch=4,
-            lr=0.5,
-            schedule="steps",
-            milestones=(1, 4),
-            finetune_schedule="through",
+        recipe_from(
+            {
+                "epochs": 3,
+                "finetune": 2,
+                "compression.sparsity": 0.5,
+                "data.batch": 4,
+                "optimizer.lr": 0.5,
+                "schedule.name": "steps",
+                "schedule.milestones": (1, 4),
+                "schedule.finetune_name": "through",
+            }
         )
     )
     trainer.run()
@@ -135,7 +145,7 @@ def test_one_schedule_may_go_through_fine_tuning(make: Make) -> None:
 
 
 def test_the_run_folder_says_what_was_run(make: Make) -> None:
-    trainer = make(Recipe(epochs=1, batch=4, seed=7))
+    trainer = make(recipe_from({"epochs": 1, "data.batch": 4, "seed": 7}))
     trainer.run()
     config = json.loads(trainer.folder.config.read_text())
     assert config["recipe"]["seed"] == 7

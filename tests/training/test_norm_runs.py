@@ -1,6 +1,5 @@
 """Runs whose artefact has folded batch norms: as small as the budget says, and measured as they are stored."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,10 +7,19 @@ import torch
 
 from paretorch import deploy, zoo
 from paretorch.errors import ConfigError
-from paretorch.training import ImageClassification, Recipe, Runtime, train
+from paretorch.training import ImageClassification, Runtime, train
 from paretorch.training.norms import fold_norms, folded_state
+from paretorch.training.recipe_values import changed, recipe_from
 
-_DIGITS = Recipe(network="resnet20", network_options={"width": 4, "channels": 1}, data="digits", epochs=1, lr=0.05)
+_DIGITS = recipe_from(
+    {
+        "network": "resnet20",
+        "network_options": {"width": 4, "channels": 1},
+        "data.name": "digits",
+        "epochs": 1,
+        "optimizer.lr": 0.05,
+    }
+)
 _QUIET = Runtime(device="cpu", progress="quiet")
 
 
@@ -42,12 +50,12 @@ def test_a_state_without_batch_norms_is_left_alone() -> None:
 
 
 def test_the_budget_counts_what_is_stored_and_the_result_is_of_what_is_stored(tmp_path: Path) -> None:
-    recipe = replace(_DIGITS, finetune=1, budget=3000, norms="bf16")
+    recipe = changed(_DIGITS, {"finetune": 1, "compression.budget": 3000, "compression.norms": "bf16"})
     result = train(recipe, tmp_path / "bf16", _QUIET)
     assert 0.9 * 3000 <= result["bytes"] <= 3000
     assert result["bytes"] == (tmp_path / "bf16" / "model.pare").stat().st_size
     with pytest.raises(ConfigError, match=r"budget=3000: .* bytes go to what is not compressed"):
-        train(replace(recipe, norms=None), tmp_path / "exact", _QUIET)
+        train(changed(recipe, {"compression.norms": None}), tmp_path / "exact", _QUIET)
     loaded = deploy.load(tmp_path / "bf16" / "model.pare")
     assert torch.count_nonzero(loaded.get_buffer("bn.running_mean")) == 0
     measured = ImageClassification(zoo.data.load("digits"), batch=128).evaluate(loaded)
@@ -56,4 +64,4 @@ def test_the_budget_counts_what_is_stored_and_the_result_is_of_what_is_stored(tm
 
 def test_an_unknown_way_is_named() -> None:
     with pytest.raises(ConfigError, match="norms is 'int8'; choose one of fp32, bf16"):
-        replace(_DIGITS, norms="int8")
+        changed(_DIGITS, {"compression.norms": "int8"})

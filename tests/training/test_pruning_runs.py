@@ -1,17 +1,17 @@
 """Runs by every pruning method: chosen by name, on target, resumed at any step, ended as the method asks for."""
 
 import contextlib
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from torch import nn
 
 from paretorch.errors import ConfigError
+from paretorch.methods.registry import entries
 from paretorch.methods.sparsity.rivals import AMC
 from paretorch.training import Recipe, compression
-from paretorch.training.methods import pruning_methods
 from paretorch.training.recipe import PRUNING
+from paretorch.training.recipe_values import changed, recipe_from
 
 from .blobs import Blobs, Make, ends_where_it_does, rows_of
 
@@ -24,11 +24,13 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 def _recipe(name: str, **changes: Any) -> Recipe:
     values: dict[str, Any] = {"epochs": 3, "finetune": 1, "batch": 4, "lr": 0.05, "sparsity": 0.5, "validation": 4}
-    return Recipe(**values | changes, pruning=name, sparsity_options=_OPTIONS.get(name, {}))
+    return recipe_from(
+        {**values | changes, "compression.pruning": name, "compression.sparsity_options": _OPTIONS.get(name, {})}
+    )
 
 
 def test_every_name_has_a_method() -> None:
-    assert tuple(pruning_methods()) == PRUNING
+    assert tuple(entries("sparsity")) == PRUNING
 
 
 @pytest.mark.parametrize("name", PRUNING)
@@ -38,7 +40,7 @@ def test_every_method_goes_through_the_loop_on_target_and_resumes(make: Make, na
     assert [row["phase"] for row in whole.folder.history()] == ["search"] * 3 + ["harden", "finetune"]
     assert last["sparsity"] == pytest.approx(0.5, abs=0.03)
     assert whole.plan is not None
-    assert type(whole.plan.methods()[0]) is pruning_methods()[name]
+    assert type(whole.plan.methods()[0]) is entries("sparsity")[name].method
 
     ends_where_it_does(whole, make, _recipe(name))
 
@@ -84,7 +86,7 @@ def test_the_best_of_several_drawn_masks_is_kept(make: Make, name: str, monkeypa
 def test_drawn_masks_of_other_recipes_are_drawn_once(make: Make) -> None:
     """A ticket search hands its own plan to the loop, with a recipe that compresses nothing."""
     trainer = make(_recipe("stochastic", finetune=0))
-    trainer.recipe = replace(trainer.recipe, pruning=None)
+    trainer.recipe = changed(trainer.recipe, {"compression.pruning": None})
     trainer.run()
     assert trainer.task.taken == 12  # type: ignore[attr-defined]
 
@@ -121,29 +123,56 @@ def test_a_trained_network_is_pruned_right_away(make: Make, name: str) -> None:
 
 def test_what_cannot_be_meant_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="choose one of cs, mp, gmp, st3, dnw, str, l0, slimming, stochastic, amc"):
-        Recipe(pruning="gpm", sparsity=0.5)
+        recipe_from({"compression.pruning": "gpm", "compression.sparsity": 0.5})
     for changes in ({"start": None}, {"finetune": 0}, {"pruning": "cs"}):
         with pytest.raises(ConfigError, match="epochs must be at least 1"):
-            replace(Recipe(pruning="mp", sparsity=0.5, start="a", finetune=1), **{"epochs": 0, **changes})
+            changed(
+                recipe_from({"compression.pruning": "mp", "compression.sparsity": 0.5, "start": "a", "finetune": 1}),
+                {"epochs": 0, **changes},
+            )
 
 
 def test_options_go_to_the_method_that_is_named(make: Make) -> None:
     trainer = make(
-        Recipe(epochs=1, batch=4, sparsity=0.5, pruning="amc", validation=4, sparsity_options={"most": 0.75})
+        recipe_from(
+            {
+                "epochs": 1,
+                "data.batch": 4,
+                "compression.sparsity": 0.5,
+                "compression.pruning": "amc",
+                "data.validation": 4,
+                "compression.sparsity_options": {"most": 0.75},
+            }
+        )
     )
     assert trainer.plan is not None
     (method,) = trainer.plan.methods()
     assert method == AMC(target=0.5, most=0.75, exclude=())
     with pytest.raises(ConfigError, match=r"sparsity_options.*GradualMagnitude.*init"):
-        make(Recipe(epochs=1, batch=4, sparsity=0.5, pruning="gmp", sparsity_options={"init": 1}), name="other")
+        make(
+            recipe_from(
+                {
+                    "epochs": 1,
+                    "data.batch": 4,
+                    "compression.sparsity": 0.5,
+                    "compression.pruning": "gmp",
+                    "compression.sparsity_options": {"init": 1},
+                }
+            ),
+            name="other",
+        )
 
 
 def test_without_a_sparsity_the_method_s_own_options_decide(make: Make) -> None:
     options = {"init": -0.1, "penalty": 1e-8}
-    trainer = make(Recipe(epochs=3, batch=4, pruning="cs", sparsity_options=options))
+    trainer = make(
+        recipe_from(
+            {"epochs": 3, "data.batch": 4, "compression.pruning": "cs", "compression.sparsity_options": options}
+        )
+    )
     assert trainer.run()["phase"] == "harden"
     assert trainer.plan is not None
     (method,) = trainer.plan.methods()
     assert (method.target, method.init) == (None, -0.1)  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="needs a target"):
-        make(Recipe(epochs=1, batch=4, pruning="gmp"), name="other")
+        make(recipe_from({"epochs": 1, "data.batch": 4, "compression.pruning": "gmp"}), name="other")

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paretorch.errors import ConfigError
-from paretorch.training import Recipe
-from paretorch.training.recipe import parse_bytes, read_config, recipe_from
+from paretorch.training.recipe_values import parse_bytes, read_config, recipe_from
 
 
 def test_toml_and_json_give_the_same_recipe(tmp_path: Path) -> None:
@@ -21,7 +20,27 @@ def test_toml_and_json_give_the_same_recipe(tmp_path: Path) -> None:
         json.dumps({"network": "vgg16", "lr": 1, "milestones": [80, 120], "schedule": "steps", "budget": 48000})
     )
     toml, other = (recipe_from(read_config(tmp_path / name)) for name in ("a.toml", "a.json"))
-    assert toml == other == Recipe(network="vgg16", lr=1.0, milestones=(80, 120), schedule="steps", budget=48000)
+    assert (
+        toml
+        == other
+        == recipe_from(
+            {
+                "network": "vgg16",
+                "optimizer.lr": 1.0,
+                "schedule.milestones": (80, 120),
+                "schedule.name": "steps",
+                "compression.budget": 48000,
+            }
+        )
+    )
+
+
+def test_the_recipe_of_the_guide_is_one(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
+    (tmp_path / "recipe.toml").write_text(guide.partition("```toml\n")[2].partition("```")[0])
+    recipe = recipe_from(read_config(tmp_path / "recipe.toml"))
+    assert (recipe.data.name, recipe.schedule.milestones) == ("cifar10", (80, 120))
+    assert recipe.compression.sparsity_options == {"group": "channel"}
 
 
 @settings(max_examples=30, deadline=None)
@@ -32,7 +51,9 @@ def test_toml_and_json_give_the_same_recipe(tmp_path: Path) -> None:
     options=st.dictionaries(st.sampled_from(["a", "b"]), st.integers() | st.text(max_size=3)),
 )
 def test_a_recipe_survives_json(lr: float, seed: int, sparsity: float | None, options: dict[str, Any]) -> None:
-    recipe = Recipe(lr=lr, seed=seed, sparsity=sparsity, network_options=options)
+    recipe = recipe_from(
+        {"optimizer.lr": lr, "seed": seed, "compression.sparsity": sparsity, "network_options": options}
+    )
     assert recipe_from(json.loads(json.dumps(recipe.as_dict()))) == recipe
 
 

@@ -1,7 +1,6 @@
 """K samples of the noise a step: a batch in K parts, each with its own; as a loop written by hand, compiled, resumed."""
 
 import functools
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,14 +11,26 @@ from paretorch import compress
 from paretorch.errors import ConfigError
 from paretorch.methods.precision.samples import noise_samples
 from paretorch.methods.precision.smol import SMOL
-from paretorch.training import Recipe, Runtime, optimizers
+from paretorch.training import Runtime, optimizers
+from paretorch.training.recipe import OptimizerRecipe
+from paretorch.training.recipe_values import changed, recipe_from
 from paretorch.training.run import prepare
 from paretorch.training.stepper import Stepper
 
 from .blobs import Blobs, Make, ends_where_it_does, small_model
 
 _GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-_RECIPE = Recipe(epochs=3, finetune=2, batch=4, lr=0.05, finetune_lr=0.02, bits=3.0, precision_options={"samples": 2})
+_RECIPE = recipe_from(
+    {
+        "epochs": 3,
+        "finetune": 2,
+        "data.batch": 4,
+        "optimizer.lr": 0.05,
+        "schedule.finetune_lr": 0.02,
+        "compression.bits": 3.0,
+        "compression.precision_options": {"samples": 2},
+    }
+)
 
 
 class _Smooth(Blobs):
@@ -46,7 +57,7 @@ def _steps(device: str = "cpu", *, captured: bool = False, compile: bool = False
     model, task = _model(device), _Smooth(device)
     plan = compress(model, SMOL(target_bits=3.0, init_bits=4.0), steps=12)
     rate = torch.tensor(0.05, device=device) if captured else None
-    made = optimizers.build(Recipe(lr=0.05), plan.param_groups(), 0.05 if rate is None else rate)
+    made = optimizers.build(OptimizerRecipe(lr=0.05), plan.param_groups(), 0.05 if rate is None else rate)
     stepper = Stepper(model, task, made, plan, device=torch.device(device), rate=rate, compile=compile, samples=2)
     records = []
     for epoch in range(3):
@@ -60,7 +71,7 @@ def _steps(device: str = "cpu", *, captured: bool = False, compile: bool = False
 def test_steps_are_those_of_a_loop_over_samples() -> None:
     model, task, losses = _model("cpu"), _Smooth("cpu"), []
     plan = compress(model, SMOL(target_bits=3.0, init_bits=4.0), steps=12)
-    optimizer = optimizers.build(Recipe(lr=0.05), plan.param_groups(), 0.05)
+    optimizer = optimizers.build(OptimizerRecipe(lr=0.05), plan.param_groups(), 0.05)
     for epoch in range(3):
         for points, labels in zip(*task.epoch(epoch), strict=True):
             each = []
@@ -98,7 +109,7 @@ def test_a_run_samples_until_rounding_and_resumes(make: Make) -> None:
     whole = make(_RECIPE, name="whole")
     whole.run()
     assert whole.task.taken == 2 * 12 + 8  # type: ignore[attr-defined]
-    plain = make(replace(_RECIPE, precision_options={}), name="plain")
+    plain = make(changed(_RECIPE, {"compression.precision_options": {}}), name="plain")
     plain.run()
     assert plain.folder.history()[0]["loss"] != whole.folder.history()[0]["loss"]
     ends_where_it_does(whole, make, _RECIPE)
@@ -107,14 +118,24 @@ def test_a_run_samples_until_rounding_and_resumes(make: Make) -> None:
 @pytest.mark.parametrize("count", [0, 3, 64, 1.0, "2", True, None])
 def test_counts_that_cannot_be_meant(count: object) -> None:
     with pytest.raises(ConfigError, match=r"precision_options\.samples is .*divides the batch of 4"):
-        replace(_RECIPE, precision_options={"samples": count})
+        changed(_RECIPE, {"compression.precision_options": {"samples": count}})
 
 
 def test_samples_without_noise(make: Make) -> None:
     with pytest.raises(ConfigError, match="learned precisions: set bits"):
-        Recipe(batch=4, sparsity=0.5, precision_options={"samples": 2})
+        recipe_from({"data.batch": 4, "compression.sparsity": 0.5, "compression.precision_options": {"samples": 2}})
     with pytest.raises(ConfigError, match=r"precision_options: .*samples"):
-        make(Recipe(epochs=1, batch=4, bits=2, quantization="lsq", precision_options={"samples": 2}))
+        make(
+            recipe_from(
+                {
+                    "epochs": 1,
+                    "data.batch": 4,
+                    "compression.bits": 2,
+                    "compression.quantization": "lsq",
+                    "compression.precision_options": {"samples": 2},
+                }
+            )
+        )
 
 
 def test_batches_that_cannot_be_split(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,4 +144,4 @@ def test_batches_that_cannot_be_split(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("paretorch.training.run.choose", lambda *_: (Whole(), {}))
     with pytest.raises(ConfigError, match=r"samples splits batches, which those of ptb cannot be"):
-        prepare(replace(_RECIPE, data="ptb"), Runtime(device="cpu"))
+        prepare(changed(_RECIPE, {"data.name": "ptb"}), Runtime(device="cpu"))

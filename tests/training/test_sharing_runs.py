@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from paretorch import SoftSharing, compress
 from paretorch.cli.app import app
 from paretorch.training import Recipe
+from paretorch.training.recipe_values import recipe_from
 from paretorch.training.similarities import similarities
 from paretorch.workflows.studies.study import load_study, study_names
 from paretorch.zoo.registry import shares
@@ -71,7 +72,7 @@ def test_similarities_are_kept_at_a_few_epochs() -> None:
 
 def test_which_recipes_share() -> None:
     assert Recipe(network="swrn-28-4-2").shares
-    assert Recipe(network="wrn-28-4", sharing_options={"templates": 2}).shares
+    assert recipe_from({"network": "wrn-28-4", "compression.sharing_options": {"templates": 2}}).shares
     assert not Recipe(network="wrn-28-4").shares
     assert not shares("nothing")
 

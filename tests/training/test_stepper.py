@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from paretorch.training import Recipe, Runtime, optimizers, train
+from paretorch.training import Runtime, optimizers, train
+from paretorch.training.recipe import OptimizerRecipe
+from paretorch.training.recipe_values import recipe_from
 from paretorch.training.stepper import Stepper
 
 from .blobs import Blobs, small_model
@@ -38,9 +40,11 @@ def _train(device: str, *, captured: bool, compile: bool, optimizer: str = "sgd"
     model = small_model().to(device)
     # Without a bias before batch norm: its gradient is rounding error alone, which AdamW would make whole steps of.
     model[0].bias, model[3] = None, nn.Identity()  # type: ignore[operator,index,union-attr]
-    recipe = Recipe(optimizer=optimizer, lr=0.05, weight_decay=1e-3)
+    recipe = recipe_from({"optimizer.name": optimizer, "optimizer.lr": 0.05, "optimizer.weight_decay": 1e-3})
     rate = torch.tensor(0.05, device=device) if captured else None
-    made = optimizers.build(recipe, optimizers.dense_groups(model, 1e-3), recipe.lr if rate is None else rate)
+    made = optimizers.build(
+        recipe.optimizer, optimizers.dense_groups(model, 1e-3), recipe.optimizer.lr if rate is None else rate
+    )
     task = _Smooth(device)
     stepper = Stepper(model, task, made, None, device=torch.device(device), rate=rate, compile=compile)
     records = []
@@ -177,10 +181,10 @@ def test_the_rhythm_of_warm_up_capture_and_replay_takes_every_step_once(monkeypa
 def test_loading_a_state_keeps_the_tensor_of_the_rate(name: str) -> None:
     rate = torch.tensor(0.05)
     groups = optimizers.dense_groups(small_model(), 0.0)
-    recipe = Recipe(optimizer=name)
-    made = optimizers.build(recipe, groups, 0.05)
+    recipe = recipe_from({"optimizer.name": name})
+    made = optimizers.build(recipe.optimizer, groups, 0.05)
     optimizers.set_rate(made, rate)
-    optimizers.load_state(made, optimizers.build(recipe, groups, 0.3).state_dict())
+    optimizers.load_state(made, optimizers.build(recipe.optimizer, groups, 0.3).state_dict())
     assert all(group["lr"] is rate for group in made.param_groups)
 
 
@@ -196,10 +200,7 @@ def test_a_captured_step_agrees_with_an_eager_one(optimizer: str, compile: bool)
 @_GPU
 @pytest.mark.parametrize("fast", [False, True])
 def test_a_compressed_run_on_a_gpu_goes_through_all_phases_and_resumes(tmp_path: Path, fast: bool) -> None:
-    recipe = Recipe(
-        network="digits-cnn", data="digits", epochs=10, finetune=4, batch=64, lr=0.05, sparsity=0.8, bits=1.0,
-        precision_options={"scale": "auto"},
-    )  # fmt: skip
+    recipe = recipe_from({"network": "digits-cnn", "data.name": "digits", "epochs": 10, "finetune": 4, "data.batch": 64, "optimizer.lr": 0.05, "compression.sparsity": 0.8, "compression.bits": 1.0, "compression.precision_options": {"scale": "auto"}})  # fmt: skip
     runtime = Runtime(device="cuda", compile=fast, graph=fast, checkpoint_steps=7, progress="quiet")
     result = train(recipe, tmp_path, runtime)
     assert result["test_accuracy"] > 0.9
@@ -212,7 +213,7 @@ def test_a_compressed_run_on_a_gpu_goes_through_all_phases_and_resumes(tmp_path:
 @pytest.mark.parametrize("compile", [False, True])
 def test_dropout_is_drawn_anew_in_every_replay(compile: bool) -> None:
     model, task, rate = small_model().cuda(), _Smooth("cuda"), torch.zeros((), device="cuda")
-    made = optimizers.build(Recipe(), optimizers.dense_groups(model, 0.0), rate)
+    made = optimizers.build(OptimizerRecipe(), optimizers.dense_groups(model, 0.0), rate)
     stepper = Stepper(model, task, made, None, device=torch.device("cuda"), rate=rate, compile=compile)
     points, labels = task.epoch(0)
     losses: list[float] = []

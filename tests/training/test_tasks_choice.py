@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError, DataError
 from paretorch.training import Recipe, Runtime, optimizers, prepare
-from paretorch.training.recipe import recipe_from
+from paretorch.training.recipe import OptimizerRecipe
+from paretorch.training.recipe_values import recipe_from
 from paretorch.training.run import choose_device
 from paretorch.training.tasks import LanguageModel, ShortestPaths, Translation
 from paretorch.training.tasks.limits import clip_gradients, suited
@@ -68,13 +69,15 @@ def test_what_does_not_fit_is_named(values: dict[str, Any], message: str) -> Non
 def test_networks_that_cannot_learn_the_data_are_refused(
     root: Path, data: str, network: str, options: dict[str, Any], message: str
 ) -> None:
-    recipe = Recipe(**{**RECIPES.get(data, {}), "data": data, "network": network, "network_options": options})
+    recipe = recipe_from({**RECIPES.get(data, {}), "data": data, "network": network, "network_options": options})
     with pytest.raises(ConfigError, match=message):
         prepare(recipe, Runtime(root=str(root), device="cpu"))
 
 
 def test_a_network_may_have_more_classes_than_the_data() -> None:
-    recipe = Recipe(network="digits-cnn", data="digits", network_options={"width": 2, "classes": 12})
+    recipe = recipe_from(
+        {"network": "digits-cnn", "data.name": "digits", "network_options": {"width": 2, "classes": 12}}
+    )
     assert prepare(recipe, Runtime(device="cpu")).model.head.out_features == 12  # type: ignore[union-attr]
 
 
@@ -88,7 +91,9 @@ def test_a_network_may_have_more_classes_than_the_data() -> None:
 )
 def test_missing_data_names_the_folder_and_the_files(tmp_path: Path, data: str, network: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        prepare(Recipe(data=data, network=network), Runtime(root=str(tmp_path / "nowhere"), device="cpu"))
+        prepare(
+            recipe_from({"data.name": data, "network": network}), Runtime(root=str(tmp_path / "nowhere"), device="cpu")
+        )
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +112,7 @@ def test_a_run_on_another_gpu_than_the_first_makes_it_the_current_one(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     with pytest.raises(DataError):
-        prepare(Recipe(data="cifar10"), Runtime(root=str(tmp_path / "nowhere"), device="cuda:1"))
+        prepare(recipe_from({"data.name": "cifar10"}), Runtime(root=str(tmp_path / "nowhere"), device="cuda:1"))
     assert current == [torch.device("cuda:1")]
 
 
@@ -120,7 +125,7 @@ def test_a_task_has_no_graph_and_no_compiler_where_they_cannot_be(
 ) -> None:
     if data == "multi30k":
         pytest.importorskip("tokenizers")
-    task = prepare(Recipe(data=data, **RECIPES[data]), Runtime(root=str(root), device="cpu")).task
+    task = prepare(recipe_from({"data.name": data, **RECIPES[data]}), Runtime(root=str(root), device="cpu")).task
     found = suited(Runtime(checkpoint_steps=7), task)
     assert found == Runtime(checkpoint_steps=7, graph=graph, compile=compile)
     off = suited(Runtime(graph=False, compile=False), task)
@@ -132,7 +137,7 @@ def test_a_task_has_no_graph_and_no_compiler_where_they_cannot_be(
 @pytest.mark.parametrize(("norm", "length"), [(0.5, 0.5), (1e6, 5.0)])
 def test_the_gradient_of_all_weights_together_is_clipped(name: str, norm: float, length: float) -> None:
     model = nn.ParameterList([torch.zeros(1), torch.zeros(1)])
-    optimizer = optimizers.build(Recipe(optimizer=name), optimizers.dense_groups(model, 0.0), 0.1)
+    optimizer = optimizers.build(OptimizerRecipe(name=name), optimizers.dense_groups(model, 0.0), 0.1)
     clip_gradients(optimizer, norm)
     model[0].grad, model[1].grad = torch.tensor([3.0]), torch.tensor([4.0])
     optimizer.step()
@@ -144,12 +149,15 @@ def test_the_gradient_of_all_weights_together_is_clipped(name: str, norm: float,
 @pytest.mark.parametrize("value", [0, -1.0, float("nan")])
 def test_a_norm_to_clip_to_is_above_0(value: float) -> None:
     with pytest.raises(ConfigError, match="clip_norm must be above 0"):
-        Recipe(clip_norm=value)
+        recipe_from({"optimizer.clip_norm": value})
 
 
 def test_new_fields_do_not_keep_an_older_run_from_being_resumed() -> None:
     plain = Recipe().as_dict()
-    assert (plain["data_options"], plain["clip_norm"]) == (None, None)  # what a recipe without them is compared as
+    assert (plain["data"]["options"], plain["optimizer"]["clip_norm"]) == (
+        None,
+        None,
+    )  # what a recipe without them is compared as
 
 
 def _pare(*words: str, code: int = 0) -> str:

@@ -16,6 +16,7 @@ from paretorch import zoo
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError
 from paretorch.training import Recipe, RunFolder, Runtime, Trainer, prepare, train
+from paretorch.training.recipe_values import recipe_from
 from paretorch.training.run import trainer_of
 from paretorch.training.task import Batch, mix
 from paretorch.training.tasks import Gan
@@ -46,7 +47,7 @@ def _recipe(**others: Any) -> Recipe:
         "lr": 2e-3,
         "weight_decay": 0.0,
     }
-    return Recipe(**{**options, **usual, "schedule": "constant", **others})
+    return recipe_from({**options, **usual, "schedule": "constant", **others})
 
 
 def _trainer(recipe: Recipe, out: Path, *, resume: bool = False, every: int = 0, stop: int | None = None) -> Trainer:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from paretorch.training import Recipe, Runtime, train
+from paretorch.training import Runtime, train
+from paretorch.training.recipe_values import recipe_from
 
 from .test_tasks_promises import RECIPES, root
 
@@ -16,7 +17,17 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 
 def _run(data: str, root: Path, out: Path, *, fast: bool, resume: bool = False, **others: Any) -> dict[str, Any]:
-    recipe = Recipe(data=data, epochs=4, optimizer="adam", lr=0.01, clip_norm=0.5, **{**RECIPES[data], **others})
+    recipe = recipe_from(
+        {
+            "data.name": data,
+            "epochs": 4,
+            "optimizer.name": "adam",
+            "optimizer.lr": 0.01,
+            "optimizer.clip_norm": 0.5,
+            **RECIPES[data],
+            **others,
+        }
+    )
     runtime = Runtime(root=str(root), device="cuda", graph=fast, compile=fast, checkpoint_steps=3, progress="quiet")
     return train(recipe, out, runtime, resume=resume)
 

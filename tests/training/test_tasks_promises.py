@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.training import Recipe, RunFolder, Runtime, Trainer, prepare, train
+from paretorch.training.recipe_values import changed, recipe_from
 from paretorch.training.run import trainer_of
 from paretorch.training.task import Batch
 
@@ -57,7 +58,7 @@ def _recipe(data: str, **others: Any) -> Recipe:
     if data == "multi30k":
         pytest.importorskip("tokenizers")
     usual = {"epochs": 2, "optimizer": "adam", "lr": 0.01, "clip_norm": 0.5}
-    return Recipe(data=data, **{**RECIPES[data], **usual, **others})
+    return recipe_from({"data.name": data, **RECIPES[data], **usual, **others})
 
 
 @pytest.fixture
@@ -150,7 +151,7 @@ def test_a_whole_run_leaves_an_artefact_of_the_plain_network(
     recipe = _recipe(data, epochs=1, **targets)
     result = train(recipe, tmp_path, runtime)
     assert result["bytes"] == (tmp_path / "model.pare").stat().st_size
-    setup = prepare(Recipe(**{**recipe.__dict__, "sparsity": None, "bits": None, "finetune": 0}), runtime)
+    setup = prepare(changed(recipe, {"sparsity": None, "bits": None, "finetune": 0}), runtime)
     keys = list(setup.model.state_dict())
     paretorch.load(tmp_path / "model.pare", into=setup.model)
     assert list(setup.model.state_dict()) == keys

@@ -11,13 +11,14 @@ from paretorch.errors import MissingExtraError
 from paretorch.training import Recipe, Runtime, train
 from paretorch.training.fit import Trainer
 from paretorch.training.folder import read_history
+from paretorch.training.recipe_values import recipe_from
 
 _RUNTIME = Runtime(device="cpu", progress="quiet", tensorboard=True)
 
 
 def recipe(epochs: int) -> Recipe:
     options = {"network": "digits-cnn", "network_options": {"width": 2}, "data": "digits", "batch": 256, "lr": 0.05}
-    return Recipe(**options, epochs=epochs, sparsity=0.5)
+    return recipe_from({**options, "epochs": epochs, "compression.sparsity": 0.5})
 
 
 def told(folder: Path, name: str) -> list[tuple[int, float]]:

@@ -1,7 +1,10 @@
 """The commands of `pare`, put together."""
 
+from typing import Annotated
+
 import typer
 
+from paretorch import __version__
 from paretorch.cli.bench import bench
 from paretorch.cli.data import data
 from paretorch.cli.demo import demo
@@ -22,5 +25,22 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pare {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _pare(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Make PyTorch networks smaller and cheaper to train."""
+
+
 for command in (demo, train, tickets, fold, tune, report, export, bench, study, data):
     app.command()(guarded(command))

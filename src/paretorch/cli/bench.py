@@ -55,10 +55,9 @@ def bench(
         pare bench model.pare --data cifar10 --root data
     """
     from paretorch.cli.bench_points import Bench
-    from paretorch.cli.bench_rivals import KINDS, pruned
-    from paretorch.cli.bench_sources import find_sources
-    from paretorch.training.recipe import Runtime
+    from paretorch.cli.bench_sources import KINDS, find_sources, pruned
     from paretorch.training.run import choose_device
+    from paretorch.training.runtime import Runtime
 
     shares = numbers(prune, "--prune") if prune else []
     if not all(0 < share < 1 for share in shares):

@@ -81,7 +81,9 @@ class Bench:
             from paretorch.deploy.rivals import read_sparse, write_sparse
 
             assert source.recipe is not None
-            return [File(f"{source.recipe.pruning} pruned, fp16 + zstd", ".fp16.zst", write_sparse, read_sparse)]
+            return [
+                File(f"{source.recipe.compression.pruning} pruned, fp16 + zstd", ".fp16.zst", write_sparse, read_sparse)
+            ]
         plain = [_plain("dense fp32", torch.float32), _plain("dense fp16", torch.float16)]
         return [*plain, _weight_int8(), self._int8()]
 

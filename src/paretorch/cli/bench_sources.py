@@ -1,13 +1,19 @@
-"""What `pare bench` compares: networks from run folders and artefacts, each with the kind of file it is to be."""
+"""What `pare bench` compares: networks from run folders and artefacts, and dense ones as others would prune them.
 
+Each pruned network is a run of its own in the bench's folder, which is resumed like any other.
+"""
+
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paretorch.cli.inputs import SHAPES, recipe_of
 from paretorch.errors import ConfigError
+from paretorch.training.images import IMAGES
 from paretorch.training.recipe import Recipe
+from paretorch.training.runtime import Runtime
 
-IMAGES = tuple(SHAPES)
 _OURS = {"cs": "CS", "smol": "SMOL", "smol-printed": "SMOL", "given": "SMOL"}
 
 
@@ -28,22 +34,19 @@ class Source:
     @property
     def is_rival(self) -> bool:
         """Weights or channels dropped by another's method, and nothing else done to them."""
-        recipe = self.recipe
-        if recipe is None or recipe.shares or recipe.budget is not None:
+        if self.recipe is None or self.recipe.shares:
             return False
-        return recipe.pruning not in (None, "cs") and recipe.bits is None and recipe.quantization is None
+        asked = self.recipe.compression
+        return asked.pruning not in (None, "cs") and asked.quantization_method is None and asked.budget is None
 
     @property
     def family(self) -> str:
         """Which kind of point its artefact is: our methods, or another's methods in our file."""
-        recipe = self.recipe
-        if recipe is None:
+        if self.recipe is None:
             return "paretorch"
-        alone = recipe.budget is not None and recipe.sparsity is None and recipe.bits is None
-        pruning = recipe.pruning or ("cs" if recipe.sparsity is not None or alone else None)
-        bits = recipe.quantization or ("smol" if recipe.bits is not None or alone else None)
-        methods = [one for one in (pruning, bits) if one is not None]
-        told = " + ".join([*(["sharing"] if recipe.shares else []), *(_OURS.get(one, one) for one in methods)])
+        asked = self.recipe.compression
+        methods = [one for one in (asked.pruning_method, asked.quantization_method) if one is not None]
+        told = " + ".join([*(["sharing"] if self.recipe.shares else []), *(_OURS.get(one, one) for one in methods)])
         return f"paretorch, {told}" if set(methods) <= set(_OURS) else f"{told} in our file"
 
 
@@ -83,13 +86,13 @@ def find_sources(paths: list[Path], data: str | None, out: Path) -> tuple[list[S
 def _of_run(folder: Path) -> Source:
     artefact = folder / "model.pare"
     recipe = recipe_of(folder)
-    if recipe.data not in IMAGES or recipe.network == "dcgan-generator":
+    if recipe.data.name not in IMAGES or recipe.network == "dcgan-generator":
         raise ConfigError(
-            f"{folder} has no accuracy to draw: {recipe.network} on {recipe.data} is no classifier of images."
+            f"{folder} has no accuracy to draw: {recipe.network} on {recipe.data.name} is no classifier of images."
         )
     if not artefact.exists():
         raise ConfigError(f"{folder} has no artefact yet: finish it with pare train --out {folder} --resume")
-    return Source(folder.absolute().name, artefact, recipe.data, recipe)  # "." has no name of its own
+    return Source(folder.absolute().name, artefact, recipe.data.name, recipe)  # "." has no name of its own
 
 
 def _of_file(path: Path, data: str | None) -> Source:
@@ -125,3 +128,65 @@ def _place(source: Source) -> tuple[str, ...]:
     """The folders above a network, its name last."""
     path = source.artefact.resolve()
     return (*(path.parent if source.recipe is not None else path).parts[1:-1], source.name)
+
+
+KINDS = ("weights", "channels")
+"""What can be taken away."""
+
+
+def pruned(
+    dense: Source,
+    shares: Sequence[float],
+    epochs: int,
+    out: Path,
+    runtime: Runtime,
+    kinds: Sequence[str] = KINDS,
+    chooser: str = "magnitude",
+) -> list[Source]:
+    """The dense network without these shares of its weights: the smallest ones, or whole channels; fine-tuned."""
+    from paretorch.training import train
+
+    assert dense.recipe is not None
+    if dense.recipe.compression.norms is not None:
+        raise ConfigError(f"{dense.name} has folded norms and cannot be trained on: train it without norms.")
+    found = []
+    for share, kind in itertools.product(shares, kinds):
+        by = {"weights": "mp", "channels": "channels" if chooser == "magnitude" else chooser}[kind]
+        name = f"{dense.name}-{by}-{share:g}"
+        if kind == "weights":
+            recipe = _without_weights(dense.recipe, dense.artefact, share, epochs)
+        else:
+            cut = out / name / "start.pare"
+            if not cut.exists():
+                _cut(dense, share, cut, chooser)
+            recipe = _without_channels(dense.recipe, cut, epochs)
+        train(recipe, out / name, runtime, resume=True)
+        found.append(Source(name, out / name / "model.pare", dense.data, recipe))
+    return found
+
+
+# Both train at a tenth of the rate, as after any pruning; the schedules of the dense run may name epochs that are not there.
+
+
+def _without_weights(recipe: Recipe, start: Path, share: float, epochs: int) -> Recipe:
+    schedule = replace(recipe.schedule, finetune_lr=None, finetune_name="cosine", finetune_milestones=None)
+    pruned = replace(recipe.compression, pruning="mp", sparsity=share)
+    return replace(recipe, start=str(start), epochs=0, finetune=epochs, schedule=schedule, compression=pruned)
+
+
+def _without_channels(recipe: Recipe, start: Path, epochs: int) -> Recipe:
+    optimizer = replace(recipe.optimizer, lr=recipe.optimizer.lr / 10)
+    schedule = replace(recipe.schedule, name="cosine", milestones=(), warmup=0)
+    return replace(recipe, start=str(start), epochs=epochs, optimizer=optimizer, schedule=schedule)
+
+
+def _cut(dense: Source, share: float, path: Path, chooser: str) -> None:
+    import torch
+
+    from paretorch import deploy
+    from paretorch.deploy.rivals import prune_channels
+
+    network = deploy.load(dense.artefact)
+    example = torch.zeros(1, *SHAPES[dense.data])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    deploy.save(prune_channels(network, example, share, exclude=("head",), by=chooser), path)

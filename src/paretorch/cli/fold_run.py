@@ -33,6 +33,7 @@ def shared_network(folder: Path, root: str | None = None) -> nn.Module:
     from paretorch import zoo
     from paretorch.cli.inputs import SHAPES
     from paretorch.training.checkpoint import Checkpoint
+    from paretorch.training.recipe_keys import by_place
     from paretorch.training.tasks.language import CARRIED
 
     path = folder / "checkpoint.pt"
@@ -42,7 +43,8 @@ def shared_network(folder: Path, root: str | None = None) -> nn.Module:
         raise ConfigError(f"{folder} holds no checkpoint.pt and no model.pare: give the folder of a run")
     checkpoint = Checkpoint.load(path, torch.device("cpu"))
     try:
-        network: nn.Module = zoo.build(checkpoint.recipe["network"], **_options(folder, checkpoint.recipe, root))
+        fields = by_place(checkpoint.recipe)
+        network: nn.Module = zoo.build(fields["network"], **_options(folder, fields, root))
         config = checkpoint.model.get(f"{PREFIX}config")
         plan = json.loads(bytes(config.tolist())) if config is not None else {}
         steps, seed = plan.pop("steps", 1), plan.pop("seed", 0)
@@ -50,10 +52,10 @@ def shared_network(folder: Path, root: str | None = None) -> nn.Module:
         raise ArtefactError(f"{path} is not the checkpoint of a run of this version") from error
     if "sharing" not in plan:
         raise ConfigError(_NOT_SHARED.format(folder))
-    methods = [_class(fields)(**_fields(fields)) for fields in plan.values()]
+    methods = [_class(one)(**_fields(one)) for one in plan.values()]
     example = None
     if any(method.on_activations for method in methods):
-        example = torch.zeros(1, *SHAPES.get(checkpoint.recipe.get("data", ""), (1,)))
+        example = torch.zeros(1, *SHAPES.get(fields.get("data.name", ""), (1,)))
     compress(network, *methods, steps=steps, seed=seed, example=example)
     try:
         network.load_state_dict({key: value for key, value in checkpoint.model.items() if key != CARRIED})
@@ -115,21 +117,21 @@ def inputs_of(task: "Task", recipe: "Recipe", count: int) -> list[Tensor]:
 
 
 def _options(folder: Path, recipe: dict[str, Any], root: str | None) -> dict[str, Any]:
-    """Options of the network: of a finished run those in its artefact, else those of the recipe and its data."""
+    """Options of the network: of a finished run those in its artefact, else those of the recipe (by place) and its data."""
     from paretorch.deploy.artefact import open_artefact
 
     if (folder / "model.pare").exists() and "zoo" in (head := open_artefact(folder / "model.pare")[1]):
         return dict(head["zoo"][1])
-    if recipe.get("data") in ("ptb", "ptb-char", "multi30k"):
+    if recipe.get("data.name") in ("ptb", "ptb-char", "multi30k"):
         suited = _chosen(folder, root, torch.device("cpu"))[2]
     else:
-        suited = {"classes": 100} if recipe.get("data") == "cifar100" else {}
+        suited = {"classes": 100} if recipe.get("data.name") == "cifar100" else {}
     return {**suited, **(recipe.get("network_options") or {})}
 
 
 def _chosen(run: Path, root: str | None, device: torch.device) -> "tuple[Recipe, Task, dict[str, Any]]":
     from paretorch.cli.inputs import recipe_of
-    from paretorch.training.recipe import Runtime
+    from paretorch.training.runtime import Runtime
     from paretorch.training.tasks.choose import choose
 
     recipe = recipe_of(run)

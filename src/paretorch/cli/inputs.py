@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import ArtefactError, ConfigError
-from paretorch.training.recipe import Recipe, stored_recipe
+from paretorch.training.recipe import Recipe
+from paretorch.training.recipe_keys import by_place
+from paretorch.training.recipe_values import stored_recipe
 from paretorch.training.tasks.choose import latent_of
 
 SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
@@ -41,6 +43,6 @@ def shape_of(folder: Path) -> tuple[int, ...] | None:
 def _data_in(file: Path) -> str:
     try:
         config: dict[str, Any] = json.loads(file.read_text())
-        return str(config["recipe"]["data"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(by_place(config["recipe"])["data.name"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
         return ""

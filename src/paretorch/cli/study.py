@@ -169,9 +169,7 @@ def _tickets(study: "Study", out: Path, runs: Path, parallel: int, options: list
 
 def _show(study: "Study", found: "Found", diverged: list[str]) -> None:
     """What the results say: accuracy against sparsity, bits or parameters where that is the question, else each setting's metric."""
-    from paretorch.workflows.studies.bits_table import show_bits
-    from paretorch.workflows.studies.metric_table import show_metric
-    from paretorch.workflows.studies.sharing_table import show_sharing
+    from paretorch.workflows.studies.setting_tables import show_bits, show_metric, show_sharing
     from paretorch.workflows.studies.table import points_of, show_points, show_verdicts
 
     if points := points_of(study, found):

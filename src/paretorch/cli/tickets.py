@@ -1,24 +1,54 @@
 """`pare tickets`."""
 
+import contextlib
+import shlex
+import sys
+import threading
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
 
 from paretorch.cli import options
-from paretorch.cli.options import HOW, SEARCH, WHAT
-from paretorch.cli.recipes import given
-from paretorch.cli.values import IMAGES, Number, Text, Whole, assignments, integers, numbers
+from paretorch.cli.bar import epochs_bar
+from paretorch.cli.options import SEARCH
+from paretorch.cli.recipe_flags import RecipeFields, recipe_flags, require_drops, source_of, with_held_out
+from paretorch.cli.values import Number, Text, Whole, assignments, given, integers, numbers
 from paretorch.errors import ConfigError, PareError, UndecidedWarning
-from paretorch.training.recipe import Runtime
+from paretorch.training.images import IMAGES
+from paretorch.training.recipe_keys import by_place
+from paretorch.training.recipe_values import read_config, recipe_from
+from paretorch.training.runtime import Runtime
+from paretorch.workflows.tickets import METHODS, Bench, Result, Storage, collect, make_searches, work
+from paretorch.workflows.tickets.result import write_result
 
-if TYPE_CHECKING:
-    from paretorch.workflows.tickets import Storage
-
-_METHODS = "cs, imp, imp-c, iss, sequential, supermask, supermask-stochastic"
+_METHODS = ", ".join(sorted(METHODS))
 
 
+@recipe_flags(
+    "network",
+    "data",
+    "validation",
+    "epochs",
+    "batch",
+    "lr",
+    "weight_decay",
+    "schedule",
+    "milestones",
+    help={
+        "data": f"{', '.join(IMAGES)}.",
+        "validation": "Training images held out; tickets are chosen by them.",
+        "epochs": "Epochs of a round, and of retraining.",
+        "batch": "Images per step.",
+        "lr": "Learning rate of the weights.",
+    },
+    default={"validation": "5000, digits 200"},
+)
 def tickets(
     config: Annotated[
         Path | None, typer.Option(help="A TOML or JSON file of recipe fields, with a table [tickets] of those below.")
@@ -28,23 +58,8 @@ def tickets(
         Path | None, typer.Option(help="A folder that any number of workers share: begin there, or join.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue what is in --out.")] = False,
-    network: options.Network = None,
-    data: Annotated[Text, typer.Option(help=f"{', '.join(IMAGES)}.", rich_help_panel=WHAT)] = None,
-    validation: Annotated[
-        Whole,
-        typer.Option(
-            help="Training images held out; tickets are chosen by them.",
-            show_default="5000, digits 200",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
-    epochs: Annotated[Whole, typer.Option(help="Epochs of a round, and of retraining.", rich_help_panel=HOW)] = None,
-    batch: Annotated[Whole, typer.Option(help="Images per step.", rich_help_panel=HOW)] = None,
-    lr: Annotated[Number, typer.Option(help="Learning rate of the weights.", rich_help_panel=HOW)] = None,
-    weight_decay: options.WeightDecay = None,
-    schedule: options.Schedule = None,
-    milestones: options.Milestones = None,
-    set_: options.Assignments = None,
+    *,
+    flags: RecipeFields,
     method: Annotated[
         Text, typer.Option(help=f"One or several of {_METHODS}.", show_default="cs", rich_help_panel=SEARCH)
     ] = None,
@@ -105,19 +120,6 @@ def tickets(
 
         pare tickets --config tickets.toml --storage /shared/tickets     (the same again for each further worker)
     """
-    from paretorch.cli.tickets_searches import open_storage
-
-    recipe_flags = given(
-        network=network,
-        data=data,
-        validation=validation,
-        epochs=epochs,
-        batch=batch,
-        lr=lr,
-        weight_decay=weight_decay,
-        schedule=schedule,
-        milestones=None if milestones is None else numbers(milestones, "--milestones"),
-    )
     search_flags = given(
         method=None if method is None else [part.strip() for part in method.split(",")],
         rounds=rounds,
@@ -139,15 +141,44 @@ def tickets(
     )
     if out is not None and storage is not None:
         raise ConfigError("--out and --storage both name the folder: give one of them.")
-    recipe_flags |= assignments(set_)
-    opened = open_storage(config, storage or out, resume or storage is not None, recipe_flags, search_flags, runtime)
+    opened = _open_storage(config, storage or out, resume or storage is not None, flags, search_flags, runtime)
     _work(opened, runtime, quiet)
 
 
-def _work(opened: "Storage", runtime: Runtime, quiet: bool) -> None:
-    from paretorch.cli.tickets_table import watched, write_and_show
-    from paretorch.workflows.tickets import work
+def _open_storage(
+    config: Path | None,
+    folder: Path | None,
+    continues: bool,
+    recipe_given: dict[str, Any],
+    search_given: dict[str, Any],
+    runtime: Runtime,
+) -> Storage:
+    """The folder with all that is asked for in it; whatever is wrong is said before the folder is made."""
+    values = {} if config is None else read_config(config)
+    table = values.pop("tickets", {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{config}: tickets should be a table, such as [tickets] and below it rounds = 5.")
+    if continues and folder is not None and config is None:
+        if not recipe_given and not search_given:
+            return Storage.open(folder)
+        if (folder / "recipe.json").exists():
+            values = Storage.open(folder).recipe.as_dict()
+    source = source_of(config)
+    recipe = recipe_from(with_held_out(by_place(values, recipe_given)), source)
+    require_drops(recipe, recipe_given)
+    folder = folder or Path("runs") / f"tickets-{recipe.network}-{recipe.data.name}"
+    exists = (folder / "recipe.json").exists()
+    if exists and not continues:
+        raise ConfigError(
+            f"{folder} already holds a ticket search; continue it with --resume, join it with --storage, or choose another --out."
+        )
+    wanted = {**table, **search_given}
+    searches = [] if exists and not wanted else make_searches({"seeds": [recipe.seed], **wanted}, source)
+    Bench.of(recipe, runtime)  # for the errors alone
+    return Storage.join(folder, recipe, searches)
 
+
+def _work(opened: Storage, runtime: Runtime, quiet: bool) -> None:
     try:
         with warnings.catch_warnings(), watched(opened, quiet=quiet) as (tell, show):
             # What rounding does to the network of a search is measured, and matters little: tickets are retrained.
@@ -157,3 +188,82 @@ def _work(opened: "Storage", runtime: Runtime, quiet: bool) -> None:
         write_and_show(opened)
         raise
     write_and_show(opened)
+
+
+Row = dict[str, Any]
+_MOST_SHOWN = 60  # tickets; more are a file to look into
+
+
+@contextlib.contextmanager
+def watched(storage: Storage, *, quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[[Row], None]]]:
+    """Functions to tell a line and to show a row; on a terminal with a bar over the epochs of all workers."""
+    if quiet:
+        yield (lambda words: None), (lambda row: None)
+        return
+    with epochs_bar() as bar:
+        tell: Callable[[str], None] = typer.echo if bar is None else bar.tell
+        over = threading.Event()
+
+        def look() -> None:
+            while bar is not None and not over.wait(1.0):
+                bar.watch(*storage.epochs())
+
+        looking = threading.Thread(target=look, daemon=True)
+        looking.start()
+        try:
+            yield tell, (lambda row: tell(_line(row)))
+        finally:
+            over.set()
+            looking.join()
+            if bar is not None:
+                bar.watch(*storage.epochs())
+
+
+def write_and_show(storage: Storage) -> None:
+    """Write what there is beside the searches and print it; nothing where no round is done yet."""
+    result = collect(storage)
+    if not result.tickets:
+        return
+    write_result(storage, result, shlex.join(["pare", *sys.argv[1:]]))
+    _print(result)
+    layers = ", layers.svg" if (storage.path / "layers.svg").exists() else ""
+    typer.echo(f"{storage.path}: tickets.jsonl, summary.json, tickets.svg{layers}")
+
+
+def _line(row: Row) -> str:
+    if row["method"] == "dense":
+        return f"{row['search']}: accuracy {_percent(row['accuracy'])}"
+    return (
+        f"{row['search']} round {row['round']}: {_percent(row['sparsity'])} zeros, accuracy {_percent(row['accuracy'])}"
+    )
+
+
+def _print(result: Result) -> None:
+    rows = sorted(result.tickets, key=lambda row: (row["method"], row["sparsity"]))
+    if len(rows) <= _MOST_SHOWN:
+        table = Table(title="Tickets, retrained", box=SIMPLE)
+        table.add_column("search", no_wrap=True)
+        for name in ("round", "zeros", "accuracy", "test", "epochs"):
+            table.add_column(name, justify="right")
+        for row in [*result.dense, *rows]:
+            shares = [_percent(row[name]) for name in ("sparsity", "accuracy", "test_accuracy")]
+            table.add_row(row["search"], str(row["round"] or ""), *shares, str(row["epochs"]))
+        Console().print(table)
+    for one in result.found():
+        typer.echo(f"{one.method}, seed {one.seed} ({one.epochs} epochs in all)")
+        typer.echo(f"  sparsest matching: {_told(one.sparsest)}")
+        typer.echo(f"  best performing:   {_told(one.best)}")
+    typer.echo("accuracy is that on the validation split, by which tickets are chosen; the test set decides nothing.")
+
+
+def _told(row: Row | None) -> str:
+    if row is None:
+        return "none is as accurate as the dense network"
+    return (
+        f"{_percent(row['sparsity'])} zeros, accuracy {_percent(row['accuracy'])} (test {_percent(row['test_accuracy'])}): "
+        f"{row['search']} round {row['round']}, {row['search_epochs']} epochs of search, {row['epochs']} with retraining"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"

@@ -6,13 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from paretorch.cli import options
-from paretorch.cli.options import HOW, WHAT, WHERE
-from paretorch.cli.recipes import given, make_recipe
-from paretorch.cli.values import Number, Text, Whole, assignments, numbers
+from paretorch.cli.options import WHERE
+from paretorch.cli.recipe_flags import RecipeFields, make_recipe, recipe_flags
 from paretorch.errors import ConfigError
-from paretorch.training.recipe import OPTIMIZERS, PRUNING, QUANTIZATION, Recipe, Runtime, parse_bytes
-
-_SMALL = "How small"
+from paretorch.training.recipe import Recipe
+from paretorch.training.runtime import Runtime
 
 _METRICS = {
     "test_accuracy": "test accuracy {:.2%}",
@@ -24,6 +22,27 @@ _METRICS = {
 }
 
 
+@recipe_flags(
+    "network",
+    "data",
+    "start",
+    "seed",
+    "epochs",
+    "finetune",
+    "batch",
+    "optimizer",
+    "lr",
+    "weight_decay",
+    "schedule",
+    "milestones",
+    "sparsity",
+    "pruning",
+    "bits",
+    "quantization",
+    "activation_bits",
+    "activations",
+    "budget",
+)
 def train(
     config: options.Config = None,
     out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/NETWORK-DATA-seedSEED")] = None,
@@ -31,32 +50,8 @@ def train(
         bool, typer.Option("--resume", help="Continue the run in --out where its checkpoint is.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print layers, groups and expected bytes; stop.")] = False,
-    network: options.Network = None,
-    data: options.Data = None,
-    start: Annotated[Text, typer.Option(help="An artefact whose weights to begin with.", rich_help_panel=WHAT)] = None,
-    seed: Annotated[Whole, typer.Option(help="Decides every random number.", rich_help_panel=WHAT)] = None,
-    epochs: Annotated[Whole, typer.Option(help="Epochs until decisions are rounded.", rich_help_panel=HOW)] = None,
-    finetune: Annotated[Whole, typer.Option(help="Epochs after that.", rich_help_panel=HOW)] = None,
-    batch: options.Batch = None,
-    optimizer: Annotated[Text, typer.Option(help=f"{', '.join(OPTIMIZERS)}.", rich_help_panel=HOW)] = None,
-    lr: Annotated[Number, typer.Option(help="Learning rate.", rich_help_panel=HOW)] = None,
-    weight_decay: options.WeightDecay = None,
-    schedule: options.Schedule = None,
-    milestones: options.Milestones = None,
-    set_: options.Assignments = None,
-    sparsity: Annotated[Number, typer.Option(help="Fraction of zeros, such as 0.95.", rich_help_panel=_SMALL)] = None,
-    pruning: Annotated[
-        Text, typer.Option(help=f"By which method: {', '.join(PRUNING)}.", show_default="cs", rich_help_panel=_SMALL)
-    ] = None,
-    bits: Annotated[Number, typer.Option(help="Bits per weight, such as 2.0.", rich_help_panel=_SMALL)] = None,
-    quantization: Annotated[
-        Text,
-        typer.Option(help=f"By which method: {', '.join(QUANTIZATION)}.", show_default="smol", rich_help_panel=_SMALL),
-    ] = None,
-    activation_bits: Annotated[
-        Number, typer.Option(help="Bits per activation, such as 4.0.", rich_help_panel=_SMALL)
-    ] = None,
-    budget: Annotated[Text, typer.Option(help="Bytes of the artefact, such as 48KB.", rich_help_panel=_SMALL)] = None,
+    *,
+    flags: RecipeFields,
     device: options.Device = "auto",
     root: options.Root = None,
     download: options.Download = False,
@@ -87,40 +82,21 @@ def train(
 
         pare train --network lstm-300 --data ptb-char --optimizer avagrad --lr 1 --set clip_norm=0.25 --root data
 
+        pare train --network vgg16 --data cifar10 --sparsity 0.9 --set sparsity_options.group=channel --set optimizer.momentum=0.8
+
         pare train --config recipe.toml --lr 0.05 --out runs/mine
 
         pare train --out runs/mine --resume
     """
-    flags = given(
-        network=network,
-        data=data,
-        start=start,
-        seed=seed,
-        epochs=epochs,
-        finetune=finetune,
-        batch=batch,
-        optimizer=optimizer,
-        lr=lr,
-        weight_decay=weight_decay,
-        schedule=schedule,
-        milestones=None if milestones is None else numbers(milestones, "--milestones"),
-        sparsity=sparsity,
-        pruning=pruning,
-        bits=bits,
-        quantization=quantization,
-        activation_bits=activation_bits,
-        budget=None if budget is None else parse_bytes(budget),
-    )
-    fields = flags | assignments(set_)
     if config is None and resume and out is not None:
         if (out / "config.json").exists():
             from paretorch.cli.inputs import recipe_of
 
             recipe_of(out)  # for the errors alone: what is damaged is not to be taken for the defaults
             config = out / "config.json"
-        elif not fields:
+        elif not flags:
             raise ConfigError(f"{out} holds no run to continue; leave --resume out to begin one with the defaults.")
-    recipe = make_recipe(config, fields)
+    recipe = make_recipe(config, flags)
     runtime = Runtime(
         root=root,
         download=download,
@@ -143,7 +119,7 @@ def train(
 def _train(recipe: Recipe, out: Path | None, runtime: Runtime, resume: bool, quiet: bool) -> None:
     from paretorch.training.run import train as run
 
-    folder = out or Path("runs") / f"{recipe.network}-{recipe.data}-seed{recipe.seed}"
+    folder = out or Path("runs") / f"{recipe.network}-{recipe.data.name}-seed{recipe.seed}"
     result = run(recipe, folder, runtime, resume=resume)
     if not quiet:
         typer.echo(f"{folder}: {_told(result)}")

@@ -1,22 +1,53 @@
 """`pare tune`."""
 
+import contextlib
+import json
 import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 import typer
 
 from paretorch.cli import options
-from paretorch.cli.options import HOW, SEARCH, WHAT
-from paretorch.cli.recipes import given, make_recipe
-from paretorch.cli.values import Text, Whole, assignments, numbers
-from paretorch.errors import ConfigError
-from paretorch.training.recipe import OPTIMIZERS, Runtime
+from paretorch.cli.bar import epochs_bar
+from paretorch.cli.options import SEARCH
+from paretorch.cli.recipe_flags import RecipeFields, make_recipe, recipe_flags
+from paretorch.cli.values import Text, numbers
+from paretorch.deploy.codec.container import write_file
+from paretorch.errors import ConfigError, PareError
+from paretorch.report.charts import Curve, curves
+from paretorch.report.files import save
+from paretorch.training.recipe_keys import by_place
+from paretorch.training.runtime import Runtime
+from paretorch.workflows.tuning.plots import STEPS, heat_map
+from paretorch.workflows.tuning.trial import Trial, exactly
 
+if TYPE_CHECKING:
+    from paretorch.workflows.tuning import Found
+
+
+_SEARCHED = ("optimizer.lr", "optimizer.eps")
 _START = {"sgd": (0.1, 0.0), "avagrad": (0.1, 0.1), "avagradw": (0.1, 0.1), "adabelief": (1e-3, 1e-16)}
 """Where a search begins: the optimizer's usual setting, for most Adam's."""
 
 
+@recipe_flags(
+    "network",
+    "data",
+    "validation",
+    "epochs",
+    "batch",
+    "optimizer",
+    "weight_decay",
+    "schedule",
+    help={
+        "validation": "Training images held out to judge by; of text its validation part.",
+        "epochs": "Epochs of a trial.",
+    },
+    default={"validation": "5000, digits 200", "optimizer": "avagrad"},
+)
 def tune(
     config: options.Config = None,
     out: Annotated[
@@ -29,24 +60,8 @@ def tune(
             show_default="trials.journal in --out",
         ),
     ] = None,
-    network: options.Network = None,
-    data: options.Data = None,
-    validation: Annotated[
-        Whole,
-        typer.Option(
-            help="Training images held out to judge by; of text its validation part.",
-            show_default="5000, digits 200",
-            rich_help_panel=WHAT,
-        ),
-    ] = None,
-    epochs: Annotated[Whole, typer.Option(help="Epochs of a trial.", rich_help_panel=HOW)] = None,
-    batch: options.Batch = None,
-    optimizer: Annotated[
-        Text, typer.Option(help=f"{', '.join(OPTIMIZERS)}.", show_default="avagrad", rich_help_panel=HOW)
-    ] = None,
-    weight_decay: options.WeightDecay = None,
-    schedule: options.Schedule = None,
-    set_: options.Assignments = None,
+    *,
+    flags: RecipeFields,
     method: Annotated[
         str, typer.Option(help="cgld, gld, tpe, cmaes, random or grid.", rich_help_panel=SEARCH)
     ] = "cgld",
@@ -79,32 +94,20 @@ def tune(
 
         pare tune --network resnet20 --data cifar10 --epochs 20 --alphas 0.1,0.5,1,5 --epsilons 0.1
     """
-    from paretorch.cli.tune_result import recommendation, watched, write
-    from paretorch.cli.tune_trial import Trial
     from paretorch.workflows import tuning
 
-    flags = given(
-        network=network,
-        data=data,
-        optimizer=optimizer,
-        validation=validation,
-        epochs=epochs,
-        batch=batch,
-        weight_decay=weight_decay,
-        schedule=schedule,
-    ) | assignments(set_)
-    if searched := [name for name in ("lr", "eps") if name in flags]:
+    if searched := [name for name in ("lr", "eps") if f"optimizer.{name}" in flags]:
         raise ConfigError(f"pare tune searches {searched[0]}: give the values to try as --alphas and --epsilons.")
-    recipe = make_recipe(config, {"optimizer": "avagrad", **flags} if config is None else flags, holds_out=True)
-    if not recipe.validation:
+    recipe = make_recipe(config, by_place({"optimizer": "avagrad"}, flags) if config is None else flags, holds_out=True)
+    if not recipe.data.validation:
         raise ConfigError("Settings are chosen by held-out data, never by the test set: set validation, such as 5000.")
     runtime = Runtime(root, download, device, compile, graph, progress="quiet")
-    if recipe.optimizer == "sgd" and epsilons is not None:
+    if recipe.optimizer.name == "sgd" and epsilons is not None:
         raise ConfigError("sgd has no ε: leave out --epsilons.")
     rates = tuning.alpha_grid() if alphas is None else _values(alphas, "--alphas")
-    smoothing = tuning.eps_grid(recipe.optimizer) if epsilons is None else _values(epsilons, "--epsilons")
-    smoothing = [0.0] if recipe.optimizer == "sgd" else smoothing
-    folder = out or Path("runs") / f"tune-{recipe.optimizer}-{recipe.network}-{recipe.data}"
+    smoothing = tuning.eps_grid(recipe.optimizer.name) if epsilons is None else _values(epsilons, "--epsilons")
+    smoothing = [0.0] if recipe.optimizer.name == "sgd" else smoothing
+    folder = out or Path("runs") / f"tune-{recipe.optimizer.name}-{recipe.network}-{recipe.data.name}"
     trial = Trial(recipe, runtime, folder)
     # Everything that a wrong recipe can break comes before the storage is made.
     trial.check()
@@ -117,8 +120,8 @@ def tune(
             trials=trials,
             storage=storage or folder / "trials.journal",
             seed=recipe.seed,
-            first=_START.get(recipe.optimizer, (1e-3, 1e-8)),
-            facts={name: value for name, value in recipe.as_dict().items() if name not in ("lr", "eps")},
+            first=_START.get(recipe.optimizer.name, (1e-3, 1e-8)),
+            facts={name: one for name, one in by_place(recipe.as_dict()).items() if name not in _SEARCHED},
             tell=tell,
         )
     write(found, trial)
@@ -131,3 +134,72 @@ def _values(text: str, flag: str) -> list[float]:
     if not all(math.isfinite(value) and value > 0 for value in found) or len(set(found)) < len(found):
         raise ConfigError(f"{flag} takes positive numbers, each once, such as 0.1,0.5,1, not {text!r}.")
     return sorted(found)
+
+
+@contextlib.contextmanager
+def watched(trial: Trial, count: int, *, quiet: bool) -> Iterator[Callable[["Found", float, float], None]]:
+    """A function to tell a setting once it is tried, of so many; on a terminal with a bar over the epochs of all."""
+    if quiet:
+        yield lambda found, alpha, eps: write(found, trial)
+        return
+    with epochs_bar() as bar:
+
+        def tell(found: "Found", alpha: float, eps: float) -> None:
+            write(found, trial)
+            line = f"[{len(found.order)}/{count}] {_told(found, trial, alpha, eps)}"
+            if bar is None:
+                typer.echo(line)
+            else:
+                bar.tell(line)
+                bar.watch(len(found.order) * trial.recipe.epochs, count * trial.recipe.epochs)
+
+        yield tell
+
+
+def _told(found: "Found", trial: Trial, alpha: float, eps: float) -> str:
+    error = found.errors[list(found.alphas).index(alpha), list(found.epsilons).index(eps)]
+    setting = f"lr {exactly(alpha)}" + ("" if trial.recipe.optimizer.name == "sgd" else f", eps {exactly(eps)}")
+    return f"{setting}: {'diverged' if np.isnan(error) else trial.told(error)}"
+
+
+def recommendation(found: "Found", trial: Trial) -> str:
+    """The flags to train with."""
+    count, diverged = len(found.order), int((found.tried & np.isnan(found.errors)).sum())
+    if found.best is None:
+        raise PareError(f"All {count} settings diverged: give smaller learning rates, such as --alphas 1e-6,1e-5,1e-4.")
+    alpha, eps, error = found.best
+    flags = f"--optimizer {trial.recipe.optimizer.name} --lr {exactly(alpha)}"
+    flags += "" if trial.recipe.optimizer.name == "sgd" else f" --set eps={exactly(eps)}"
+    edge = len(found.alphas) > 2 and alpha in (min(found.alphas), max(found.alphas))
+    hint = "; this lr is the last of --alphas, so try further ones" if edge else ""
+    return f"Recommended: {flags} ({trial.told(error)}, best of {count} settings, {diverged} diverged{hint})"
+
+
+def write(found: "Found", trial: Trial) -> None:
+    """tuning.json, and the two pictures once there is a setting that did not diverge; other workers may write them at the same time."""
+    rows = [
+        {
+            "lr": found.alphas[i],
+            "eps": found.epsilons[j],
+            "error": None if np.isnan(e := found.errors[i, j]) else float(e),
+        }
+        for i, j in found.order
+    ]
+    content = {"recipe": trial.recipe.as_dict(), "error": "".join(trial.error), "trials": rows, "best": found.best}
+    trial.folder.mkdir(parents=True, exist_ok=True)
+    write_file(trial.folder / "tuning.json", (json.dumps(content, indent=1) + "\n").encode())
+    if found.best is not None:
+        _draw(found, trial, found.best[2])
+
+
+def _draw(found: "Found", trial: Trial, best: float) -> None:
+    (label, unit), recipe = trial.error, trial.recipe
+    steps = STEPS if unit == " %" else [float(f"{step * abs(best) / 100:.2g}") for step in STEPS]
+    title = f"{label} of {recipe.optimizer.name}, {recipe.network} on {recipe.data.name}"
+    chart = heat_map(title, found.alphas, found.epsilons, found.errors, found.tried, steps, unit)
+    save(chart, trial.folder / "heatmap.svg")
+    gaps = found.best_so_far - best
+    shown = np.flatnonzero(np.isfinite(gaps))
+    series = {recipe.optimizer.name: Curve(shown + 1, gaps[shown], gaps[shown], gaps[shown])}
+    name = f"gap to the best {label} found{unit}"
+    save(curves("Suboptimality", series, x_label="settings tried", y_label=name), trial.folder / "suboptimality.svg")

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from paretorch.errors import ConfigError
+from paretorch.training.images import IMAGES
 
-IMAGES = ("digits", "cifar10", "cifar100")
 DATA = (*IMAGES, "ptb", "ptb-char", "multi30k", "shortest-paths")
 """What --data takes."""
 
@@ -29,6 +29,11 @@ def assignments(texts: list[str] | None, example: str = "--set cutout=8") -> dic
         except ValueError:
             made[name] = value
     return made
+
+
+def given(**flags: Any) -> dict[str, Any]:
+    """The options that were not left out."""
+    return {name: value for name, value in flags.items() if value is not None}
 
 
 def numbers(text: str, flag: str) -> list[float]:

@@ -1,6 +1,7 @@
 """Checking options: one clear sentence for what cannot be meant, before anything is touched."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from paretorch.errors import ConfigError
@@ -27,3 +28,15 @@ def require_a_group(target: float | None, smallest: float, total: float) -> None
             f"target={target!r} would drop everything: the smallest group has {smallest:g} of {total:g} weights, so ask for "
             f"at most {most:.4f}, or use smaller groups"
         )
+
+
+def require_one_of(name: str, value: str, choices: Sequence[str]) -> None:
+    """One of the names that there are."""
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+
+
+def require_at_least(name: str, value: float, bound: float) -> None:
+    """A number of at least `bound`; NaN is none."""
+    if not value >= bound:
+        raise ConfigError(f"{name} must be at least {bound}, not {value}")

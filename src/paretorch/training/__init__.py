@@ -3,8 +3,9 @@
 from paretorch.training.fit import Trainer
 from paretorch.training.folder import RunFolder
 from paretorch.training.images import ImageClassification
-from paretorch.training.recipe import Recipe, Runtime
+from paretorch.training.recipe import Recipe
 from paretorch.training.run import prepare, train
+from paretorch.training.runtime import Runtime
 from paretorch.training.task import Task
 
 __all__ = ["ImageClassification", "Recipe", "RunFolder", "Runtime", "Task", "Trainer", "prepare", "train"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from paretorch.errors import ArtefactError, ConfigError
+from paretorch.errors import ArtefactError
 from paretorch.training.files import write_atomically
 
 _FORMAT = 1
@@ -62,14 +62,6 @@ class Checkpoint:
                 raise ArtefactError(f"{path} has no {name} as checkpoints have it; {_ANEW}.")
         content["random"] = {name: state.cpu() for name, state in content["random"].items()}
         return cls(**content)
-
-
-def require_same(recipe: dict[str, Any], stored: dict[str, Any], where: Path) -> None:
-    """Refuse to continue a run under another recipe; name what differs."""
-    differs = [name for name in sorted({*recipe, *stored}) if recipe.get(name) != stored.get(name)]
-    if differs:
-        told = ", ".join(f"{name} (there {stored.get(name)!r}, now {recipe.get(name)!r})" for name in differs)
-        raise ConfigError(f"{where} was run with another configuration: {told}. Use the same one or another --out.")
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:

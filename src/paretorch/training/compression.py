@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.errors import ConfigError
-from paretorch.training.methods import activation_methods, pruning_methods, quantization_methods
+from paretorch.methods.registry import entries
+from paretorch.methods.sharing.soft import SoftSharing
 from paretorch.training.recipe import LEARNED, Recipe
 from paretorch.training.task import Task
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from paretorch.core.plan import Plan
 
 _SUMMARY = len('"summary":{"accuracy":0.1234},')  # what `finish` adds to the file beside the network
-DRAWN = ("l0", "stochastic")
+DRAWN = tuple(name for name, entry in entries("sparsity").items() if entry.drawn)
 _JUDGING = 16  # training batches by which drawn masks are compared
 
 
@@ -34,8 +35,9 @@ def attach(model: nn.Module, recipe: Recipe, *, steps: int, example: Tensor) -> 
     methods = _methods(recipe, model)
     steps = max(steps, 1)  # none where a trained network is pruned right away
     example = example.float() if example.is_floating_point() else example  # as the weights are, outside of autocast
-    meter = None if recipe.budget is None else meter_of(model, recipe.norms, _SUMMARY)
-    return compress(model, *methods, steps=steps, example=example, budget=recipe.budget, seed=recipe.seed, meter=meter)
+    budget = recipe.compression.budget
+    meter = None if budget is None else meter_of(model, recipe.compression.norms, _SUMMARY)
+    return compress(model, *methods, steps=steps, example=example, budget=budget, seed=recipe.seed, meter=meter)
 
 
 def harden(plan: "Plan", optimizer: torch.optim.Optimizer, task: Task, recipe: Recipe) -> None:
@@ -45,11 +47,11 @@ def harden(plan: "Plan", optimizer: torch.optim.Optimizer, task: Task, recipe: R
     validation images decide. amc: the shares of the layers are searched by the accuracy on the validation images.
     """
     plan.model.eval()
-    if recipe.pruning in DRAWN:
+    if recipe.compression.pruning in DRAWN:
         from paretorch.methods.sparsity.rivals import harden_best
 
         harden_best(plan, _judge(task, recipe.epochs), optimizer=optimizer)
-    elif recipe.pruning == "amc":
+    elif recipe.compression.pruning == "amc":
         from paretorch.methods.sparsity.rivals import harden_searched
 
         harden_searched(
@@ -60,55 +62,49 @@ def harden(plan: "Plan", optimizer: torch.optim.Optimizer, task: Task, recipe: R
 
 
 def _methods(recipe: Recipe, model: nn.Module) -> list[Any]:
-    """What is asked for; a byte budget alone leaves the trade between zeros and bits to the plan."""
-    import paretorch
-
+    """The methods that the recipe asks for; a byte budget alone leaves the trade between zeros and bits to the plan."""
+    asked = recipe.compression
     leave_out: Mapping[str, Sequence[str]] = getattr(model, "leave_out", {})
-    budget_alone = recipe.sparsity is None and recipe.bits is None and recipe.budget is not None
     methods: list[Any] = []
     if recipe.shares:
         own = getattr(model, "sharing", {"exclude": tuple(leave_out.get("sharing", ()))})
-        methods.append(_made(paretorch.SoftSharing, {**own, **(recipe.sharing_options or {})}, "sharing_options"))
-    if recipe.sparsity is not None or recipe.pruning is not None or budget_alone:
+        methods.append(_made(SoftSharing, {**own, **(asked.sharing_options or {})}, "sharing_options"))
+    if (name := asked.pruning_method) is not None:
         left = tuple(leave_out.get("sparsity", ()))
-        options = {"target": recipe.sparsity, "exclude": left, **recipe.sparsity_options}
-        methods.append(_made(pruning_methods()[recipe.pruning or "cs"], options, "sparsity_options"))
-    if recipe.bits is not None or recipe.quantization is not None or budget_alone:
-        name = recipe.quantization or "smol"
+        options = {"target": asked.sparsity, "exclude": left, **asked.sparsity_options}
+        methods.append(_made(entries("sparsity")[name].method, options, "sparsity_options"))
+    if (name := asked.quantization_method) is not None:
         options = _precision_options(name, recipe, model, tuple(leave_out.get("precision", ())))
-        methods.append(_made(quantization_methods()[name], options, "precision_options"))
-    if recipe.activation_bits is not None or recipe.activations is not None:
-        name = recipe.activations or "smol"
-        bits = (
-            {"target_bits": recipe.activation_bits}
-            if name == "smol"
-            else {"bits": _whole(recipe.activation_bits, name)}
-        )
-        options = {**bits, "exclude": tuple(leave_out.get("activations", ())), **(recipe.activation_options or {})}
-        methods.append(_made(activation_methods()[name], options, "activation_options"))
+        methods.append(_made(entries("precision")[name].method, options, "precision_options"))
+    if (name := asked.activation_method) is not None:
+        bits = asked.activation_bits
+        target = {"target_bits": bits} if name == "smol" else {"bits": _whole(bits, name)}
+        options = {**target, "exclude": tuple(leave_out.get("activations", ())), **(asked.activation_options or {})}
+        methods.append(_made(entries("activations")[name].method, options, "activation_options"))
     return methods
 
 
 def _precision_options(name: str, recipe: Recipe, model: nn.Module, left: tuple[str, ...]) -> dict[str, Any]:
-    options: dict[str, Any] = {"exclude": left, **recipe.precision_options}
+    bits = recipe.compression.bits
+    options: dict[str, Any] = {"exclude": left, **recipe.compression.precision_options}
     if name in LEARNED:
         options.pop("samples", None)  # the loop's
     if name == "smol":
-        return {"target_bits": recipe.bits, **options}
+        return {"target_bits": bits, **options}
     if name == "smol-printed":
-        return {"init_bits": recipe.bits, "scale": "fit", **options}
+        return {"init_bits": bits, "scale": "fit", **options}
     if name == "given":
-        if recipe.bits is not None:
+        if bits is not None:
             raise ConfigError("The quantization 'given' takes its bits from precision_options.source: leave bits out.")
         source, shuffled = options.pop("source", None), options.pop("shuffled", False)
         return {**options, "precisions": _precisions(source, shuffled, recipe.seed)}
-    if recipe.bits is not None:
-        options["bits"] = _whole(recipe.bits, name)
+    if bits is not None:
+        options["bits"] = _whole(bits, name)
     if (ends := options.pop("ends", None)) is not None:
         from paretorch.methods.precision.rivals import first_and_last
 
         given = options.get("overrides") or {}
-        if isinstance(given, Mapping):  # the method tells of what is none
+        if isinstance(given, Mapping):  # otherwise the method refuses it
             options["overrides"] = {**first_and_last(model, ends, options["exclude"] or ()), **given}
     return options
 

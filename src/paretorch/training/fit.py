@@ -15,11 +15,13 @@ from torch import nn
 from paretorch.errors import ArtefactError, DivergenceError
 from paretorch.support.signals import on_sigterm
 from paretorch.training import optimizers, schedules
-from paretorch.training.checkpoint import Checkpoint, random_state, require_same, restore_random
+from paretorch.training.checkpoint import Checkpoint, random_state, restore_random
 from paretorch.training.compression import harden
 from paretorch.training.folder import RunFolder
 from paretorch.training.progress import Progress
-from paretorch.training.recipe import THROUGH, Recipe, Runtime
+from paretorch.training.recipe import THROUGH, Recipe
+from paretorch.training.recipe_values import require_same_recipe
+from paretorch.training.runtime import Runtime
 from paretorch.training.similarities import similarities
 from paretorch.training.stepper import Stepper
 from paretorch.training.task import Task, mix
@@ -51,14 +53,16 @@ class Trainer:
         self.runtime = runtime or Runtime()
         self.device = device or torch.device("cpu")
         # Some optimizers cannot be captured; a study has them beside others, so they run without a graph of their own.
-        captured = self.device.type == "cuda" and self.runtime.graph and recipe.optimizer not in optimizers.UNCAPTURED
-        rate = torch.tensor(recipe.lr, device=self.device) if captured else None
-        groups = (
-            optimizers.dense_groups(model, recipe.weight_decay)
-            if plan is None
-            else plan.param_groups(recipe.weight_decay)
+        captured = (
+            self.device.type == "cuda" and self.runtime.graph and recipe.optimizer.name not in optimizers.UNCAPTURED
         )
-        self.optimizer = optimizers.build(recipe, groups, recipe.lr if rate is None else rate)
+        rate = torch.tensor(recipe.optimizer.lr, device=self.device) if captured else None
+        groups = (
+            optimizers.dense_groups(model, recipe.optimizer.weight_decay)
+            if plan is None
+            else plan.param_groups(recipe.optimizer.weight_decay)
+        )
+        self.optimizer = optimizers.build(recipe.optimizer, groups, recipe.optimizer.lr if rate is None else rate)
         self._compiles = self.device.type == "cuda" and self._should_compile()
         self.stepper = Stepper(
             model,
@@ -68,7 +72,7 @@ class Trainer:
             device=self.device,
             rate=rate,
             compile=self._compiles,
-            samples=recipe.samples if plan is not None else 1,
+            samples=recipe.compression.samples if plan is not None else 1,
         )
         self.after_step: Callable[[int], None] | None = None
         """Called on the host after each step, with the number of steps taken so far; None: nothing is."""
@@ -91,7 +95,7 @@ class Trainer:
             self._restore()
         if self.runtime.tensorboard:
             self._tracker = Tracker(self.folder.path, self._epoch * self.task.steps)
-        held_out = "validation" if self.recipe.validation else "test"
+        held_out = "validation" if self.recipe.data.validation else "test"
         with Progress(self.runtime.progress, held_out) as progress, on_sigterm(self._stop):
             first = "compiling, once: about a minute" if self._compiles else ""
             progress.start(self.epochs, self.task.steps, self._epoch * self.task.steps + self._step, first)
@@ -177,16 +181,17 @@ class Trainer:
         progress.epoch(row)
 
     def _rates(self, epoch: int) -> list[float]:
-        recipe = self.recipe
-        through = recipe.finetune_schedule == THROUGH
+        recipe, asked = self.recipe, self.recipe.schedule
+        lr = recipe.optimizer.lr
+        through = asked.finetune_name == THROUGH
         if through or epoch < recipe.epochs:
             length = recipe.epochs + (recipe.finetune if through else 0)
-            base, start, name, warmup, drops = recipe.lr, 0, recipe.schedule, recipe.warmup, recipe.milestones
+            base, start, name, warmup, drops = lr, 0, asked.name, asked.warmup, asked.milestones
         else:
-            base = recipe.lr / 10 if recipe.finetune_lr is None else recipe.finetune_lr
-            start, length, name, warmup = recipe.epochs, recipe.finetune, recipe.finetune_schedule, 0.0
-            drops = recipe.finetune_milestones or ()
-        schedule = schedules.build(name, length, milestones=drops, factor=recipe.factor, warmup=warmup)
+            base = lr / 10 if asked.finetune_lr is None else asked.finetune_lr
+            start, length, name, warmup = recipe.epochs, recipe.finetune, asked.finetune_name, 0.0
+            drops = asked.finetune_milestones or ()
+        schedule = schedules.build(name, length, milestones=drops, factor=asked.factor, warmup=warmup)
         return [base * schedule(epoch - start + step / self.task.steps) for step in range(self.task.steps)]
 
     def _require_finite(self, record: torch.Tensor, done: int) -> None:
@@ -202,7 +207,7 @@ class Trainer:
         kept = f" {self.folder.checkpoint} is the last good state." if self.folder.checkpoint.exists() else ""
         return DivergenceError(
             f"The {what} is {value:g} at step {step} (epoch {step // self.task.steps + 1}): try a lower learning rate "
-            f"(now {self.recipe.lr:g}) or a warm-up (--set warmup=5), and check the data for broken values.{kept}"
+            f"(now {self.recipe.optimizer.lr:g}) or a warm-up (--set schedule.warmup=5), and check the data for broken values.{kept}"
         )
 
     def _save(self, record: torch.Tensor | None = None) -> None:
@@ -220,7 +225,7 @@ class Trainer:
 
     def _restore(self) -> None:
         stored = Checkpoint.load(self.folder.checkpoint, self.device)
-        require_same(self.recipe.as_dict(), stored.recipe, self.folder.path)
+        require_same_recipe(self.recipe, stored.recipe, self.folder.path)
         try:
             self.model.load_state_dict(stored.model)
             optimizers.load_state(self.optimizer, stored.optimizer)

@@ -12,9 +12,9 @@ import torch
 
 from paretorch import __version__
 from paretorch.errors import ArtefactError, ConfigError
-from paretorch.training.checkpoint import require_same
 from paretorch.training.files import write_atomically, write_error
 from paretorch.training.recipe import Recipe
+from paretorch.training.recipe_values import require_same_recipe
 
 
 class RunFolder:
@@ -82,7 +82,7 @@ def check_folder(path: Path, recipe: Recipe, *, resume: bool) -> None:
         stored = dict(json.loads((path / "config.json").read_text())["recipe"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtefactError(f"{path}/config.json is not the configuration of a run; choose another --out.") from error
-    require_same(recipe.as_dict(), stored, path)
+    require_same_recipe(recipe, stored, path)
 
 
 def read_history(folder: Path) -> list[dict[str, Any]]:

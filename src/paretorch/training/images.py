@@ -8,6 +8,8 @@ from paretorch.errors import ConfigError
 from paretorch.training.task import Batch, mix, shuffled
 from paretorch.zoo.data import Augment, Images, augment
 
+IMAGES = ("digits", "cifar10", "cifar100")
+"""The data sets of images."""
 _EVALUATION_BATCH = 1000
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.optim.peers import PEERS, peer
-from paretorch.training.recipe import Recipe
+from paretorch.training.recipe import OptimizerRecipe
 
 UNCAPTURED = frozenset(PEERS)
 
@@ -17,28 +17,28 @@ def dense_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     return [{"params": [weight for weight in model.parameters() if weight.requires_grad], "weight_decay": weight_decay}]
 
 
-def build(recipe: Recipe, groups: Iterable[dict[str, Any]], rate: float | Tensor) -> torch.optim.Optimizer:
-    """The recipe's optimizer. A tensor as rate means that the step will be captured in a CUDA graph."""
+def build(recipe: OptimizerRecipe, groups: Iterable[dict[str, Any]], rate: float | Tensor) -> torch.optim.Optimizer:
+    """The optimizer of a recipe. A tensor as rate means that the step will be captured in a CUDA graph."""
     groups = [group for group in groups if group["params"]]
     captured = isinstance(rate, Tensor)
-    if recipe.optimizer == "sgd":
+    if recipe.name == "sgd":
         nesterov = recipe.nesterov and recipe.momentum > 0
         fused = True if captured else None
         return torch.optim.SGD(groups, lr=rate, momentum=recipe.momentum, nesterov=nesterov, fused=fused)
     options: dict[str, Any] = {"lr": rate, "betas": recipe.betas, "capturable": captured}
     if recipe.eps is not None:
         options["eps"] = recipe.eps
-    if recipe.optimizer in ("adam", "amsgrad", "adamw"):
-        kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
-        return kind(groups, amsgrad=recipe.optimizer == "amsgrad", fused=True if captured else None, **options)
-    if recipe.optimizer == "radam":
+    if recipe.name in ("adam", "amsgrad", "adamw"):
+        kind = torch.optim.AdamW if recipe.name == "adamw" else torch.optim.Adam
+        return kind(groups, amsgrad=recipe.name == "amsgrad", fused=True if captured else None, **options)
+    if recipe.name == "radam":
         return torch.optim.RAdam(groups, **options)
-    if recipe.optimizer in PEERS:
-        return peer(recipe.optimizer, groups, options)
+    if recipe.name in PEERS:
+        return peer(recipe.name, groups, options)
     from paretorch import optim
 
     kinds = {"avagrad": optim.AvaGrad, "avagradw": optim.AvaGradW, "delayed-adam": optim.DelayedAdam}
-    return kinds[recipe.optimizer](groups, **options)
+    return kinds[recipe.name](groups, **options)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float | Tensor) -> None:

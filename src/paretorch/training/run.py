@@ -1,7 +1,7 @@
 """A whole run from a recipe: network and data from the zoo, the plan, training, the artefact and the report."""
 
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,9 @@ from paretorch.training.finish import finish, read_result
 from paretorch.training.fit import Trainer
 from paretorch.training.folder import RunFolder, check_folder
 from paretorch.training.images import ImageClassification
-from paretorch.training.recipe import Recipe, Runtime
+from paretorch.training.recipe import Recipe
+from paretorch.training.recipe_values import changed
+from paretorch.training.runtime import Runtime
 from paretorch.training.task import Task
 from paretorch.training.tasks.choose import choose
 from paretorch.training.tasks.limits import Carrying, Drawing, clip_gradients, suited
@@ -63,16 +65,16 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
         torch.cuda.set_device(device)  # steps are captured and replayed on the streams of the current device
     task, wanted = choose(recipe, runtime, device, images)
     _check_options(recipe, wanted)
-    if recipe.pruning == "amc":
+    if recipe.compression.pruning == "amc":
         _check_search(recipe, task)
-    if recipe.pruning in DRAWN and isinstance(task, Drawing):
+    if recipe.compression.pruning in DRAWN and isinstance(task, Drawing):
         raise ConfigError(
-            f"{recipe.pruning} draws masks and keeps that of the lowest loss, which a generator's does not tell: "
+            f"{recipe.compression.pruning} draws masks and keeps that of the lowest loss, which a generator's does not tell: "
             f"choose another pruning."
         )
-    if recipe.samples > 1 and not getattr(task, "splits", False):
+    if recipe.compression.samples > 1 and not getattr(task, "splits", False):
         raise ConfigError(
-            f"precision_options.samples splits batches, which those of {recipe.data} cannot be: leave it out."
+            f"precision_options.samples splits batches, which those of {recipe.data.name} cannot be: leave it out."
         )
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
@@ -95,7 +97,7 @@ def _check_options(recipe: Recipe, wanted: dict[str, Any]) -> None:
         if type(given) is int and (given < value or (name == "channels" and given != value)):
             told = f"{name} must be {value}" if name == "channels" else f"{name} must be at least {value}"
             raise ConfigError(
-                f"network_options: for {recipe.data} {told}, not {given}; leave it out to have just that."
+                f"network_options: for {recipe.data.name} {told}, not {given}; leave it out to have just that."
             )
 
 
@@ -106,14 +108,14 @@ def _check_fit(model: nn.Module, image: Tensor, recipe: Recipe) -> None:
     except ConfigError as error:
         may = "channels" in inspect.signature(type(model)).parameters and "channels" in str(error)
         hint = f'; try network_options={{"channels": {image.shape[1]}}}' if may else ""
-        raise ConfigError(f"{recipe.network} cannot take the images of {recipe.data}: {error}{hint}") from error
+        raise ConfigError(f"{recipe.network} cannot take the images of {recipe.data.name}: {error}{hint}") from error
 
 
 def _check_search(recipe: Recipe, task: Task) -> None:
-    if not recipe.validation:
+    if not recipe.data.validation:
         raise ConfigError("amc searches by held-out training images, never by the test set: set validation=5000, say.")
     if "accuracy" not in task.tallies:
-        raise ConfigError(f"amc searches by accuracy, which {recipe.data} does not have; choose another pruning.")
+        raise ConfigError(f"amc searches by accuracy, which {recipe.data.name} does not have; choose another pruning.")
 
 
 def trainer_of(setup: Setup, recipe: Recipe, folder: RunFolder, runtime: Runtime) -> Trainer:
@@ -122,8 +124,8 @@ def trainer_of(setup: Setup, recipe: Recipe, folder: RunFolder, runtime: Runtime
     if isinstance(setup.task, Carrying):
         setup.task.attach(setup.model)
     trainer = Trainer(setup.model, setup.task, recipe, folder, plan=setup.plan, runtime=runtime, device=setup.device)
-    if recipe.clip_norm is not None:
-        clip_gradients(trainer.optimizer, recipe.clip_norm)
+    if recipe.optimizer.clip_norm is not None:
+        clip_gradients(trainer.optimizer, recipe.optimizer.clip_norm)
     return trainer
 
 
@@ -142,5 +144,9 @@ def train(recipe: Recipe, out: Path, runtime: Runtime | None = None, *, resume: 
         last = trainer_of(setup, recipe, folder, runtime).run(resume=resume)
         if isinstance(setup.task, Carrying):
             setup.task.release(setup.model)
-        test = choose(replace(recipe, validation=0), runtime, setup.device)[0] if recipe.validation else None
-        return finish(setup.model, setup.task, setup.plan, folder, last, test, recipe.norms)
+        test = (
+            choose(changed(recipe, {"data.validation": 0}), runtime, setup.device)[0]
+            if recipe.data.validation
+            else None
+        )
+        return finish(setup.model, setup.task, setup.plan, folder, last, test, recipe.compression.norms)

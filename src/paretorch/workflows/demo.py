@@ -12,12 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import ConfigError
-from paretorch.training.recipe import Recipe, Runtime
+from paretorch.training.recipe import CompressionRecipe, DataRecipe, OptimizerRecipe, Recipe, ScheduleRecipe
+from paretorch.training.runtime import Runtime
 
 BUDGET = 12_000
 
-_DENSE = Recipe(network="digits-cnn", data="digits", epochs=12, batch=64, lr=0.05, weight_decay=5e-4)
-_SMALL = replace(_DENSE, epochs=24, finetune=8, finetune_lr=0.02, budget=BUDGET)
+_DENSE = Recipe(
+    "digits-cnn",
+    epochs=12,
+    data=DataRecipe("digits", batch=64),
+    optimizer=OptimizerRecipe(lr=0.05, weight_decay=5e-4),
+)
+_SMALL = replace(
+    _DENSE,
+    epochs=24,
+    finetune=8,
+    schedule=ScheduleRecipe(finetune_lr=0.02),
+    compression=CompressionRecipe(budget=BUDGET),
+)
 
 
 def run_demo(
@@ -37,7 +49,11 @@ def run_demo(
     runtime = Runtime(device=device)
     with _one_thread():
         train(replace(_DENSE, seed=seed), dense, runtime)
-        train(replace(_SMALL, seed=seed, budget=budget, start=str(dense / "model.pare")), small, runtime)
+        train(
+            replace(_SMALL, seed=seed, start=str(dense / "model.pare"), compression=CompressionRecipe(budget=budget)),
+            small,
+            runtime,
+        )
         return _compare(out, dense, small)
 
 

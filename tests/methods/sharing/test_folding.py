@@ -13,7 +13,7 @@ from paretorch import Plan, compress, export_onnx
 from paretorch.deploy import load, report, save, sizes
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.methods.sharing import Folding, SoftSharing, fold, layer_similarity
-from paretorch.methods.sharing.curve import folding_curve
+from paretorch.workflows.folding_curve import folding_curve
 from tests.contract.loop import equal, optimizer_of, snapshot, train
 from tests.methods.sharing.cases import attach, batch, build
 
@@ -177,7 +177,7 @@ def test_the_curve_falls_layer_by_layer() -> None:
     def measure(model: nn.Module) -> float:
         return float((model(x) - before).abs().max())
 
-    points = list(folding_curve(network, measure, size=lambda model: sizes(model).total))
+    points = list(folding_curve(network, measure))
     assert points[-1].bytes == sizes(fold(network, layers=1)).total
     assert [point.layers for point in points] == [4, 3, 2, 1]
     assert [point.threshold for point in points] == sorted((point.threshold for point in points), reverse=True)

@@ -9,7 +9,7 @@ from torch import nn
 from paretorch import compress
 from paretorch.errors import ConfigError, DivergenceError
 from paretorch.methods.sharing import SoftSharing, fold, layer_similarity
-from paretorch.methods.sharing.curve import folding_curve
+from paretorch.workflows.folding_curve import folding_curve
 from tests.methods.sharing.cases import attach, batch, build
 from tests.methods.sharing.test_folding import mixes
 
@@ -19,13 +19,13 @@ def test_the_curve_of_one_group() -> None:
     network = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)), *(nn.Conv1d(4, 4, 1) for _ in range(2)))
     compress(network, SoftSharing(), steps=4)
     for only, counts in (("[012]", [3, 2, 1]), (nn.Conv1d, [2, 1]), (None, [5, 4, 3, 2])):
-        assert [point.layers for point in folding_curve(network, lambda _: 0.0, only, size=lambda _: 0)] == counts
+        assert [point.layers for point in folding_curve(network, lambda _: 0.0, only)] == counts
     with pytest.raises(ConfigError, match="layers=1: 2 groups of layers share, each for itself, so at least 2 stay"):
         fold(network, layers=1)
     with pytest.raises(ConfigError, match="selects none of the layers that share"):
-        next(folding_curve(network, lambda _: 0.0, "head*", size=lambda _: 0))
+        next(folding_curve(network, lambda _: 0.0, "head*"))
     with pytest.raises(ConfigError, match="compress it with SoftSharing"):
-        next(folding_curve(build("linear"), lambda _: 0.0, size=lambda _: 0))
+        next(folding_curve(build("linear"), lambda _: 0.0))
 
 
 @pytest.mark.parametrize("wrap", [torch.optim.swa_utils.AveragedModel, nn.Sequential, torch.compile])
@@ -37,7 +37,7 @@ def test_what_is_around_the_network_is_left_behind(wrap: Callable[[nn.Module], n
     assert type(small) is type(network)
     assert small.paretorch_folding[0].layers == layer_similarity(network)[0].layers
     torch.testing.assert_close(small(batch("linear")), network(batch("linear")))
-    assert [point.layers for point in folding_curve(around, lambda _: 0.0, size=lambda _: 0)] == [4, 3, 2, 1]
+    assert [point.layers for point in folding_curve(around, lambda _: 0.0)] == [4, 3, 2, 1]
 
 
 @pytest.mark.parametrize("how", ["all", "fewer", "one"])

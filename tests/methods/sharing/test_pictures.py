@@ -19,7 +19,7 @@ from paretorch.deploy import load, save
 from paretorch.methods.sparsity.rivals import GradualMagnitude
 from paretorch.report.sharing import folded_diagram, heat_map
 from paretorch.training.checkpoint import Checkpoint
-from paretorch.training.recipe import Recipe
+from paretorch.training.recipe_values import recipe_from
 from paretorch.training.tasks.language import CARRIED
 from paretorch.zoo import build
 
@@ -58,8 +58,15 @@ def text_run(tmp_path: Path) -> Path:
     for part in ("train", "valid", "test"):
         (tmp_path / "ptb" / f"ptb.char.{part}.txt").write_text("a b c d e f g " * 90)
     options = {"layers": 3, "embedding": 8}
-    recipe = Recipe(
-        network="lstm-8", network_options=options, data="ptb-char", batch=2, epochs=1, sharing_options={"templates": 1}
+    recipe = recipe_from(
+        {
+            "network": "lstm-8",
+            "network_options": options,
+            "data.name": "ptb-char",
+            "data.batch": 2,
+            "epochs": 1,
+            "compression.sharing_options": {"templates": 1},
+        }
     ).as_dict()
     network = build("lstm-8", vocabulary=8, **options)
     plan = compress(network, SoftSharing(templates=1, exclude=network.leave_out["sharing"]), steps=9)

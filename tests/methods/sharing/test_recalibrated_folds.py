@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from paretorch import SoftSharing, compress, fold, load
 from paretorch.cli.app import app
-from paretorch.methods.sharing.curve import folding_curve
-from paretorch.training.recipe import Recipe, Runtime
+from paretorch.training.recipe_values import recipe_from
+from paretorch.training.runtime import Runtime
 from paretorch.training.tasks.choose import choose
+from paretorch.workflows.folding_curve import folding_curve
 
 _DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
@@ -69,8 +70,8 @@ def test_every_point_of_a_curve_has_its_own() -> None:
         return float(statistics(model)[1].sum())
 
     network = network_of()
-    plain = [point.measured for point in folding_curve(network, measure, size=lambda _: 0)]
-    anew = [point.measured for point in folding_curve(network, measure, None, batches(), size=lambda _: 0)]
+    plain = [point.measured for point in folding_curve(network, measure)]
+    anew = [point.measured for point in folding_curve(network, measure, None, batches())]
     assert len(set(plain)) == 1
     assert anew[0] == plain[0], "with all layers nothing has changed"
     assert len(set(anew)) == 4
@@ -102,7 +103,15 @@ def test_pare_fold_takes_batches_of_the_run(tmp_path: Path) -> None:
 
 def test_inputs_of_shortest_paths_leave_the_phase_alone() -> None:
     data = {"size": 6, "count": 32, "test_count": 8, "limits": [2, 4]}
-    recipe = Recipe(network="shortest-paths-cnn", data="shortest-paths", data_options=data, epochs=2, batch=16)
+    recipe = recipe_from(
+        {
+            "network": "shortest-paths-cnn",
+            "data.name": "shortest-paths",
+            "data.options": data,
+            "epochs": 2,
+            "data.batch": 16,
+        }
+    )
     task, _ = choose(recipe, Runtime(device="cpu"), torch.device("cpu"))
     model = nn.Sequential(nn.Conv2d(task.example().shape[1], 1, 1), nn.Flatten(0, 1))
     task.epoch(1)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from paretorch.workflows.studies.bits_table import show_bits
+from paretorch.workflows.studies.setting_tables import show_bits
 from paretorch.workflows.studies.study import Study, parse_study
 
 _TEXT = """

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from paretorch import deploy, zoo
 from paretorch.cli.app import app
 from paretorch.training import Recipe, Runtime, train
 from paretorch.training.compression import attach
+from paretorch.training.recipe_values import changed
 from paretorch.workflows.studies import load_study
 
 _TINY: dict[str, Any] = {
@@ -31,18 +31,18 @@ _BUDGET = 1100
 
 def _tiny(setting: str) -> Recipe:
     recipe = load_study("deploy-resnet20", _TINY).settings[setting]
-    return recipe if recipe.budget is None else replace(recipe, budget=_BUDGET)
+    return recipe if recipe.compression.budget is None else changed(recipe, {"compression.budget": _BUDGET})
 
 
 def test_the_curve_has_its_points_and_everything_trains_as_long() -> None:
     study = load_study("deploy-resnet20")
-    budgets = [recipe.budget for setting, recipe in study.settings.items() if setting.startswith("both-")]
+    budgets = [recipe.compression.budget for setting, recipe in study.settings.items() if setting.startswith("both-")]
     assert budgets == [16_000, 24_000, 32_000, 48_000, 96_000, 200_000]
     assert {recipe.epochs + recipe.finetune for recipe in study.settings.values()} == {350}
-    assert {recipe.validation for recipe in study.settings.values()} == {0}
+    assert {recipe.data.validation for recipe in study.settings.values()} == {0}
     assert not study.settings["dense"].compresses
     for recipe in study.settings.values():
-        assert (recipe.norms == "bf16") == (recipe.budget is not None)
+        assert (recipe.compression.norms == "bf16") == (recipe.compression.budget is not None)
 
 
 @pytest.mark.parametrize("setting", ["both-48KB", "alone", "weights-85", "bits-alone", "bits-96KB"])
@@ -56,7 +56,7 @@ def test_every_way_to_spend_the_bytes_keeps_to_them(tmp_path: Path, setting: str
 
 def test_nothing_of_resnet20_is_left_out() -> None:
     model = zoo.build("resnet20", width=4)
-    recipe = replace(load_study("deploy-resnet20").settings["both-48KB"], budget=6000)
+    recipe = changed(load_study("deploy-resnet20").settings["both-48KB"], {"compression.budget": 6000})
     plan = attach(model, recipe, steps=1, example=torch.zeros(2, 3, 32, 32))
     assert plan is not None
     assert [method.exclude for method in plan.methods()] == [("head",), ()]
@@ -99,7 +99,7 @@ def test_one_command_does_it(tmp_path: Path) -> None:
     stored = json.loads((tmp_path / "run" / "config.json").read_text())["recipe"]
     mine = load_study("deploy-resnet20").settings["both-48KB"]
     for name in ("norms", "sparsity", "bits", "sparsity_options", "precision_options"):
-        assert stored[name] == mine.as_dict()[name]
+        assert stored["compression"][name] == mine.as_dict()["compression"][name]
 
 
 def test_the_command_of_the_page_is_the_run_of_the_study(monkeypatch: pytest.MonkeyPatch) -> None:

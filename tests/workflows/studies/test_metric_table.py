@@ -1,6 +1,6 @@
 """The metric of each setting: over the test part, or over the validation part with the test part beside it."""
 
-from paretorch.workflows.studies.metric_table import show_metric
+from paretorch.workflows.studies.setting_tables import show_metric
 from paretorch.workflows.studies.study import load_study
 
 _RATES = load_study("optim-lstm300-rates")

@@ -9,6 +9,7 @@ import pytest
 
 from paretorch.training import Recipe, Runtime, train
 from paretorch.training.recipe import QUANTIZATION
+from paretorch.training.recipe_values import changed
 from paretorch.workflows.studies import load_study, study_names
 from tests.training.test_tasks_gan import _images
 
@@ -40,13 +41,13 @@ def test_everything_trains_as_long_as_dense(name: str) -> None:
     assert not study.settings["dense"].compresses
     for recipe in study.settings.values():
         assert recipe.epochs + recipe.finetune == _AS_LONG[name]
-        assert not recipe.finetune or recipe.epochs <= 350 or recipe.quantization == "slb"
-        assert (recipe.lr, recipe.momentum, recipe.batch) == (0.1, 0.9, 128)
+        assert not recipe.finetune or recipe.epochs <= 350 or recipe.compression.quantization == "slb"
+        assert (recipe.optimizer.lr, recipe.optimizer.momentum, recipe.data.batch) == (0.1, 0.9, 128)
 
 
 def test_every_method_is_in_the_study_of_resnet20() -> None:
     studies = [load_study(name) for name in ("precision-resnet20", "precision-printed")]
-    found = {recipe.quantization for study in studies for recipe in study.settings.values()}
+    found = {recipe.compression.quantization for study in studies for recipe in study.settings.values()}
     assert found == {None, *QUANTIZATION} - {"given"}
 
 
@@ -78,10 +79,12 @@ def test_every_method_runs(tmp_path: Path, name: str, setting: str) -> None:
     recipe = load_study(name, _TINY).settings[setting]
     result = train(recipe, tmp_path, _RUNTIME)
     assert 0 <= result["test_accuracy"] <= 1
-    if recipe.bits is not None and recipe.quantization not in ("bsq", "smol-printed"):
-        slack = 0.15 if recipe.precision_options.get("group") == "layer" else 0.05  # half of the largest layer
+    if recipe.compression.bits is not None and recipe.compression.quantization not in ("bsq", "smol-printed"):
+        slack = (
+            0.15 if recipe.compression.precision_options.get("group") == "layer" else 0.05
+        )  # half of the largest layer
 
-        assert result["bits"] == pytest.approx(recipe.bits, abs=slack)
+        assert result["bits"] == pytest.approx(recipe.compression.bits, abs=slack)
     assert ("bits" in result) == recipe.compresses
 
 
@@ -89,10 +92,10 @@ def test_the_split_covers_the_budget() -> None:
     study = load_study("precision-split")
     for recipe in study.settings.values():
         assert recipe.epochs + recipe.finetune == 650
-        assert recipe.finetune_lr == (0.1 if recipe.epochs < 250 else 0.01)
+        assert recipe.schedule.finetune_lr == (0.1 if recipe.epochs < 250 else 0.01)
     printed = [recipe for setting, recipe in study.settings.items() if setting.startswith("lambda")]
     assert [recipe.epochs for recipe in printed] == list(range(50, 601, 50))
-    assert {recipe.precision_options["penalty"] for recipe in printed} == {7e-7}
+    assert {recipe.compression.precision_options["penalty"] for recipe in printed} == {7e-7}
 
 
 def test_shuffled_precisions_from_one_study_to_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,13 +113,13 @@ def test_shuffled_precisions_from_one_study_to_the_other(tmp_path: Path, monkeyp
 def test_generators(tmp_path: Path, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_study("precision-dcgan").settings[setting]
     small = {"network_options": {"latent": 4, "width": 2}, "batch": 8, "epochs": 1}
-    options = {**(recipe.data_options or {}), "critic_width": 2, "samples": 12}
-    recipe = replace(recipe, **small, finetune=min(recipe.finetune, 1), data_options=options)
+    options = {**(recipe.data.options or {}), "critic_width": 2, "samples": 12}
+    recipe = changed(recipe, {**small, "finetune": min(recipe.finetune, 1), "data.options": options})
     monkeypatch.setattr("paretorch.zoo.data.load", lambda *_: _images())
     result = train(recipe, tmp_path, _RUNTIME)
     assert "test_frechet" in result
     if setting in ("zero-1", "lsq"):
-        assert result["bits"] == pytest.approx(recipe.bits, abs=0.15)  # of few weights, each a large share
+        assert result["bits"] == pytest.approx(recipe.compression.bits, abs=0.15)  # of few weights, each a large share
 
 
 def test_the_transformer_is_quantized_but_for_its_norms() -> None:
@@ -146,13 +149,15 @@ def test_the_networks_themselves_take_the_methods(name: str) -> None:
     from paretorch.training.compression import attach
 
     study = load_study(name)
-    recipe: Recipe = next(r for r in study.settings.values() if r.bits is not None and r.quantization == "smol")
+    recipe: Recipe = next(
+        r for r in study.settings.values() if r.compression.bits is not None and r.compression.quantization == "smol"
+    )
     network = zoo.build(recipe.network)
     plan = attach(network, recipe, steps=4, example=torch.zeros(1, 3, 32, 32))
     assert plan is not None
-    assert recipe.bits is not None
+    assert recipe.compression.bits is not None
     plan.harden()
-    assert plan.metrics()["bits"] == pytest.approx(recipe.bits, abs=0.01)
+    assert plan.metrics()["bits"] == pytest.approx(recipe.compression.bits, abs=0.01)
 
 
 def test_the_page_names_every_study_and_every_method() -> None:

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paretorch.cli.app import app
-from paretorch.workflows.studies.sharing_table import show_sharing
+from paretorch.workflows.studies.setting_tables import show_sharing
 from paretorch.workflows.studies.study import Study, load_study
 
 

@@ -25,9 +25,14 @@ _TINY = {
 def test_it_is_the_thesis_curriculum() -> None:
     study = load_study(_NAME)
     for recipe in study.settings.values():
-        assert recipe.data_options == {"limits": [2, 4, 6, 8, 10]}
-        assert (recipe.epochs, recipe.optimizer, recipe.lr, recipe.schedule) == (5 * 50, "adam", 0.01, "constant")
-    options = [recipe.sharing_options for recipe in study.settings.values()]
+        assert recipe.data.options == {"limits": [2, 4, 6, 8, 10]}
+        assert (recipe.epochs, recipe.optimizer.name, recipe.optimizer.lr, recipe.schedule.name) == (
+            5 * 50,
+            "adam",
+            0.01,
+            "constant",
+        )
+    options = [recipe.compression.sharing_options for recipe in study.settings.values()]
     assert [one and one.get("recurrence", 0.0) for one in options] == [None, 0.0, 0.01]
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from typer.testing import CliRunner
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError
 from paretorch.training import Runtime, train
+from paretorch.training.recipe_values import changed
 from paretorch.workflows.studies import load_study, study_names
 from paretorch.workflows.studies.similarities import by_distance, similarities, told
 
@@ -27,7 +27,7 @@ _TINY = {
 @pytest.mark.parametrize("name", _TINY)
 def test_a_run_has_its_picture(tmp_path: Path, name: str) -> None:
     (recipe,) = load_study(name, _TINY[name]).settings.values()
-    train(replace(recipe, epochs=1, batch=16), tmp_path / "run", Runtime(device="cpu", progress="quiet"))
+    train(changed(recipe, {"epochs": 1, "data.batch": 16}), tmp_path / "run", Runtime(device="cpu", progress="quiet"))
     shown = CliRunner().invoke(app, ["fold", str(tmp_path / "run"), "--threshold", "0.99"])
     assert shown.exit_code == 0, shown.output
     page = (tmp_path / "run" / "folding.html").read_text()

@@ -15,6 +15,7 @@ from paretorch.errors import ConfigError
 from paretorch.training import Recipe, Runtime, train
 from paretorch.training.folder import read_history
 from paretorch.training.recipe import PRUNING
+from paretorch.training.recipe_values import changed
 from paretorch.workflows.studies import load_study, run_study, study_names
 
 _TINY = {
@@ -36,7 +37,7 @@ def test_every_method_is_there_with_the_same_number_of_runs(name: str) -> None:
     assert len(set(counts.values())) == 1
     for recipe in study.settings.values():
         assert recipe.epochs + recipe.finetune == 200
-        assert recipe.validation == 5000
+        assert recipe.data.validation == 5000
 
 
 @pytest.mark.parametrize("name", ["sparsity-resnet20", "sparsity-vgg16"])
@@ -45,7 +46,7 @@ def test_every_method_of_the_studies_runs(tmp_path: Path, name: str, method: str
     study = load_study(name, _TINY).only([method])
     setting, recipe = list(study.settings.items())[-1]
     if method == "amc":
-        recipe = replace(recipe, sparsity_options={"episodes": 2, "warmup": 1})
+        recipe = changed(recipe, {"compression.sparsity_options": {"episodes": 2, "warmup": 1}})
     result = train(recipe, tmp_path, Runtime(device="cpu", progress="quiet"))
     assert "final_test_accuracy" in result
     if method != "dense":
@@ -60,7 +61,7 @@ def test_the_knobs_are_varied_one_at_a_time(tmp_path: Path, name: str) -> None:
     study = load_study(name, {key: value for key, value in _TINY.items() if key != "sparsity_options"})
     knob = {"lambda": "penalty", "beta": "final_temperature", "init": "init"}[name.split("-")[1]]
     for family in dict.fromkeys(study.families.values()):
-        options = [dict(one.sparsity_options) for one in study.only([family]).settings.values()]
+        options = [dict(one.compression.sparsity_options) for one in study.only([family]).settings.values()]
         values = [one.pop(knob) for one in options]
         assert len(set(values)) == len(values) >= 5
         assert all(one == options[0] for one in options)
@@ -71,7 +72,11 @@ def test_the_knobs_are_varied_one_at_a_time(tmp_path: Path, name: str) -> None:
 
 def _narrow(recipe: Recipe) -> Recipe:
     """By single channels: the network for digits is narrower than the blocks of a runtime."""
-    return replace(recipe, sparsity_options={**recipe.sparsity_options, "multiple": 1}) if recipe.pruning else recipe
+    return (
+        changed(recipe, {"compression.sparsity_options": {**recipe.compression.sparsity_options, "multiple": 1}})
+        if recipe.compression.pruning
+        else recipe
+    )
 
 
 @pytest.mark.parametrize("name", ["sparsity-channels-resnet20", "sparsity-channels-vgg16"])

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError, PareError
+from paretorch.training.recipe_values import changed
 from paretorch.workflows.studies import load_study, run_study, study_names
 from paretorch.workflows.studies.mps import mps
 from paretorch.workflows.studies.results import collect, summarize
@@ -41,7 +42,7 @@ def test_every_study_can_be_read(name: str) -> None:
 def test_settings_and_seeds_make_jobs_and_changes_reach_all() -> None:
     study = parse_study("small", _SMALL, {"epochs": 7})
     assert [name for name, _ in study.jobs()] == ["slow-seed0", "fast-seed0", "slow-seed1", "fast-seed1"]
-    assert {(recipe.lr, recipe.seed, recipe.epochs) for _, recipe in study.jobs()} == {
+    assert {(recipe.optimizer.lr, recipe.seed, recipe.epochs) for _, recipe in study.jobs()} == {
         (0.01, 0, 7),
         (0.05, 0, 7),
         (0.01, 1, 7),
@@ -88,7 +89,7 @@ def test_a_study_runs_its_jobs_and_is_not_run_twice(study: Study, tmp_path: Path
     again = run_study(study, **places, parallel=2, options=["--device", "cpu"], tell=told.append)
     assert again["settings"] == first["settings"]
     assert log.read_bytes() == before
-    other = replace(study, settings={"fast": replace(study.settings["fast"], lr=0.3)})
+    other = replace(study, settings={"fast": changed(study.settings["fast"], {"optimizer.lr": 0.3})})
     with pytest.raises(ConfigError, match=r"fast-seed0.json .*lr \(there 0.05, now 0.3\).*remove the file"):
         run_study(other, tmp_path / "results", tmp_path / "elsewhere", tell=told.append)
     assert not (tmp_path / "elsewhere").exists()

@@ -42,7 +42,7 @@ rounds = 1
 def test_every_search_has_a_method_that_takes_its_options(name: str) -> None:
     study = load_study(name, {"epochs": 3})
     (recipe,) = study.settings.values()
-    assert recipe.validation
+    assert recipe.data.validation
     assert not recipe.compresses
     assert recipe.epochs == 3
     for table in study.tickets:

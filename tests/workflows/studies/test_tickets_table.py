@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from paretorch.workflows.studies.results import spread
-from paretorch.workflows.studies.tickets_table import by_method, result_of, show_methods
+from paretorch.workflows.studies.tickets import by_method, result_of, show_methods
 from paretorch.workflows.tickets import Result
 
 

@@ -46,13 +46,13 @@ def descend(
     mask: Callable[[int], Tensors],
     price: Callable[[int], Tensor | float],
     *,
-    lr: float = RECIPE.lr,
+    lr: float = RECIPE.optimizer.lr,
     lr_s: float = 0.1,
     momentum_s: float = 0.9,
     after: Callable[[int], None] = lambda t: None,
 ) -> None:
     """For t = 1 to T, update θ and s by the gradient of L(f(mask ⊙ θ)) + price."""
-    optimizers = [torch.optim.SGD(list(theta.values()), lr=lr, momentum=RECIPE.momentum)]
+    optimizers = [torch.optim.SGD(list(theta.values()), lr=lr, momentum=RECIPE.optimizer.momentum)]
     optimizers += [torch.optim.SGD(list(s.values()), lr=lr_s, momentum=momentum_s)] if s else []
     for t in range(1, T + 1):
         points, labels = Points().epoch((t - 1) // Points.steps)
@@ -95,7 +95,7 @@ def algorithm_2(
     rounds: int,
     k: int,
     rewind: bool,
-    lr: float = RECIPE.lr,
+    lr: float = RECIPE.optimizer.lr,
     rate: float | None = None,
 ) -> Found:
     """CS; a `rate` makes it Sequential CS, lr = 0 a supermask."""
@@ -154,7 +154,7 @@ def algorithm_4(
     rounds: int,
     k: int,
     rewind: bool,
-    lr: float = RECIPE.lr,
+    lr: float = RECIPE.optimizer.lr,
 ) -> Found:
     """ISS, on the library's own random numbers; lr = 0 makes it a supermask."""
     theta = copied(dict(f.named_parameters()))

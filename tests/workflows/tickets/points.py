@@ -6,12 +6,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paretorch.training import Recipe, Runtime
+from paretorch.training import Runtime
+from paretorch.training.recipe_values import recipe_from
 from paretorch.training.task import Batch, mix, shuffled
 from paretorch.workflows.tickets import Bench
 
-RECIPE = Recipe(
-    epochs=3, batch=8, lr=0.1, momentum=0.9, nesterov=False, weight_decay=0.0, schedule="constant", validation=8
+RECIPE = recipe_from(
+    {
+        "epochs": 3,
+        "data.batch": 8,
+        "optimizer.lr": 0.1,
+        "optimizer.momentum": 0.9,
+        "optimizer.nesterov": False,
+        "optimizer.weight_decay": 0.0,
+        "schedule.name": "constant",
+        "data.validation": 8,
+    }
 )
 MASKED = ("0.weight", "2.weight")
 

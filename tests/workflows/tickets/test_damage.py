@@ -1,5 +1,6 @@
 """Damaged files in a storage end in a sentence that says what to remove, never in a traceback or in other tickets."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,22 @@ from typing import Any
 import pytest
 import torch
 
-from paretorch.errors import ArtefactError
-from paretorch.training import Recipe, Runtime
+from paretorch.errors import ArtefactError, ConfigError
+from paretorch.training import Runtime
+from paretorch.training.recipe_keys import PLACES, by_place
+from paretorch.training.recipe_values import changed, recipe_from
 from paretorch.workflows.tickets import IMP, Search, Storage, collect, read_ticket, work
 
-RECIPE = Recipe(
-    network="digits-cnn", network_options={"width": 2}, data="digits", epochs=1, batch=128, lr=0.05, validation=200
+RECIPE = recipe_from(
+    {
+        "network": "digits-cnn",
+        "network_options": {"width": 2},
+        "data.name": "digits",
+        "epochs": 1,
+        "data.batch": 128,
+        "optimizer.lr": 0.05,
+        "data.validation": 200,
+    }
 )
 CPU = Runtime(device="cpu")
 SEARCH = Search(IMP(), 2)
@@ -41,6 +52,17 @@ def test_a_damaged_record_is_told_with_its_folder(copied: Path, name: str, conte
         work(storage, CPU)
     with pytest.raises(ArtefactError, match="is missing or damaged"):
         collect(storage)
+
+
+def test_a_storage_with_a_flat_recipe_is_continued(copied: Path) -> None:
+    """Recipes were flat until 0.1.0."""
+    path = copied / "recipe.json"
+    places = by_place(json.loads(path.read_text()))
+    path.write_text(json.dumps({name: places[place] for name, place in PLACES.items()}))
+    storage = Storage.join(copied, RECIPE, [SEARCH, Search(IMP(), 1, seed=1)])
+    assert storage.recipe == Storage.open(copied).recipe == RECIPE
+    with pytest.raises(ConfigError, match=r"optimizer.lr \(there 0.05, now 0.1\)"):
+        Storage.join(copied, changed(RECIPE, {"optimizer.lr": 0.1}), [SEARCH])
 
 
 def test_what_it_says_helps(copied: Path) -> None:

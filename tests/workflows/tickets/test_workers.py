@@ -6,17 +6,25 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from paretorch.errors import ArtefactError, ConfigError
-from paretorch.training import Recipe, Runtime
+from paretorch.training import Runtime
+from paretorch.training.recipe_values import changed, recipe_from
 from paretorch.workflows.tickets import CS, IMP, Bench, Search, Storage, Supermask, collect, work
 
-RECIPE = Recipe(
-    network="digits-cnn", network_options={"width": 2}, data="digits", epochs=1, batch=128, lr=0.05, validation=200
+RECIPE = recipe_from(
+    {
+        "network": "digits-cnn",
+        "network_options": {"width": 2},
+        "data.name": "digits",
+        "epochs": 1,
+        "data.batch": 128,
+        "optimizer.lr": 0.05,
+        "data.validation": 200,
+    }
 )
 CPU = Runtime(device="cpu")
 SEARCHES = [Search(CS(init=0.02), 2), Search(IMP(), 2), Search(Supermask(), 1)]
@@ -101,7 +109,7 @@ def test_two_workers_one_of_them_killed_end_where_one_does(alone: Path, tmp_path
 def test_what_joins_must_have_the_same_recipe_and_the_same_search(alone: Path) -> None:
     before = rows_of(alone)
     with pytest.raises(ConfigError, match=r"lr \(there 0.05, now 0.2\)"):
-        Storage.join(alone, replace(RECIPE, lr=0.2), [])
+        Storage.join(alone, changed(RECIPE, {"optimizer.lr": 0.2}), [])
     with pytest.raises(ConfigError, match=r"rounds \(there 2, now 3\)"):
         Storage.join(alone, RECIPE, [Search(CS(init=0.02), 3)])
     with pytest.raises(ConfigError, match=r"penalty \(there 1e-08, now 0.1\)"):
@@ -145,14 +153,16 @@ def test_a_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_tickets_are_never_chosen_by_the_test_set() -> None:
     with pytest.raises(ConfigError, match="never by the test set"):
-        Bench.of(replace(RECIPE, validation=0), CPU)
+        Bench.of(changed(RECIPE, {"data.validation": 0}), CPU)
     with pytest.raises(ConfigError, match="decides the sparsity itself"):
-        Bench.of(replace(RECIPE, sparsity=0.5), CPU)
+        Bench.of(changed(RECIPE, {"compression.sparsity": 0.5}), CPU)
 
 
 def test_what_is_not_classified_has_no_tickets() -> None:
-    recipe = Recipe(network="shortest-paths-cnn", data="shortest-paths", validation=4, batch=2)
-    small = replace(recipe, data_options={"count": 8, "test_count": 2, "size": 8, "limit": 3})
+    recipe = recipe_from(
+        {"network": "shortest-paths-cnn", "data.name": "shortest-paths", "data.validation": 4, "data.batch": 2}
+    )
+    small = changed(recipe, {"data.options": {"count": 8, "test_count": 2, "size": 8, "limit": 3}})
     with pytest.raises(ConfigError, match="compared by accuracy"):
         Bench.of(small, CPU)
 

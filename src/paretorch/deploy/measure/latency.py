@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 from paretorch.deploy.onnx import export_onnx
 from paretorch.deploy.plain import copied
 from paretorch.errors import ConfigError
+from paretorch.support.children import module_command
 from paretorch.support.silence import quiet
 
 _TIMEOUT = 600  # seconds the measuring process may take
@@ -129,7 +129,7 @@ def _in_own_process(
 
     save_file({"example": example.detach().cpu().contiguous()}, folder / "example.safetensors")
     job = json.dumps({"files": files, "rounds": rounds, "seconds": seconds, "threads": threads})
-    command = [sys.executable, "-m", "paretorch.deploy.measure.latency_process", str(folder), job]
+    command = module_command("paretorch.deploy.measure.latency_process", str(folder), job)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=True)
         medians: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])

@@ -7,7 +7,8 @@ import torch
 
 from paretorch.errors import ConfigError
 from paretorch.training.images import ImageClassification
-from paretorch.training.recipe import Recipe, Runtime
+from paretorch.training.recipe import Recipe
+from paretorch.training.runtime import Runtime
 from paretorch.training.task import Task
 
 if TYPE_CHECKING:
@@ -33,14 +34,14 @@ def choose(recipe: Recipe, runtime: Runtime, device: torch.device, images: "Imag
         "device": device,
         "autocast": recipe.dtype == "bf16" or (recipe.dtype == "auto" and device.type == "cuda"),
     }
-    if images is not None or recipe.data not in _NETWORKS:
+    if images is not None or recipe.data.name not in _NETWORKS:
         return _images(recipe, runtime, images, how)
-    usual = _NETWORKS[recipe.data]
+    usual = _NETWORKS[recipe.data.name]
     if recipe.network.split("-")[0] != usual.split("-")[0]:
-        raise ConfigError(f"{recipe.data} is learned by the network {usual}, not by {recipe.network!r}.")
-    if recipe.data == "multi30k":
+        raise ConfigError(f"{recipe.data.name} is learned by the network {usual}, not by {recipe.network!r}.")
+    if recipe.data.name == "multi30k":
         return _translation(recipe, runtime, how)
-    return _grids(recipe, how) if recipe.data == "shortest-paths" else _text(recipe, runtime, how)
+    return _grids(recipe, how) if recipe.data.name == "shortest-paths" else _text(recipe, runtime, how)
 
 
 def latent_of(recipe: Recipe) -> int | None:
@@ -54,15 +55,15 @@ def _images(recipe: Recipe, runtime: Runtime, images: "Images | None", how: dict
     latent = latent_of(recipe)
     options = _options(recipe, {} if latent is None else _GAN)
     try:
-        images = images or zoo.data.load(recipe.data, runtime.root, runtime.download)
+        images = images or zoo.data.load(recipe.data.name, runtime.root, runtime.download)
     except ConfigError as error:
         raise ConfigError(f"{error} Of other kinds there are: {', '.join(sorted(_NETWORKS))}.") from error
-    if recipe.validation:
-        images = images.validation(recipe.validation, seed=0)
+    if recipe.data.validation:
+        images = images.validation(recipe.data.validation, seed=0)
     if latent is not None:
         return _gan(recipe, images, {"latent": latent, **options}, how)
     task = ImageClassification(
-        images, batch=recipe.batch, how=_augmentation(recipe), label_smoothing=recipe.label_smoothing, **how
+        images, batch=recipe.data.batch, how=_augmentation(recipe), label_smoothing=recipe.data.label_smoothing, **how
     )
     return task, {"classes": images.classes}
 
@@ -72,33 +73,35 @@ def _gan(recipe: Recipe, images: "Images", options: dict[str, Any], how: dict[st
     from paretorch.training.tasks.gan import Gan
 
     def optimize(weights: list[Any]) -> torch.optim.Optimizer:
-        return optimizers.build(recipe, [{"params": weights, "weight_decay": recipe.weight_decay}], recipe.lr)
+        return optimizers.build(
+            recipe.optimizer, [{"params": weights, "weight_decay": recipe.optimizer.weight_decay}], recipe.optimizer.lr
+        )
 
     channels = images.train[0].shape[1]
-    return Gan(images, optimize, batch=recipe.batch, **options, **how), {"channels": channels}
+    return Gan(images, optimize, batch=recipe.data.batch, **options, **how), {"channels": channels}
 
 
 def _augmentation(recipe: Recipe) -> "Augment":
     from paretorch.zoo.data import Augment
 
-    digits = recipe.data == "digits"
-    pad = (1 if digits else 4) if recipe.pad is None else recipe.pad
-    return Augment(pad, not digits if recipe.flip is None else recipe.flip, recipe.cutout)
+    digits = recipe.data.name == "digits"
+    pad = (1 if digits else 4) if recipe.data.pad is None else recipe.data.pad
+    return Augment(pad, not digits if recipe.data.flip is None else recipe.data.flip, recipe.data.cutout)
 
 
 def _text(recipe: Recipe, runtime: Runtime, how: dict[str, Any]) -> Chosen:
     from paretorch.training.tasks.language import LanguageModel
     from paretorch.zoo.data import text
 
-    options = _options(recipe, {"bptt": _BPTT[recipe.data]})
-    characters = recipe.data == "ptb-char"
+    options = _options(recipe, {"bptt": _BPTT[recipe.data.name]})
+    characters = recipe.data.name == "ptb-char"
     corpus = text.load("char" if characters else "word", runtime.root)
     task = LanguageModel(
         corpus,
         characters=characters,
-        batch=recipe.batch,
-        label_smoothing=recipe.label_smoothing,
-        validation=recipe.validation > 0,
+        batch=recipe.data.batch,
+        label_smoothing=recipe.data.label_smoothing,
+        validation=recipe.data.validation > 0,
         **options,
         **how,
     )
@@ -112,9 +115,9 @@ def _translation(recipe: Recipe, runtime: Runtime, how: dict[str, Any]) -> Chose
     pairs = load_multi30k(runtime.root, options["vocabulary"])
     task = Translation(
         pairs,
-        tokens=recipe.batch,
-        label_smoothing=recipe.label_smoothing,
-        validation=recipe.validation > 0,
+        tokens=recipe.data.batch,
+        label_smoothing=recipe.data.label_smoothing,
+        validation=recipe.data.validation > 0,
         bleu=options["bleu"],
         **how,
     )
@@ -129,20 +132,20 @@ def _grids(recipe: Recipe, how: dict[str, Any]) -> Chosen:
     limits = limits or [last]
     if recipe.epochs % len(limits):
         raise ConfigError(f"{len(limits)} phases of equal length cannot share {recipe.epochs} epochs: use a multiple.")
-    phases = [make_grids(limit, **options, validation=recipe.validation) for limit in limits]
-    return ShortestPaths(phases, epochs=recipe.epochs // len(limits), batch=recipe.batch, **how), {}
+    phases = [make_grids(limit, **options, validation=recipe.data.validation) for limit in limits]
+    return ShortestPaths(phases, epochs=recipe.epochs // len(limits), batch=recipe.data.batch, **how), {}
 
 
 def _options(recipe: Recipe, usual: Mapping[str, Any]) -> dict[str, Any]:
     """The recipe's `data_options` over the usual ones; unknown names and wrong types are refused by name."""
-    given = dict(recipe.data_options or {})
+    given = dict(recipe.data.options or {})
     if unknown := sorted(set(given) - set(usual)):
         known = ", ".join(usual) or "none"
-        raise ConfigError(f"{recipe.data} has no data option {unknown[0]!r}; it has: {known}.")
+        raise ConfigError(f"{recipe.data.name} has no data option {unknown[0]!r}; it has: {known}.")
     words = {bool: "true or false", str: "a text", list: "a list of whole numbers from 1", int: "a whole number from 1"}
     for name, value in given.items():
         whole = [value] if type(value) is int else value if type(value) is list else []
         if type(value) is not type(usual[name]) or not all(type(one) is int and one >= 1 for one in whole):
             wanted = words[type(usual[name])]
-            raise ConfigError(f"The data option {name} of {recipe.data} must be {wanted}, not {value!r}.")
+            raise ConfigError(f"The data option {name} of {recipe.data.name} must be {wanted}, not {value!r}.")
     return {**usual, **given}

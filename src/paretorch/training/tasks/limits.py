@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from paretorch.training.recipe import Runtime
+from paretorch.training.runtime import Runtime
 from paretorch.training.task import Task
 
 

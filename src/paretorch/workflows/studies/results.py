@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import ArtefactError, ConfigError
-from paretorch.training.checkpoint import require_same
 from paretorch.training.files import write_atomically
 from paretorch.training.folder import read_history
-from paretorch.training.recipe import Recipe, stored_recipe
+from paretorch.training.recipe import Recipe
+from paretorch.training.recipe_values import require_same_recipe, stored_recipe
 from paretorch.workflows.studies.study import Study
 
 Found = dict[str, dict[str, Any]]
@@ -70,9 +70,9 @@ def require_mine(study: Study, target: Path) -> None:
 def require_recipe(recipe: Recipe, stored: Recipe, path: Path) -> None:
     """Refuse to replace the file of results of another recipe, by the names of what differs."""
     try:
-        require_same(recipe.as_dict(), stored.as_dict(), path)
+        require_same_recipe(recipe, stored.as_dict(), path)
     except ConfigError as error:
-        raise ConfigError(f"{error} Or remove the file, to have it measured again.") from None
+        raise ConfigError(f"{error}, or remove the file to have it measured again") from None
 
 
 def read_stored(path: Path) -> tuple[Recipe | None, dict[str, Any] | None]:

@@ -8,7 +8,6 @@ import contextlib
 import math
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import DIVERGED_CODE, PareError
+from paretorch.support.children import module_command
 from paretorch.training.finish import read_result
 from paretorch.training.folder import check_folder, read_history
 from paretorch.training.progress import headline, told
@@ -173,9 +173,7 @@ def _start(job: _Job, parallel: int, options: Sequence[str]) -> subprocess.Popen
     environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": threads}
     environment.setdefault("OMP_NUM_THREADS", threads)
     with open(job.folder / "log.txt", "ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "paretorch.cli", *words], stdout=log, stderr=log, env=environment
-        )
+        return subprocess.Popen(module_command("paretorch.cli", *words), stdout=log, stderr=log, env=environment)
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -24,7 +24,9 @@ from importlib.resources import files
 from typing import Any
 
 from paretorch.errors import ConfigError
-from paretorch.training.recipe import Recipe, recipe_from
+from paretorch.training.recipe import Recipe
+from paretorch.training.recipe_keys import by_place
+from paretorch.training.recipe_values import recipe_from
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def parse_study(name: str, text: str, changes: Mapping[str, Any] | None = None) 
         for family, given in settings.items():
             for setting, values in _variations(family, given):
                 source = f"the study {name}, setting {setting}"
-                recipes[setting] = _changed(recipe_from({**base, **values}, source), changes or {}, source)
+                recipes[setting] = _changed(recipe_from(by_place(base, values), source), changes or {}, source)
                 families[setting] = family
         seeds, tickets = tuple(content["seeds"]), tuple(content.get("tickets", ()))
         return Study(name, content["title"], content["claim"], seeds, recipes, families, tickets)
@@ -115,15 +117,12 @@ def _variations(family: str, given: Mapping[str, Any]) -> Iterator[tuple[str, di
     fixed = {key: value for key, value in given.items() if key != "vary"}
     vary: Mapping[str, list[Any]] = given.get("vary", {})
     for chosen in itertools.product(*vary.values()):
-        values = dict(fixed)
-        for key, value in zip(vary, chosen, strict=True):
-            table, dot, option = key.partition(".")
-            values[table] = {**values.get(table, {}), option: value} if dot else value
+        values = by_place(fixed, dict(zip(vary, chosen, strict=True)))
         yield "-".join([family, *(f"{one:g}" if isinstance(one, float) else str(one) for one in chosen)]), values
 
 
 def _changed(recipe: Recipe, changes: Mapping[str, Any], source: str) -> Recipe:
     """The recipe with the changes; a dense one has nothing to fine-tune, so that change passes it by."""
-    values = {**recipe.as_dict(), **changes}
+    values = by_place(recipe.as_dict(), changes)
     bare = recipe_from({**values, "finetune": 0}, source)
     return recipe_from(values, source) if bare.compresses else bare

@@ -60,7 +60,7 @@ def _point(study: Study, setting: str, rows: Sequence[dict[str, Any]]) -> Point:
     return Point(
         setting=setting,
         family=study.family(setting),
-        asked=study.settings[setting].sparsity,
+        asked=study.settings[setting].compression.sparsity,
         sparsity=fmean(row.get("sparsity", 0.0) for row in rows),
         validation=fmean(row[_CHOSEN] for row in rows),
         test=test["mean"],

@@ -12,8 +12,10 @@ from torch import nn
 from paretorch.core.attach.sites import Selector
 from paretorch.errors import ConfigError
 from paretorch.training.folder import RunFolder
-from paretorch.training.recipe import Recipe, Runtime
+from paretorch.training.recipe import Recipe
+from paretorch.training.recipe_values import changed
 from paretorch.training.run import Setup, prepare, trainer_of
+from paretorch.training.runtime import Runtime
 from paretorch.training.task import Task
 from paretorch.training.tasks.choose import choose
 from paretorch.workflows.tickets.files import Row
@@ -23,7 +25,12 @@ if TYPE_CHECKING:
     from paretorch.core.plan import Plan
 
 # Weights that stay: a rate of 0, and no freezing by `requires_grad`, since the loop wants something to optimise.
-_STILL: dict[str, Any] = {"optimizer": "sgd", "lr": 0.0, "momentum": 0.0, "weight_decay": 0.0}
+_STILL: dict[str, Any] = {
+    "optimizer.name": "sgd",
+    "optimizer.lr": 0.0,
+    "optimizer.momentum": 0.0,
+    "optimizer.weight_decay": 0.0,
+}
 
 
 class Bench:
@@ -58,10 +65,10 @@ class Bench:
         check_recipe(recipe)
         setup = prepare(recipe, runtime)
         if "accuracy" not in setup.task.tallies:
-            raise ConfigError(f"Tickets are compared by accuracy, which {recipe.data} does not have; use images.")
+            raise ConfigError(f"Tickets are compared by accuracy, which {recipe.data.name} does not have; use images.")
 
         def test() -> Task:
-            return choose(replace(recipe, validation=0), runtime, setup.device)[0]
+            return choose(changed(recipe, {"data.validation": 0}), runtime, setup.device)[0]
 
         left_out = tuple(getattr(setup.model, "leave_out", {}).get("sparsity", ()))
         return cls(setup.model, setup.task, recipe, test=test, exclude=left_out, runtime=runtime, device=setup.device)
@@ -87,7 +94,7 @@ class Bench:
         after_step: Callable[[int], None] | None = None,
     ) -> Row:
         """Run the recipe to its end, from where the folder's checkpoint is; returns the last row of metrics."""
-        recipe = replace(self.recipe, **_STILL) if frozen else self.recipe
+        recipe = changed(self.recipe, _STILL) if frozen else self.recipe
         if self._device.type == "cuda":
             torch.compiler.reset()  # or the compiler gives up after some rounds: it counts networks it has seen
         run = RunFolder(folder, recipe, resume=True, device=self._device)
@@ -107,7 +114,7 @@ def check_recipe(recipe: Recipe) -> None:
     """Refuse a recipe that would choose tickets by the test set, or compress by itself."""
     if recipe.compresses:
         raise ConfigError("A ticket search decides the sparsity itself: leave sparsity, bits and budget out.")
-    if not recipe.validation:
+    if not recipe.data.validation:
         raise ConfigError(
             "Tickets are chosen by held-out training images, never by the test set: set validation, such as 5000."
         )

@@ -10,6 +10,10 @@ and a floor under s, where σ(s) is exactly 0 already, so that thirty rounds do 
 
 Sequential CS drops a fixed share of the remaining weights after each round, those with the lowest s; the others begin
 the next round at s_init again.
+
+Supermasks (section 4.5; Zhou et al., "Deconstructing Lottery Tickets", 2019) are masks on weights that are never trained: the
+search with θ frozen at its initialisation, by default in a single round. The ticket is not retrained: what counts is the
+masked random network itself.
 """
 
 from dataclasses import dataclass
@@ -83,3 +87,12 @@ class SequentialCS(CS):
     def restart(self, end: RoundEnd) -> Decisions:
         ticket = self.ticket(end)
         return {name: {**one, "s": torch.where(ticket[name], self.init, _GONE)} for name, one in end.decisions.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supermask(CS):
+    """A supermask by Continuous Sparsification."""
+
+    name: ClassVar[str] = "supermask"
+    may_rewind: ClassVar[bool] = False
+    frozen: ClassVar[bool] = True

@@ -98,8 +98,7 @@ def collect(storage: Storage) -> Result:
 
 def write_result(storage: Storage, result: Result, command: str) -> None:
     """tickets.jsonl (raw), summary.json and tickets.svg, in the storage; layers.svg where there are several methods."""
-    from paretorch.workflows.tickets.chart import draw
-    from paretorch.workflows.tickets.layers import alike, draw_layers
+    from paretorch.workflows.tickets.charts import alike, draw, draw_layers
 
     with storage.alone():
         rows = "".join(json.dumps(row) + "\n" for row in (*result.dense, *result.tickets))

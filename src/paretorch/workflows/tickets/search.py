@@ -7,15 +7,16 @@ from typing import Any
 
 from paretorch.errors import ConfigError
 from paretorch.support.checks import require_count, require_number
-from paretorch.workflows.tickets.continuous import CS, SequentialCS
+from paretorch.workflows.tickets.continuous import CS, SequentialCS, Supermask
 from paretorch.workflows.tickets.magnitude import IMP, IMPC
 from paretorch.workflows.tickets.rhythm import TicketMethod
-from paretorch.workflows.tickets.stochastic import ISS
-from paretorch.workflows.tickets.supermask import StochasticSupermask, Supermask
+from paretorch.workflows.tickets.stochastic import ISS, StochasticSupermask
 
 METHODS: dict[str, type[TicketMethod]] = {
     one.name: one for one in (CS, IMP, IMPC, ISS, SequentialCS, Supermask, StochasticSupermask)
 }
+
+_FIELDS = ("init", "method", "options", "rate", "rewind", "rounds", "seeds", "store")
 
 
 @dataclass(frozen=True)
@@ -103,3 +104,61 @@ def make_method(name: str, options: Mapping[str, Any]) -> TicketMethod:
     if unknown := sorted(set(options) - set(known)):
         raise ConfigError(f"{name} has no option {unknown[0]!r}; it has: {', '.join(known)}.")
     return METHODS[name](**options)
+
+
+def make_searches(wanted: dict[str, Any], source: str) -> list[Search]:
+    """Every method with every setting and seed."""
+    if unknown := ", ".join(sorted(set(wanted) - set(_FIELDS))):
+        known = ", ".join(_FIELDS)
+        raise ConfigError(f"{source} has unknown fields of a ticket search: {unknown}; known are {known}.")
+    options = wanted.get("options", {})
+    if not isinstance(options, dict):
+        raise ConfigError(f"{source}: options of a ticket search should be a table, such as penalty = 1e-8.")
+    names = [str(each) for each in _listed(wanted.get("method", "cs"))]
+    varied: dict[str, list[Any]] = {name: _listed(wanted[name]) for name in ("init", "rate") if name in wanted}
+    _check(names, options, varied)
+    rest = {name: wanted[name] for name in ("store", "rewind") if name in wanted}
+    searches = []
+    for name in names:
+        rounds = wanted.get("rounds")
+        rounds = rounds if rounds is not None else 1 if METHODS[name].frozen else 5
+        searches += [
+            Search(make_method(name, setting), rounds, seed=seed, **rest)
+            for setting in _settings(name, options, varied)
+            for seed in _listed(wanted["seeds"])
+        ]
+    if len({search.name for search in searches}) < len(searches):
+        raise ConfigError("Two of the runs would have one name: give each method, init, rate and seed once.")
+    return searches
+
+
+def _check(names: list[str], options: dict[str, Any], varied: dict[str, list[Any]]) -> None:
+    """Refuse a method that there is not, and what none of the methods could use."""
+    known = set[str]().union(*(_options_of(name) for name in names))
+    told = " and ".join(names)
+    for each in options:
+        if each not in known:
+            raise ConfigError(f"{told}: there is no option {each!r}; there are: {', '.join(sorted(known))}.")
+    for each in varied:
+        if not any(METHODS[name].varies == each for name in names):
+            by_init, by_rate = (
+                ", ".join(name for name, one in METHODS.items() if one.varies == option) for option in ("init", "rate")
+            )
+            raise ConfigError(
+                f"--{each}: runs of {told} do not differ by {each}; those of {by_init} differ by init, of {by_rate} by rate."
+            )
+
+
+def _settings(name: str, options: dict[str, Any], varied: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """The options of each run of a method: those that it has, with every value of what its runs differ by."""
+    setting = {key: value for key, value in options.items() if key in _options_of(name)}
+    own = METHODS[name].varies
+    return [{**setting, own: value} for value in varied[own]] if own in varied else [setting]
+
+
+def _options_of(name: str) -> set[str]:
+    return {one.name for one in dataclasses.fields(make_method(name, {}))}
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]

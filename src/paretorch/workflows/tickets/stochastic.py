@@ -49,3 +49,14 @@ class ISS(TicketMethod):
         return {
             name: {**one, "dropped": one["dropped"] | (one["s"] < self.init)} for name, one in end.decisions.items()
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class StochasticSupermask(ISS):
+    """A supermask by Stochastic Sparsification (SS), with the large rate that its s need."""
+
+    lr: float = 100.0
+
+    name: ClassVar[str] = "supermask-stochastic"
+    may_rewind: ClassVar[bool] = False
+    frozen: ClassVar[bool] = True

@@ -10,16 +10,17 @@ the system releases the lock when the worker ends, however it ends, so a dead wo
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from paretorch.errors import ArtefactError, ConfigError
-from paretorch.training.checkpoint import require_same
 from paretorch.training.files import write_atomically, write_error
 from paretorch.training.folder import read_history
-from paretorch.training.recipe import Recipe, stored_recipe
+from paretorch.training.recipe import Recipe
+from paretorch.training.recipe_keys import by_place
+from paretorch.training.recipe_values import require_same, stored_recipe
 from paretorch.workflows.tickets.files import NEEDED, Row, damaged, read_records, read_rows
 from paretorch.workflows.tickets.search import Search, search_from
 
@@ -87,10 +88,10 @@ class Storage:
         with _locked(path / "lock", wait=True):
             if (path / "recipe.json").exists():
                 cls.open(path)  # refuses what is damaged
-            _write_once(path / "recipe.json", recipe.as_dict(), path)
+            _write_once(path / "recipe.json", recipe.as_dict(), path, by_place)
             for search in searches:
                 (path / search.name).mkdir(exist_ok=True)
-                _write_once(path / search.name / "search.json", search.as_dict(), path / search.name)
+                _write_once(path / search.name / "search.json", search.as_dict(), path / search.name, _flat)
         return cls(path, recipe)
 
     def units(self) -> list[Unit]:
@@ -142,11 +143,14 @@ def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
         yield True  # closing the file releases the lock
 
 
-def _write_once(path: Path, content: dict[str, Any], where: Path) -> None:
+def _write_once(
+    path: Path, content: dict[str, Any], where: Path, names: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """Write a file, or require that it has the same content; `names` gives the values by the names to report."""
     content = json.loads(json.dumps(content))
     if path.exists():
         (before,) = read_records(path)
-        require_same(_flat(content), _flat(before), where)
+        require_same(names(content), names(before), where)
     else:
         write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from paretorch.errors import PareError
 from paretorch.training.files import write_atomically
-from paretorch.training.recipe import Runtime
+from paretorch.training.runtime import Runtime
 from paretorch.workflows.tickets.bench import Bench
 from paretorch.workflows.tickets.files import Row
 from paretorch.workflows.tickets.loop import run_search

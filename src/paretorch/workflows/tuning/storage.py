@@ -17,6 +17,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from paretorch.errors import ConfigError, MissingExtraError
+from paretorch.training.recipe_keys import by_place
 
 _ATTEMPTS = 10
 _LOST_AFTER = 1800.0
@@ -35,7 +36,10 @@ def open_study(place: str | Path | None, name: str, facts: Mapping[str, Any]) ->
     known = study.user_attrs.get("facts")
     if known is None:
         study.set_user_attr("facts", dict(facts))
-    elif known != dict(facts):
+        return study
+    # By place: a storage of 0.1.0 has the recipe's fields under their flat names.
+    known, facts = by_place(known), by_place(facts)
+    if known != facts:
         names = sorted(key for key in {*known, *facts} if known.get(key) != facts.get(key))
         told = ", ".join(f"{key} (there {known.get(key)}, now {facts.get(key)})" for key in names)
         raise ConfigError(f"The storage holds another search, which differs in {told}: choose another --storage.")

@@ -1,19 +1,20 @@
 """One trial of `pare tune`: a learning rate and an ε, trained, and the error that they give."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from paretorch import zoo
-from paretorch.cli.values import IMAGES
 from paretorch.errors import DivergenceError
 from paretorch.training.folder import RunFolder
+from paretorch.training.images import IMAGES
 from paretorch.training.progress import headline
-from paretorch.training.recipe import Recipe, Runtime
+from paretorch.training.recipe import Recipe
+from paretorch.training.recipe_values import changed
 from paretorch.training.run import prepare, trainer_of
+from paretorch.training.runtime import Runtime
 
 # Of each metric, the error that is made of it, smaller the better: its name and its unit.
 _ERRORS = {
@@ -39,8 +40,8 @@ class Trial:
 
     def check(self) -> None:
         """Build everything once; what the untrained network loses tells what divergence is."""
-        if self.recipe.data in IMAGES:
-            self._images = zoo.data.load(self.recipe.data, self._runtime.root, self._runtime.download)
+        if self.recipe.data.name in IMAGES:
+            self._images = zoo.data.load(self.recipe.data.name, self._runtime.root, self._runtime.download)
         setup = prepare(self.recipe, self._runtime, self._images)
         untrained = setup.task.evaluate(setup.model.eval())
         self._metric = headline(untrained)
@@ -48,7 +49,7 @@ class Trial:
 
     def __call__(self, alpha: float, eps: float, beat: Callable[[], None]) -> float:
         """The error of a setting; `beat` is called after each epoch."""
-        recipe = replace(self.recipe, lr=alpha, eps=eps or None)
+        recipe = changed(self.recipe, {"optimizer.lr": alpha, "optimizer.eps": eps or None})
         setup = prepare(recipe, self._runtime, self._images)
         place = self.folder / f"lr{exactly(alpha)}-eps{exactly(eps)}"
         folder = _WatchedFolder(place, recipe, setup.device, beat, self._limit)

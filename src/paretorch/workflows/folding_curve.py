@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from paretorch.core.attach.sites import Selector
+from paretorch.deploy import sizes
 from paretorch.methods.sharing.folding import fold, levels
 
 
@@ -30,16 +31,9 @@ def folding_curve(
     measure: Callable[[nn.Module], float],
     only: Selector | None = None,
     recalibrate: Sequence[Any] | None = None,
-    *,
-    size: Callable[[nn.Module], int],
 ) -> Iterator[Folded]:
-    """Fold from all layers to the fewest that `fold` can leave; `only` and `recalibrate` as there.
-
-    Args:
-        measure: Returns what to measure of a folded network, such as its accuracy.
-        size: Returns the bytes of its file.
-    """
+    """From the network with all its layers to the fewest that `fold` can leave; `only` and `recalibrate` as there."""
     for count, threshold in levels(model, only).items():
         small = fold(model, layers=count, only=only, recalibrate=recalibrate).eval()
         error = max(folding.error for folding in small.__dict__["paretorch_folding"])
-        yield Folded(count, threshold, error, size(small), measure(small))
+        yield Folded(count, threshold, error, sizes(small).total, measure(small))

@@ -1,0 +1,184 @@
+"""The flags of a command that set fields of the recipe, declared once for all commands, and the recipe that they give.
+
+A command names those it has, and receives what was given, by the places of the recipe:
+
+    @recipe_flags("network", "data", "epochs")
+    def train(flags: RecipeFields, out: Path | None = None) -> None: ...
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paretorch.cli.options import HOW, SMALL, WHAT
+from paretorch.cli.values import DATA, assignments, numbers
+from paretorch.errors import ConfigError
+from paretorch.training.recipe import ACTIVATIONS, OPTIMIZERS, PRUNING, QUANTIZATION, Recipe
+from paretorch.training.recipe_keys import by_place, place_of
+from paretorch.training.recipe_values import parse_bytes, read_config, recipe_from
+from paretorch.training.schedules import SCHEDULES
+from paretorch.zoo.registry import names as network_names
+
+RecipeFields = dict[str, Any]
+"""Fields of a recipe by their dotted places."""
+
+# Training images that are held out if a command judges by them; of text, any number above 0 chooses the validation part.
+_HELD_OUT = {"digits": 200, "ptb": 1, "ptb-char": 1, "multi30k": 1}
+_HELD_OUT_OTHERS = 5000
+_DEFAULTS = by_place(Recipe().as_dict())
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag of the command line for one field of the recipe.
+
+    Args:
+        name: The flag without its dashes, with "_" in place of "-"; also the flat name of the field.
+        kind: What typer reads.
+        help: One line.
+        panel: The panel of --help.
+        default: What --help shows; None: the default of the field.
+        parse: From the text to the value, if typer does not do it.
+    """
+
+    name: str
+    kind: type
+    help: str
+    panel: str
+    default: str | None = None
+    parse: Callable[[str], Any] | None = None
+
+    @property
+    def place(self) -> str:
+        """Where it goes in the recipe."""
+        return place_of(self.name)
+
+    def parameter(self) -> inspect.Parameter:
+        """The parameter from which typer makes the option; one that is left out is None, and leaves its field as it is."""
+        default = _DEFAULTS[self.place] if self.default is None else self.default
+        shown = False if default is None or default == [] else str(default)
+        option = typer.Option(help=self.help, show_default=shown, rich_help_panel=self.panel)
+        annotation = Annotated[self.kind | None, option]  # type: ignore[name-defined]
+        return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+FLAGS = (
+    Flag("network", str, f"{', '.join(network_names())}; wrn, swrn and lstm with any numbers.", WHAT),
+    Flag("data", str, f"{', '.join(DATA)}.", WHAT),
+    Flag("validation", int, "Training images held out; of text its validation part.", WHAT),
+    Flag("start", str, "An artefact whose weights to begin with.", WHAT),
+    Flag("seed", int, "Decides every random number.", WHAT),
+    Flag("epochs", int, "Epochs until decisions are rounded.", HOW),
+    Flag("finetune", int, "Epochs after that.", HOW),
+    Flag("batch", int, "Images, grids, columns of text or (multi30k) tokens per side, per step.", HOW),
+    Flag("optimizer", str, f"{', '.join(OPTIMIZERS)}.", HOW),
+    Flag("lr", float, "Learning rate.", HOW),
+    Flag("weight_decay", float, "Weight decay.", HOW),
+    Flag("schedule", str, f"{', '.join(SCHEDULES)}.", HOW),
+    Flag(
+        "milestones",
+        str,
+        "Epochs of the drops, such as 80,120.",
+        HOW,
+        parse=functools.partial(numbers, flag="--milestones"),
+    ),
+    Flag("sparsity", float, "Fraction of zeros, such as 0.95.", SMALL),
+    Flag("pruning", str, f"By which method: {', '.join(PRUNING)}.", SMALL, default="cs"),
+    Flag("bits", float, "Bits per weight, such as 2.0.", SMALL),
+    Flag("quantization", str, f"By which method: {', '.join(QUANTIZATION)}.", SMALL, default="smol"),
+    Flag("activation_bits", float, "Bits per activation, such as 4.0.", SMALL),
+    Flag("activations", str, f"By which method: {', '.join(ACTIVATIONS)}.", SMALL, default="smol"),
+    Flag("budget", str, "Bytes of the artefact, such as 48KB.", SMALL, parse=parse_bytes),
+)
+_BY_NAME = {flag.name: flag for flag in FLAGS}
+
+_SET = inspect.Parameter(
+    "set_",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Any other recipe field: NAME=VALUE, such as optimizer.momentum=0.8 or sparsity_options.group=channel.",
+            rich_help_panel=HOW,
+        ),
+    ],
+)
+
+
+def recipe_flags(
+    *names: str, help: Mapping[str, str] | None = None, default: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command these flags, and --set, at the place of its parameter `flags`, which receives the fields by place.
+
+    Args:
+        names: Names of `FLAGS`.
+        help, default: What --help says instead, by name, if a flag means something more special here.
+    """
+    chosen = [
+        replace(
+            _BY_NAME[name],
+            help=(help or {}).get(name, _BY_NAME[name].help),
+            default=(default or {}).get(name, _BY_NAME[name].default),
+        )
+        for name in names
+    ]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            fields = {flag.place: _value(flag, given.pop(flag.name)) for flag in chosen}
+            texts = given.pop(_SET.name)
+            left = {place: value for place, value in fields.items() if value is not None}
+            command(**given, flags=by_place(left, assignments(texts)))
+
+        parameters = []
+        for one in inspect.signature(command, eval_str=True).parameters.values():
+            own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+            parameters += [flag.parameter() for flag in chosen] + [_SET] if one.name == "flags" else own
+        # typer reads both.
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return decorate
+
+
+def _value(flag: Flag, given: Any) -> Any:
+    return given if given is None or flag.parse is None else flag.parse(given)
+
+
+def make_recipe(config: Path | None, flags: Mapping[str, Any], *, holds_out: bool = False) -> Recipe:
+    """Defaults, then the file, then the flags; `holds_out`: with data to judge by, if neither says how much."""
+    values: dict[str, Any] = {} if config is None else read_config(config)
+    if isinstance(values.get("recipe"), dict):  # the config.json of a run
+        values = by_place(values["recipe"])
+        if values.get("data.validation") == 0:  # it has every field, whether anybody asked for it or not
+            del values["data.validation"]
+    values = by_place(values, flags)
+    recipe = recipe_from(with_held_out(values) if holds_out else values, source_of(config))
+    require_drops(recipe, flags)
+    return recipe
+
+
+def require_drops(recipe: Recipe, flags: Mapping[str, Any]) -> None:
+    """Refuse milestones that were asked for if the schedule has no drops; files may have them for other schedules."""
+    if by_place(flags).get("schedule.milestones") and recipe.schedule.name != "steps":
+        raise ConfigError(f"The schedule {recipe.schedule.name} has no drops at milestones: add --schedule steps")
+
+
+def with_held_out(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields, by place, with the number of training images to judge by, if they have none; a 0 that was asked for stays."""
+    usual = _HELD_OUT.get(str(values.get("data.name")), _HELD_OUT_OTHERS)
+    return {"data.validation": usual, **values}
+
+
+def source_of(config: Path | None) -> str:
+    """What to name in errors: the file, if there is one."""
+    return "the command line" if config is None else str(config)

@@ -1,0 +1,140 @@
+"""Recipes from plain values: files, stored runs, the command line.
+
+Values may be flat (as until 0.1.0), nested, or dotted; see `paretorch.training.recipe_keys`.
+"""
+
+import dataclasses
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paretorch.errors import ArtefactError, ConfigError
+from paretorch.training.recipe import CompressionRecipe, DataRecipe, OptimizerRecipe, Recipe, ScheduleRecipe
+from paretorch.training.recipe_keys import SECTIONS, by_place, nested
+
+_SECTIONS = {
+    "data": DataRecipe,
+    "optimizer": OptimizerRecipe,
+    "schedule": ScheduleRecipe,
+    "compression": CompressionRecipe,
+}
+
+
+def _kinds() -> dict[str, Any]:
+    """The type of every field, by its dotted place."""
+    found = {each.name: each.type for each in dataclasses.fields(Recipe) if each.name not in SECTIONS}
+    for section, kind in _SECTIONS.items():
+        found |= {f"{section}.{each.name}": each.type for each in dataclasses.fields(kind)}
+    return found
+
+
+KINDS = _kinds()
+
+
+def recipe_from(values: Mapping[str, Any], source: str = "the configuration") -> Recipe:
+    """A recipe from plain values; unknown names and wrong types are refused by name.
+
+    Example:
+        >>> recipe_from({"network": "digits-cnn", "data": "digits", "optimizer.lr": 0.05}).optimizer.lr
+        0.05
+    """
+    places = by_place(values)
+    for section in SECTIONS:
+        if section in places:  # the others have become `name` of their section
+            raise ConfigError(f"{source}: {section} should be a table of fields, not {places[section]!r}")
+    unknown = sorted(set(places) - set(KINDS))
+    if unknown:
+        raise ConfigError(f"{source} has unknown fields: {', '.join(unknown)}; known are {', '.join(sorted(KINDS))}")
+    typed = nested({place: _typed(place, value, source) for place, value in places.items()})
+    return Recipe(**typed | {name: kind(**typed.get(name, {})) for name, kind in _SECTIONS.items()})
+
+
+def changed(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:
+    """The recipe with these values, by flat or dotted names.
+
+    Example:
+        >>> changed(Recipe(), {"optimizer.lr": 0.05, "epochs": 10}).optimizer.lr
+        0.05
+    """
+    return recipe_from(by_place(recipe.as_dict(), values))
+
+
+def stored_recipe(values: Any, source: str) -> Recipe:
+    """The recipe that a run has kept, from plain values; without its network and data it is that of no run."""
+    if not isinstance(values, Mapping) or not {"network", "data.name"} <= by_place(values).keys():
+        raise ArtefactError(
+            f"{source} is damaged: it does not name the network and the data of a run; put it back, or choose another folder"
+        )
+    return recipe_from(values, source)
+
+
+def require_same_recipe(recipe: Recipe, stored: Mapping[str, Any], where: Path) -> None:
+    """Refuse to continue a run under another recipe, by the names of what differs."""
+    require_same(by_place(recipe.as_dict()), by_place(stored), where)
+
+
+def require_same(values: Mapping[str, Any], stored: Mapping[str, Any], where: Path) -> None:
+    """Refuse to continue what was begun with other values, by their names; a value that is missing counts as None."""
+    differs = [name for name in sorted({*values, *stored}) if values.get(name) != stored.get(name)]
+    if differs:
+        pairs = ", ".join(f"{name} (there {stored.get(name)!r}, now {values.get(name)!r})" for name in differs)
+        raise ConfigError(f"{where} was run with another configuration: {pairs}. Use the same one or another --out")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The values of a TOML or JSON file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Cannot read the configuration {path}: {error}") from error
+    try:
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a table of fields, such as lr = 0.1")
+    return values
+
+
+_UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "KIB": 1024, "MIB": 1024**2}
+
+
+def parse_bytes(text: str | int) -> int:
+    """'48KB' (1000 bytes per KB) or '48KiB' (1024) or '48000' as a number of bytes."""
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", str(text))
+    if match is None or match[2].upper() not in _UNITS:
+        raise ConfigError(f"{text!r} is no size; write it like 48KB, 48KiB, 1.5MB or 48000")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _typed(place: str, value: Any, source: str) -> Any:
+    """The value of a field, if it has the field's type.
+
+    Loose if nothing is lost (1 for 1.0, lists for tuples, '48KB' for bytes), strict otherwise.
+    """
+    if place == "compression.budget" and value is not None:
+        return parse_bytes(value)
+    kind = KINDS[place]
+    wanted = str(kind if isinstance(kind, str) else getattr(kind, "__name__", kind))
+    if value is None:
+        fits = "None" in wanted
+    elif "tuple" in wanted:
+        fits = isinstance(value, list | tuple) and all(_is_number(each) for each in value)
+    elif "Mapping" in wanted:
+        fits = isinstance(value, Mapping)
+    elif "float" in wanted:
+        fits = _is_number(value)
+    elif wanted.startswith("int"):
+        fits = isinstance(value, int) and not isinstance(value, bool)
+    else:
+        fits = isinstance(value, bool if "bool" in wanted else str)
+    if not fits:
+        raise ConfigError(f"{source}: {place} should be of type {wanted}, not {value!r}")
+    return float(value) if "float" in wanted and _is_number(value) else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,37 @@
+"""Where and how a run is executed: device, compilation, checkpoints, progress."""
+
+from dataclasses import dataclass
+
+from paretorch.support.checks import require_at_least, require_one_of
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Where and how a run is executed; none of it belongs to the recipe, so a run may be resumed under another runtime.
+
+    Args:
+        root: Folder of the data sets; None: the zoo's own choice.
+        download: Whether to fetch data that is missing.
+        device: "cpu", "cuda", "cuda:1", or "auto": the first GPU, else the CPU.
+        compile: Whether to use `torch.compile`, on a GPU only; None: if the run is so long that it pays.
+        graph: Whether to capture one CUDA graph per step, on a GPU only.
+        checkpoint_epochs: Write a checkpoint every so many epochs.
+        checkpoint_steps: And every so many steps within an epoch; 0: none within.
+        progress: "bar", "plain", "quiet", or "auto": a bar on a terminal, else one line per epoch.
+        tensorboard: Whether to write the metrics for TensorBoard too.
+    """
+
+    root: str | None = None
+    download: bool = False
+    device: str = "auto"
+    compile: bool | None = None
+    graph: bool = True
+    checkpoint_epochs: int = 1
+    checkpoint_steps: int = 0
+    progress: str = "auto"
+    tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        require_one_of("progress", self.progress, ("auto", "bar", "plain", "quiet"))
+        require_at_least("checkpoint_epochs", self.checkpoint_epochs, 1)
+        require_at_least("checkpoint_steps", self.checkpoint_steps, 0)
