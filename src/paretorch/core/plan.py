@@ -88,9 +88,19 @@ class Plan:
             own.setdefault(decay, []).append(parameter)
             mine.add(id(parameter))
         mine |= {id(weight.tensor) for weight in self._weights if weight.frozen}
-        weights = [p for p in self.model.parameters() if id(p) not in mine and p.requires_grad]
+        weights = [p for p in self._in_order() if id(p) not in mine and p.requires_grad]
         groups = [{"params": weights, "weight_decay": weight_decay}] if weights or not own else []
         return groups + [{"params": parameters, "weight_decay": decay} for decay, parameters in own.items()]
+
+    def _in_order(self) -> Iterator[nn.Parameter]:
+        """The model's parameters, relaxed weights after the others of their layer: the order that states of optimizers have."""
+        behind = {id(weight.latent): weight.tensor for weight in self._weights if not weight.is_template}
+        moved = {id(tensor) for tensor in behind.values()}
+        for parameter in self.model.parameters():
+            if id(parameter) in behind:
+                yield behind[id(parameter)]
+            elif id(parameter) not in moved:
+                yield parameter
 
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """After `optimizer.step()` (and before `scaler.update()`): price, update and clip; then the schedules advance."""

@@ -51,6 +51,7 @@ class RelaxedWeight(Chain):
         # Tuples: a module would register a bare module or Parameter as its own.
         self._owners = ((site.home, site.name),) if isinstance(site, Template) else tuple(o[:2] for o in site.owners)
         self.names = (site.name,) if isinstance(site, Template) else tuple(_joined(n, a) for _, a, n in site.owners)
+        self.is_template = isinstance(site, Template)
         self.frozen = not site.weight.requires_grad
         self.status = Status()
         self.path = ""
