@@ -1,4 +1,4 @@
-"""The rivals that take the contract, and which networks they take it on."""
+"""The quantization rivals that take the contract: each of the registry, variants, and which networks they take it on."""
 
 from collections.abc import Callable
 
@@ -7,24 +7,17 @@ from torch import Tensor, nn
 from paretorch import ContinuousSparsification, Plan, compress
 from paretorch.core.method import Method
 from paretorch.methods.precision.rivals import BSQ, DSQ, LSQ, PACT, SLB, DoReFa, LQNets, Uniform
-from tests.contract.cases import MODELS, STEPS, build
+from tests.contract.cases import MODELS, STEPS, build, rivals
 
 RIVALS: dict[str, Callable[[], tuple[Method, ...]]] = {
-    "uniform": lambda: (Uniform(bits=2),),
+    **rivals("precision"),
     "uniform-fit": lambda: (Uniform(bits=3, scale="fit"),),
-    "dorefa": lambda: (DoReFa(bits=2),),
     "dorefa-1": lambda: (DoReFa(bits=1),),
-    "pact": lambda: (PACT(bits=2),),
     "pact-channel": lambda: (PACT(bits=3, group="channel"),),
-    "lsq": lambda: (LSQ(bits=2, lr=0.1),),
     "lsq-channel": lambda: (LSQ(bits=3, group="channel", lr=0.1),),
-    "lqnets": lambda: (LQNets(bits=2),),
     "lqnets-channel": lambda: (LQNets(bits=3, group="channel"),),
-    "dsq": lambda: (DSQ(bits=2, lr=1e-2),),
     "dsq-1": lambda: (DSQ(bits=1, lr=1e-2),),
-    "slb": lambda: (SLB(bits=2, lr=0.05),),
     "slb-1": lambda: (SLB(bits=1, lr=0.05),),
-    "bsq": lambda: (BSQ(bits=4, penalty=0.05, adjustments=3, lr=0.5),),
     "lsq+cs": lambda: (ContinuousSparsification(target=0.5), LSQ(bits=2)),
     "bsq+cs": lambda: (ContinuousSparsification(target=0.5), BSQ(bits=4, penalty=0.05, adjustments=3)),
 }

@@ -12,7 +12,7 @@ from paretorch import Plan, compress
 from paretorch.deploy import load, save
 from paretorch.errors import PareWarning
 from paretorch.methods.precision.rivals import BSQ, SLB, DoReFa
-from tests.contract.cases import MODELS, STEPS, build, combinations
+from tests.contract.cases import MODELS, STEPS, build, combinations, rivals
 from tests.contract.loop import equal, optimizer_of, snapshot, train
 from tests.contract.promises import (
     Run,
@@ -99,7 +99,7 @@ def test_decisions_are_settled_once_hard(rival: str, model: str) -> None:
         assert bits == methods[0].bits
 
 
-@pytest.mark.parametrize("rival", ["uniform", "dorefa", "pact", "lsq", "lqnets", "dsq", "slb", "bsq"])
+@pytest.mark.parametrize("rival", list(rivals("precision")))
 def test_bf16_autocast_and_accumulation(rival: str) -> None:
     mixes_and_accumulates(partial(started, rival, "conv2d"), within=2e-2)
 

@@ -2,11 +2,12 @@
 
 import pytest
 
+from tests.contract.cases import rivals
 from tests.contract.ranks import ranks_follow_one
 
 CASES = [
-    *(("ddp", rival, "linear") for rival in ("uniform", "dorefa", "pact", "lsq", "lqnets", "dsq", "slb", "bsq")),
-    *(("fsdp", rival, "conv2d") for rival in ("uniform", "pact-channel", "lsq", "lqnets", "dsq", "slb", "bsq")),
+    *(("ddp", rival, "linear") for rival in rivals("precision")),
+    *(("fsdp", rival, "conv2d") for rival in [*rivals("precision"), "pact-channel"]),
 ]
 
 

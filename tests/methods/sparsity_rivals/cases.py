@@ -1,4 +1,4 @@
-"""The rivals that take the contract, and which networks they take it on."""
+"""The pruning rivals that take the contract: each of the registry, variants, and which networks they take it on."""
 
 from collections.abc import Callable
 
@@ -7,42 +7,33 @@ from torch import Tensor, nn
 from paretorch import SMOL, Plan, compress
 from paretorch.core.method import Method
 from paretorch.methods.sparsity.rivals import (
-    AMC,
     DNW,
     ST3,
     STR,
     GradualMagnitude,
     HardConcrete,
     MagnitudePruning,
-    NetworkSlimming,
     StochasticSparsification,
 )
-from tests.contract.cases import MODELS, STEPS, build
+from tests.contract.cases import MODELS, STEPS, build, rivals
 
 RIVALS: dict[str, Callable[[], tuple[Method, ...]]] = {
-    "mp": lambda: (MagnitudePruning(target=0.6),),
+    **rivals("sparsity"),
     "mp-layer": lambda: (MagnitudePruning(target=0.6, scope="layer"),),
     "mp-channel": lambda: (MagnitudePruning(target=0.5, group="channel"),),
-    "gmp": lambda: (GradualMagnitude(target=0.6, every=2),),
     "gmp-block": lambda: (GradualMagnitude(target=0.5, begin=0.2, end=0.9, every=1, group=(2, 1), scope="layer"),),
-    "st3": lambda: (ST3(target=0.6),),
     "st3-sigma": lambda: (ST3(target=0.6, sigma=True, rescale=False),),
     "st3-layer": lambda: (ST3(target=0.6, scope="layer"),),
-    "dnw": lambda: (DNW(target=0.6),),
     "dnw-global": lambda: (DNW(target=0.6, scope="global"),),
-    "str": lambda: (STR(init=-3.0, decay=1e-2),),
-    "str-target": lambda: (STR(target=0.6, init=-3.0, group="channel"),),
-    "l0": lambda: (HardConcrete(penalty=0.01, open_at_start=0.09, lr=0.5),),
-    "l0-target": lambda: (HardConcrete(target=0.6),),
-    "slim": lambda: (NetworkSlimming(target=0.6, penalty=1e-3),),
-    "amc": lambda: (AMC(target=0.6),),
-    "ss": lambda: (StochasticSparsification(lr=1.0),),
-    "ss-target": lambda: (StochasticSparsification(target=0.6, lr=1.0, penalty=1e-3),),
+    "str-decay": lambda: (STR(init=-3.0, decay=1e-2),),
+    "str-channel": lambda: (STR(target=0.6, init=-3.0, group="channel"),),
+    "l0-penalty": lambda: (HardConcrete(penalty=0.01, open_at_start=0.09, lr=0.5),),
+    "stochastic-free": lambda: (StochasticSparsification(lr=1.0),),
     "mp+smol": lambda: (MagnitudePruning(target=0.5), SMOL(target_bits=1.5)),
     "gmp+smol": lambda: (GradualMagnitude(target=0.5, every=1), SMOL(target_bits=1.5)),
     "dnw+smol": lambda: (DNW(target=0.5), SMOL(target_bits=1.5, group="channel")),
     "l0+smol": lambda: (HardConcrete(target=0.5), SMOL(penalty=1e-3)),
-    "ss+smol": lambda: (StochasticSparsification(target=0.5, lr=1.0), SMOL(target_bits=1.5)),
+    "stochastic+smol": lambda: (StochasticSparsification(target=0.5, lr=1.0), SMOL(target_bits=1.5)),
 }
 NETWORKS = ["linear", "conv2d", "tied"]
 

@@ -29,12 +29,12 @@ SAME_FORWARD = (
     "mp-channel",
     "dnw-global",
     "st3-layer",
-    "l0-target",
-    "ss-target",
+    "l0-penalty",
+    "stochastic-free",
     "mp+smol",
     "dnw+smol",
     "l0+smol",
-    "ss+smol",
+    "stochastic+smol",
 )
 
 

@@ -2,11 +2,12 @@
 
 import pytest
 
+from tests.contract.cases import rivals
 from tests.contract.ranks import ranks_follow_one
 
 CASES = [
-    *(("ddp", rival, "linear") for rival in ("mp", "gmp", "st3", "dnw", "str", "l0", "slim", "ss")),
-    *(("fsdp", rival, "conv2d") for rival in ("mp-layer", "gmp-block", "st3", "str-target", "l0-target", "slim", "ss")),
+    *(("ddp", rival, "linear") for rival in [*rivals("sparsity"), "str-decay", "l0-penalty", "stochastic-free"]),
+    *(("fsdp", rival, "conv2d") for rival in [*rivals("sparsity"), "mp-layer", "gmp-block", "str-channel"]),
 ]
 
 
