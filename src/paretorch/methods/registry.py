@@ -26,6 +26,7 @@ from paretorch.methods.sparsity.rivals import (
     HardConcrete,
     MagnitudePruning,
     NetworkSlimming,
+    RigL,
     StochasticSparsification,
 )
 
@@ -96,6 +97,14 @@ METHODS = (
         "sparsity",
         "the smallest weights of each layer, in the forward pass alone",
         "Wortsman et al., 2019",
+    ),
+    Entry(
+        "rigl",
+        RigL,
+        "sparsity",
+        "the smallest kept weights, replaced by those with the largest gradients",
+        "Evci et al., 2020",
+        trial={"every": 2},
     ),
     Entry(
         "str",
