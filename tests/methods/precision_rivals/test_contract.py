@@ -1,76 +1,29 @@
-"""Every rival keeps the promises of tests/contract: compile, state, deepcopy, preview, finalize, the file."""
+"""Every quantization rival has no more values than its bits can tell apart, settles them, and learns."""
 
 import math
-from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from paretorch import Plan, compress
-from paretorch.deploy import load, save
 from paretorch.errors import PareWarning
 from paretorch.methods.precision.rivals import BSQ, SLB, DoReFa
-from tests.contract.cases import MODELS, STEPS, build, combinations, rivals
-from tests.contract.loop import equal, optimizer_of, snapshot, train
-from tests.contract.promises import (
-    Run,
-    can_be_captured,
-    compiled_follows_eager,
-    continues_bit_for_bit,
-    mixes_and_accumulates,
-    previews_what_harden_does,
-)
-from tests.contract.test_finalize import anatomy
-from tests.methods.precision_rivals.cases import NETWORKS, RIVALS
-
-COVER = [(rival, NETWORKS[i % 3]) for i, rival in enumerate(RIVALS)]
-OTHERS = ["transposed", "embedding", "lstm", "attention", "conv1d"]
-CASES = [
-    *combinations(list(RIVALS), NETWORKS),
-    *((rival, OTHERS[(i + k) % len(OTHERS)]) for i, rival in enumerate(RIVALS) for k in range(2)),
-]
-SAME_FORWARD = ("pact-channel", "lsq-channel", "lqnets-channel", "dsq-1", "slb-1", "uniform-fit", "lsq+cs")
+from tests.contract.cases import STEPS
+from tests.contract.loop import equal, snapshot, train
+from tests.contract.rivals import CASES, COVER, QUANTIZERS, started
 
 
-def started(rival: str, model: str, steps: int = 0, seed: int = 0) -> Run:
-    network = build(model, seed)
-    plan = compress(network, *RIVALS[rival](), steps=STEPS)
-    optimizer, x = optimizer_of(plan), MODELS[model].batch(6)
-    train(network, plan, optimizer, x, steps)
-    return network, plan, optimizer, x
-
-
-@pytest.mark.parametrize(("rival", "model"), [case for case in COVER if case[0] not in SAME_FORWARD])
-def test_compiled_in_one_graph_follows_eager(rival: str, model: str) -> None:
-    compiled_follows_eager(partial(started, rival, model))
-
-
-@pytest.mark.parametrize("phase", ["start", "searching", "hard"])
-@pytest.mark.parametrize(("rival", "model"), COVER)
-def test_state_and_deepcopy_continue_bit_for_bit(rival: str, model: str, phase: str) -> None:
-    continues_bit_for_bit(partial(started, rival, model), phase)
-
-
-@pytest.mark.parametrize(("rival", "model"), CASES)
-def test_preview_harden_finalize_and_the_file(rival: str, model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rival", "model"), [case for case in CASES if case[0] in QUANTIZERS])
+def test_no_more_values_than_the_bits_can_tell_apart(rival: str, model: str) -> None:
     run = started(rival, model, STEPS)
-    previews_what_harden_does(run)
-    network, plan, _, x = run
+    _, plan, optimizer, _ = run
+    plan.harden(optimizer)
     train(*run, 2)
-    expected = network.eval()(x)
-    allowed = [_most_values(plan, i) for i in range(len(plan._sites))]
-    names = [site.name for site in plan._sites]
+    allowed = {site.name: _most_values(plan, i) for i, site in enumerate(plan._sites)}
     small = plan.finalize()
-    assert torch.equal(small(x), expected)
-    assert anatomy(small) == anatomy(build(model))
-    for name, most in zip(names, allowed, strict=True):
-        assert len(small.get_parameter(name).unique()) <= most, "no more values than the bits can tell apart"
-    if model == "tied":
-        assert small.head.weight is small.embed.weight
-    save(small, tmp_path / "model.pare")
-    assert torch.equal(load(tmp_path / "model.pare", into=build(model, 3)).eval()(x), expected)
+    for name, most in allowed.items():
+        assert len(small.get_parameter(name).unique()) <= most
 
 
 def _most_values(plan: Plan, index: int) -> float:
@@ -82,7 +35,7 @@ def _most_values(plan: Plan, index: int) -> float:
     return grids * values + (len(plan.methods()) > 1)
 
 
-@pytest.mark.parametrize(("rival", "model"), COVER)
+@pytest.mark.parametrize(("rival", "model"), [case for case in COVER if case[0] in QUANTIZERS])
 def test_decisions_are_settled_once_hard(rival: str, model: str) -> None:
     network, plan, optimizer, x = started(rival, model, STEPS)
     plan.harden(optimizer)
@@ -99,17 +52,7 @@ def test_decisions_are_settled_once_hard(rival: str, model: str) -> None:
         assert bits == methods[0].bits
 
 
-@pytest.mark.parametrize("rival", list(rivals("precision")))
-def test_bf16_autocast_and_accumulation(rival: str) -> None:
-    mixes_and_accumulates(partial(started, rival, "conv2d"), within=2e-2)
-
-
-@pytest.mark.parametrize("rival", [rival for rival in RIVALS if "cs" not in rival])
-def test_a_step_can_be_captured_on_a_device(rival: str) -> None:
-    can_be_captured(started(rival, "linear", 3)[1])
-
-
-@pytest.mark.parametrize("rival", list(RIVALS))
+@pytest.mark.parametrize("rival", list(QUANTIZERS))
 def test_training_lowers_the_loss(rival: str) -> None:
     network, plan, optimizer, x = started(rival, "conv2d")
     losses = train(network, plan, optimizer, x, STEPS)
