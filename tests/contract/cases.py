@@ -1,4 +1,4 @@
-"""Who takes the contract: a new method joins by one line in METHODS, a new kind of layer by one in MODELS."""
+"""What takes the contract: every method of the registry, with variants, and every kind of layer in MODELS."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from paretorch import SMOL, ContinuousSparsification, Plan, compress
 from paretorch.core.method import Method
+from paretorch.methods.registry import Kind, entries
 
 STEPS = 12
 
@@ -42,6 +43,20 @@ COUPLED: dict[str, Callable[[], tuple[Method, ...]]] = {
     "coupled-both": lambda: (ContinuousSparsification(target=0.3, group="channel", init=-0.1), SMOL(target_bits=3.0)),
 }
 WITH_CHANNELS = ["linear", "conv1d", "conv2d", "transposed"]
+
+# Of the methods that CS and SMOL are compared with, what the dataclasses of a kind all have.
+_TARGETS: dict[Kind, dict[str, float]] = {"sparsity": {"target": 0.6}, "precision": {"bits": 2}}
+_NO_RIVALS = {"cs", "smol", "smol-printed", "given"}  # `given` needs the file of another run
+
+
+def rivals(kind: Kind) -> dict[str, Callable[[], tuple[Method, ...]]]:
+    """One case for each rival of a kind in the method registry, by its name there."""
+
+    def case(name: str) -> Callable[[], tuple[Method, ...]]:
+        entry = entries(kind)[name]
+        return lambda: (entry.method(**{**_TARGETS[kind], **entry.trial}),)
+
+    return {name: case(name) for name in entries(kind) if name not in _NO_RIVALS}
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,16 @@ from torch import Tensor, nn
 from paretorch import compress
 from tests.contract import cases
 from tests.contract.loop import equal, optimizer_of, snapshot, train
+from tests.contract.rivals import PRUNERS, QUANTIZERS
 from tests.methods.activations import nets
-from tests.methods.precision_rivals import cases as quantizers
 from tests.methods.sharing import cases as sharing
-from tests.methods.sparsity_rivals import cases as pruners
 
 ROOMS = {
     "core": {**cases.METHODS, **cases.COUPLED},
     "sharing": sharing.METHODS,
     "activations": nets.METHODS,
-    "pruners": pruners.RIVALS,
-    "quantizers": quantizers.RIVALS,
+    "pruners": PRUNERS,
+    "quantizers": QUANTIZERS,
 }
 CASES = [(room, name, torch.bfloat16) for room, methods in ROOMS.items() for name in methods]
 CASES += [(room, name, torch.float64) for room, name in (("core", "both"), ("core", "coupled"), ("sharing", "masked"))]

@@ -1,11 +1,13 @@
 """Every method once: its name in recipes and on the command line, its class, and what the documentation says of it.
 
-A new method joins by one entry here: recipes, `pare train --help` and docs/methods.md follow from it. To write the page anew:
+A new method joins by one entry here: recipes, `pare train --help`, docs/methods.md and the cases of tests/contract follow from it.
+To write the page anew:
 
     python -m paretorch.methods.registry > docs/methods.md
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from paretorch.methods.precision.activations import SMOLActivations
@@ -24,6 +26,7 @@ from paretorch.methods.sparsity.rivals import (
     HardConcrete,
     MagnitudePruning,
     NetworkSlimming,
+    RigL,
     StochasticSparsification,
 )
 
@@ -43,6 +46,7 @@ class Entry:
         one_shot: Whether it prunes a network that is trained already, so that a recipe may have no epochs before rounding.
         drawn: Whether its masks are drawn, so that several are compared at rounding.
         learned: Whether precisions are learned under noise, of which a step may take several samples.
+        trial: Options, beside its target, for a run of a dozen steps, such as the contract's: rates high enough to change something.
     """
 
     name: str
@@ -53,6 +57,7 @@ class Entry:
     one_shot: bool = False
     drawn: bool = False
     learned: bool = False
+    trial: Mapping[str, Any] = field(default_factory=dict)
 
 
 METHODS = (
@@ -71,7 +76,14 @@ METHODS = (
         "Han et al., 2015",
         one_shot=True,
     ),
-    Entry("gmp", GradualMagnitude, "sparsity", "the smallest weights, little by little", "Zhu & Gupta, 2017"),
+    Entry(
+        "gmp",
+        GradualMagnitude,
+        "sparsity",
+        "the smallest weights, little by little",
+        "Zhu & Gupta, 2017",
+        trial={"every": 2},
+    ),
     Entry(
         "st3",
         ST3,
@@ -86,9 +98,31 @@ METHODS = (
         "the smallest weights of each layer, in the forward pass alone",
         "Wortsman et al., 2019",
     ),
-    Entry("str", STR, "sparsity", "weights below learned soft thresholds, one per layer", "Kusupati et al., 2020"),
+    Entry(
+        "rigl",
+        RigL,
+        "sparsity",
+        "the smallest kept weights, replaced by those with the largest gradients",
+        "Evci et al., 2020",
+        trial={"every": 2},
+    ),
+    Entry(
+        "str",
+        STR,
+        "sparsity",
+        "weights below learned soft thresholds, one per layer",
+        "Kusupati et al., 2020",
+        trial={"init": -3.0},
+    ),
     Entry("l0", HardConcrete, "sparsity", "stochastic hard-concrete gates", "Louizos et al., 2018", drawn=True),
-    Entry("slimming", NetworkSlimming, "sparsity", "the smallest learned scales under an ℓ₁ price", "Liu et al., 2017"),
+    Entry(
+        "slimming",
+        NetworkSlimming,
+        "sparsity",
+        "the smallest learned scales under an ℓ₁ price",
+        "Liu et al., 2017",
+        trial={"penalty": 1e-3},
+    ),
     Entry(
         "stochastic",
         StochasticSparsification,
@@ -96,6 +130,7 @@ METHODS = (
         "Bernoulli masks, straight-through gradients",
         "chapter 4, Algorithm 4; after Zhou et al., 2019",
         drawn=True,
+        trial={"lr": 1.0, "penalty": 1e-3},
     ),
     Entry(
         "amc",
@@ -124,11 +159,25 @@ METHODS = (
     Entry("uniform", Uniform, "precision", "the same bits everywhere, straight through", "the grid of chapter 5"),
     Entry("dorefa", DoReFa, "precision", "evenly spaced values of tanh(w)", "Zhou et al., 2016"),
     Entry("pact", PACT, "precision", "even values up to a clip from the moments (SAWB)", "Choi et al., 2019"),
-    Entry("lsq", LSQ, "precision", "even steps of learned size", "Esser et al., 2020"),
+    Entry("lsq", LSQ, "precision", "even steps of learned size", "Esser et al., 2020", trial={"lr": 0.1}),
     Entry("lqnets", LQNets, "precision", "sums of a learned basis", "Zhang et al., 2018"),
-    Entry("dsq", DSQ, "precision", "a learned range, gradients of a soft staircase", "Gong et al., 2019"),
-    Entry("slb", SLB, "precision", "scores over values, annealed", "Yang et al., 2020"),
-    Entry("bsq", BSQ, "precision", "bit planes under a group lasso", "Yang et al., 2021"),
+    Entry(
+        "dsq",
+        DSQ,
+        "precision",
+        "a learned range, gradients of a soft staircase",
+        "Gong et al., 2019",
+        trial={"lr": 1e-2},
+    ),
+    Entry("slb", SLB, "precision", "scores over values, annealed", "Yang et al., 2020", trial={"lr": 0.05}),
+    Entry(
+        "bsq",
+        BSQ,
+        "precision",
+        "bit planes under a group lasso",
+        "Yang et al., 2021",
+        trial={"bits": 4, "penalty": 0.05, "adjustments": 3, "lr": 0.5},
+    ),
     Entry(
         "given", GivenPrecision, "precision", "precisions of another run's artefact, kept or shuffled", "section 5.5.3"
     ),

@@ -11,6 +11,7 @@ from torch import nn
 from paretorch import SMOL, compress
 from paretorch.deploy import encoded_size
 from paretorch.errors import ConfigError
+from paretorch.methods.registry import entries
 from paretorch.methods.sparsity.rivals import (
     AMC,
     DNW,
@@ -25,7 +26,7 @@ from paretorch.methods.sparsity.rivals import (
 from tests.contract.cases import build
 from tests.contract.loop import equal, snapshot
 
-ALL = [MagnitudePruning, GradualMagnitude, ST3, DNW, STR, HardConcrete, NetworkSlimming, StochasticSparsification, AMC]
+ALL = [entry.method for name, entry in entries("sparsity").items() if name != "cs"]
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -4,6 +4,7 @@ from paretorch.methods.sparsity.rivals.amc import AMC, harden_searched
 from paretorch.methods.sparsity.rivals.gradual import GradualMagnitude
 from paretorch.methods.sparsity.rivals.hard_concrete import HardConcrete
 from paretorch.methods.sparsity.rivals.magnitude import MagnitudePruning
+from paretorch.methods.sparsity.rivals.rigl import RigL
 from paretorch.methods.sparsity.rivals.sampling import harden_best
 from paretorch.methods.sparsity.rivals.slimming import NetworkSlimming
 from paretorch.methods.sparsity.rivals.st3 import ST3
@@ -20,6 +21,7 @@ __all__ = [
     "HardConcrete",
     "MagnitudePruning",
     "NetworkSlimming",
+    "RigL",
     "StochasticSparsification",
     "drop_fallen",
     "harden_best",

@@ -1,0 +1,67 @@
+"""Every quantization rival has no more values than its bits can tell apart, settles them, and learns."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from paretorch import Plan, compress
+from paretorch.errors import PareWarning
+from paretorch.methods.precision.rivals import BSQ, SLB, DoReFa
+from tests.contract.cases import STEPS
+from tests.contract.loop import equal, snapshot, train
+from tests.contract.rivals import CASES, COVER, QUANTIZERS, started
+
+
+@pytest.mark.parametrize(("rival", "model"), [case for case in CASES if case[0] in QUANTIZERS])
+def test_no_more_values_than_the_bits_can_tell_apart(rival: str, model: str) -> None:
+    run = started(rival, model, STEPS)
+    _, plan, optimizer, _ = run
+    plan.harden(optimizer)
+    train(*run, 2)
+    allowed = {site.name: _most_values(plan, i) for i, site in enumerate(plan._sites)}
+    small = plan.finalize()
+    for name, most in allowed.items():
+        assert len(small.get_parameter(name).unique()) <= most
+
+
+def _most_values(plan: Plan, index: int) -> float:
+    relaxation = plan._chains[index].precision
+    bits = int(relaxation.bits(relaxation.grid()).max())
+    values = 2 ** (bits + 1) - 1 if type(relaxation).__name__ == "_Planes" else 2**bits  # planes, and a sign
+    inner = getattr(relaxation, "inner", relaxation.grouping)
+    grids = math.prod(inner.grid) if type(relaxation).__name__ in ("_Binned", "_Stepped", "_Basis") else 1
+    return grids * values + (len(plan.methods()) > 1)
+
+
+@pytest.mark.parametrize(("rival", "model"), [case for case in COVER if case[0] in QUANTIZERS])
+def test_decisions_are_settled_once_hard(rival: str, model: str) -> None:
+    network, plan, optimizer, x = started(rival, model, STEPS)
+    plan.harden(optimizer)
+    bits = plan.metrics()["bits"]
+    decisions = [d.detach().clone() for term in plan._terms for d in term.decisions()]
+    old = snapshot(network)
+    train(network, plan, optimizer, x, 3)
+    assert plan.metrics()["bits"] == bits
+    for decision, now in zip(decisions, [d for term in plan._terms for d in term.decisions()], strict=True):
+        assert torch.equal(decision, now)
+    assert not equal(snapshot(network), old), "weights go on training"
+    methods = [m for m in plan.methods() if m.room == "precision"]
+    if len(plan.methods()) == 1 and type(methods[0]).__name__ != "BSQ":
+        assert bits == methods[0].bits
+
+
+@pytest.mark.parametrize("rival", list(QUANTIZERS))
+def test_training_lowers_the_loss(rival: str) -> None:
+    network, plan, optimizer, x = started(rival, "conv2d")
+    losses = train(network, plan, optimizer, x, STEPS)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("rival", [BSQ(), DoReFa(bits=4), SLB(bits=2)])
+def test_a_layer_of_zeros_that_cannot_leave_them_is_told(rival: BSQ | DoReFa | SLB) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    nn.init.zeros_(model[1].weight)
+    with pytest.warns(PareWarning, match=r"^1\.weight is all zeros, .* initialize it, or exclude it$"):
+        compress(model, rival, steps=4)
