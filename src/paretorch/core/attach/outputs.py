@@ -1,4 +1,4 @@
-"""Relaxations of outputs: which modules get one, and what channels that are removed mean for them."""
+"""Relaxations of outputs: which modules can have one, and what channels that are removed mean for them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -6,33 +6,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from paretorch.core.attach.activations import Spot, find_spots, has_state, only
-from paretorch.core.attach.choose import choose_sites
-from paretorch.core.attach.sites import find_sites
-from paretorch.core.groups import grouping
-from paretorch.core.method import Method
+from paretorch.core.attach.activations import Spot, has_state, only
+from paretorch.core.attach.choose import Selection
 from paretorch.core.relaxation import Chain
-from paretorch.core.step.noise import seed_for
 from paretorch.errors import ConfigError
 
 
-def relax_outputs(
-    methods: Sequence[Method], model: nn.Module, example: Tensor | None, seed: int, cut: bool
-) -> list[tuple[Spot, Chain]]:
-    """The spots of the methods on activations, each with the chain that will sit there. cut: channels will be removed."""
-    made: list[tuple[Spot, Chain]] = []
-    for method in methods:
-        spots = find_spots(model, example, type(method).__name__)
-        for spot in choose_sites(method, spots, find_sites(model, dims=0)):
-            assert isinstance(spot, Spot)
-            own = method.for_site(spot)
-            _check(spot, own, cut)
-            grid = grouping(own.group, spot.name, spot.weight, spot.channel_axis)
-            made.append((spot, Chain([own.relax(spot, grid, seed_for(seed, spot.name), {method.room})])))
-    return made
-
-
-def _check(spot: Spot, method: Method, cut: bool) -> None:
+def check_output(spot: Spot, method: Selection, cut: bool) -> None:
+    """Refuse an output that cannot be relaxed. cut: channels will be removed."""
     if len(set(spot.shapes)) > 1:
         raise ConfigError(
             f"{spot.name} gives outputs of different shapes, {spot.shapes[0]} and {spot.shapes[-1]}: "

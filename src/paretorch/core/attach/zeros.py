@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
+from paretorch.core.attach.choose import Selection
 from paretorch.core.attach.sites import Site
-from paretorch.core.method import Method
 from paretorch.support.warn import warn
 
 _MANY = 0.25  # of a weight; fewer may be chance, in half precision or after weight decay
 
 
-def tell_of_zeros(sites: Sequence[Site], acting: Mapping[str, Sequence[Method]]) -> None:
+def tell_of_zeros(sites: Sequence[Site], acting: Mapping[str, Sequence[Selection]]) -> None:
     """Warn of a pruned weight that is quantized, where nothing that drops weights acts with it.
 
     A weight of nothing but zeros is none: it is a layer that begins so, to be trained.
