@@ -13,8 +13,9 @@ from paretorch.core.step import sample
 
 
 def prepared(plan: Plan) -> list[Term]:
+    plan._engine.batches()
     for term in plan._terms:
-        term.prepare()
+        term.prepare(plan._engine.version)
     return plan._terms
 
 

@@ -23,6 +23,8 @@ class Grouping(nn.Module):
     shape: tuple[int, ...]
     grid: tuple[int, ...]
     sizes: Tensor | float
+    is_single = False
+    """Whether each weight has its own decision."""
 
     def expand(self, decision: Tensor) -> Tensor:
         """A tensor that broadcasts against the weight."""
@@ -40,6 +42,7 @@ class Broadcast(Grouping):
         super().__init__()
         self.shape, self.grid = tuple(shape), grid
         self.sizes = float(shape.numel() // math.prod(grid))
+        self.is_single = self.grid == self.shape
 
 
 class Blocks(Grouping):

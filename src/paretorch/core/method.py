@@ -140,8 +140,8 @@ class Sample(Protocol):
     share: Tensor  # what each of them stands for; sums to 1
     is_whole: bool  # every weight is in it
 
-    def read(self, room: str, step: Tensor) -> Tensor:
-        """A room's decision at each weight that is sampled at this step."""
+    def read(self, room: str, step: Tensor, count: int | None) -> Tensor:
+        """A room's decision at each weight that is sampled at this step; count: the step as a number, if the host knows it."""
 
     def noise(self, share: Tensor) -> Tensor:
         """The standard deviation of a share that is counted on this sample."""
@@ -167,7 +167,8 @@ class Term:
     place: torch.device | None = None  # where they were then
     weights: int = 0
     _sample: Sample | None = None
-    _layout: tuple[object, ...] = ()
+    count: int | None = None  # the steps taken, if the host knows
+    _version: int = -1
 
     def add(self, site: Site, relaxation: Relaxation, chain: Chain) -> None:
         """Take one more weight under this method."""
@@ -238,16 +239,14 @@ class Term:
         """Whether some of these weights read channels that may be removed."""
         return any(chain.loses_inputs for chain in self.chains)
 
-    def prepare(self) -> None:
-        """Have a sample of the weights to steer by, made afresh when the layout of the decisions changes."""
+    def prepare(self, version: int) -> None:
+        """Have a sample of the weights to steer by, made afresh when the engine's batches were, since layouts may differ."""
         if self.coupling is not None:
             self.coupling.to(self.relaxations[0].decision.device)
             return
-        relaxations = [r for chain in self.chains for r in chain.relaxations()]
-        layout = tuple((r.decision.stride(), r.decision.device) for r in relaxations)
-        if self._layout != layout:
-            rooms = tuple(dict.fromkeys(r.room for r in relaxations))
-            self._layout, self._sample = layout, self.sampler(self.chains, rooms, self.relaxations[0].decision.device)
+        if self._version != version:
+            rooms = tuple(dict.fromkeys(r.room for chain in self.chains for r in chain.relaxations()))
+            self._version, self._sample = version, self.sampler(self.chains, rooms, self.relaxations[0].decision.device)
 
     @property
     def sample(self) -> Sample:
@@ -257,7 +256,7 @@ class Term:
     def read(self, room: str) -> Tensor:
         """A room's decisions at the weights that are sampled at this step."""
         step: Tensor = getattr(self.root, f"{PREFIX}step")
-        return self.sample.read(room, step)
+        return self.sample.read(room, step, self.count)
 
     def kept_sample(self) -> Tensor:
         """Which sampled weights all methods together would keep if they rounded now, as 0 and 1."""

@@ -101,9 +101,11 @@ class Plan:
             overflow = scaler is not None and _has_overflown(scaler)
             self._engine.collect(overflow, None if scaler is None else _scaling(scaler, self._state.step.device))
             if not self.is_hard:
+                count = self._state.count_step()
                 for term in self._terms:
-                    term.prepare()
+                    term.prepare(self._engine.version)
                     optimizer_of(term)
+                    term.count = count
                 self._update(scaler, overflow)
                 advance(self._terms, self._state.step)
                 self._engine.clip()
@@ -125,7 +127,7 @@ class Plan:
             if scaler is not None and not term.is_on_weights and any(d.grad is not None for d in term.decisions()):
                 scaler.unscale_(optimizer)
                 scaled.append(optimizer)
-        add_prices([term for term, _ in trained], self._terms, self._weights)
+        add_prices([term for term, _ in trained], self._terms, self._engine)
         for term, optimizer in trained:
             if scaler is not None and optimizer in scaled:
                 scaler.step(optimizer)
@@ -244,6 +246,7 @@ class Plan:
                 term.method.round(term, min(factor, 1.0) if term.method.room in given else factor)
             for relaxation in term.relaxations:
                 relaxation.hard = True
+            self._engine.invalidate()
         self._set_phase(True)
         self._engine.write()
 
@@ -289,6 +292,7 @@ class Plan:
 
     def _set_phase(self, hard: bool) -> None:
         self._state.is_hard = hard
+        self._engine.invalidate()
         for term in self._terms:
             for relaxation in term.relaxations:
                 relaxation.hard = hard

@@ -67,6 +67,7 @@ class PlanState:
         ]
         self._weights: list[RelaxedWeight] = []
         self._hard = False
+        self._count: int | None = 0
         self._decisions: list[str] = []
 
     def watch(self, weights: list[RelaxedWeight], on_load: Callable[[bool], None]) -> None:
@@ -77,6 +78,14 @@ class PlanState:
     def step(self) -> Tensor:
         counter: Tensor = getattr(self.root, f"{PREFIX}step")
         return counter
+
+    def count_step(self) -> int | None:
+        """The number of the step that is under way, on the host; None in a CUDA graph, which repeats it without the host."""
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            self._count = None
+            return None
+        self._count = int(self.step) + 1 if self._count is None else self._count + 1
+        return self._count
 
     @property
     def is_hard(self) -> bool:
@@ -175,6 +184,7 @@ class PlanState:
 
     def _reread(self, *_: Any) -> None:
         phase: Tensor = getattr(self.root, f"{PREFIX}phase")
+        self._count = None  # read from the state at the next step
         self._on_load(bool(phase))
 
 

@@ -7,8 +7,8 @@ A `RelaxedWeight` is a child of the first module that owns the tensor. Its own t
 move, copy and average with the model, DDP sends them to all ranks at its start, and optimizers pass over them.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,19 @@ from paretorch.support.sharded import is_sharded, local, shard_like, whole, writ
 # What `fully_shard` asks a module for to learn whether it may manage it. The tensors of a relaxed weight are sharded by the engine
 # and never gathered for a forward pass, which needs W alone.
 _COMPOSABLE_STATE = "__composable_api_state_key"
+
+
+class Status:
+    """Where a weight is in a step. Not in the module itself, where every attribute that is set is looked at."""
+
+    __slots__ = ("holds_latent", "is_stale", "pulled")
+
+    def __init__(self) -> None:
+        self.holds_latent = False
+        self.is_stale = True
+        """Whether what was prepared for this weight must be prepared anew."""
+        self.pulled: Tensor | None = None
+        """The gradient that is that of θ already."""
 
 
 class RelaxedWeight(Chain):
@@ -39,9 +52,7 @@ class RelaxedWeight(Chain):
         self._owners = ((site.home, site.name),) if isinstance(site, Template) else tuple(o[:2] for o in site.owners)
         self.names = (site.name,) if isinstance(site, Template) else tuple(_joined(n, a) for _, a, n in site.owners)
         self.frozen = not site.weight.requires_grad
-        self.holds_latent = False
-        """Whether the layer's tensor is θ: from the optimizer's step to the plan's."""
-        self._pulled: tuple[Tensor, ...] = ()
+        self.status = Status()
         self.path = ""
         """The name of this module in the model, which its keys in a state begin with."""
         for relaxation in relaxations:
@@ -58,14 +69,19 @@ class RelaxedWeight(Chain):
         return parameter
 
     @property
+    def holds_latent(self) -> bool:
+        """Whether the layer's tensor is θ: from the optimizer's step to the plan's."""
+        return self.status.holds_latent
+
+    @property
     def is_pulled(self) -> bool:
         """Whether the tensor's gradient is that of θ already, and the decisions have theirs."""
-        return bool(self._pulled) and self._pulled[0] is self.tensor.grad
+        pulled = self.status.pulled
+        return pulled is not None and pulled is self.tensor.grad
 
-    @is_pulled.setter
-    def is_pulled(self, pulled: bool) -> None:
-        gradient = self.tensor.grad
-        self._pulled = (gradient,) if pulled and gradient is not None else ()
+    def mark_pulled(self) -> None:
+        """The tensor's gradient is that of θ from now on."""
+        self.status.pulled = self.tensor.grad
 
     @property
     def is_local(self) -> bool:
@@ -117,6 +133,7 @@ class RelaxedWeight(Chain):
         """Switch between the weight of training (noise included) and that of evaluation."""
         changed = mode != self.training
         super().train(mode)
+        self.status.is_stale |= changed
         if (
             changed
             and not self.holds_latent
@@ -124,6 +141,11 @@ class RelaxedWeight(Chain):
             and any(r.differs_in_eval for r in self.relaxations())
         ):
             write_weights([self])
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.status.is_stale = True  # on another device or of another dtype, perhaps
+        super()._apply(fn, recurse)
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -145,53 +167,91 @@ _BATCH = 2**24
 """Weights that are computed together, at most: temporary tensors are as large."""
 
 
-def batches(members: Sequence[RelaxedWeight]) -> Iterator[list[RelaxedWeight]]:
+class Batch:
+    """Weights that are computed together, with all that a step reads of them at hand: a step is then few lines of Python."""
+
+    def __init__(self, members: Sequence[RelaxedWeight]) -> None:
+        self.members = list(members)
+        self.is_local = members[0].is_local
+        self.is_sharded = is_sharded(members[0].latent)
+        self.tensors = [member.tensor for member in members]
+        self.latents = [member.latent for member in members]
+        chains = [member.relaxations() for member in members]
+        self.places: list[list[Any]] = [list(own) for own in zip(*chains, strict=True)]
+        """The relaxations, innermost first, each of all members."""
+        self._grids = [] if self.is_sharded else [[r.grid(r.decision.detach()) for r in own] for own in self.places]
+        self._blank = any(member.blank is not None for member in members)
+
+    def is_current(self) -> bool:
+        """Whether everything is still what it was: tensors may be replaced, moved or sharded."""
+        return all(
+            not member.status.is_stale and member._owners[0][0]._parameters[member._owners[0][1]] is tensor
+            for member, tensor in zip(self.members, self.tensors, strict=True)
+        )
+
+    def grids(self) -> list[list[Tensor]]:
+        """The decisions on their grids, of each relaxation."""
+        if not self.is_sharded:
+            return self._grids
+        return [list(own) for own in zip(*(member.decisions() for member in self.members), strict=True)]
+
+    def read(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Tensors of the weights' shapes: whole, or this rank's parts."""
+        if not self.is_sharded:
+            return list(tensors)
+        return [member.read(one) for member, one in zip(self.members, tensors, strict=True)]
+
+    def blanked(self, values: list[Tensor]) -> list[Tensor]:
+        """The values with zeros in the rows that stay zero."""
+        if not self._blank:
+            return values
+        return [member.blanked(value) for member, value in zip(self.members, values, strict=True)]
+
+    def values(self, stop: int | None = None) -> list[list[Tensor]]:
+        """θ, and what each relaxation makes of it in turn: the last is W. stop: how many relaxations to apply."""
+        values = [self.read(self.latents)]
+        for own, grids in zip(self.places[:stop], self.grids(), strict=False):
+            values.append(type(own[0]).apply_all(own, grids, values[-1]))
+        return values
+
+    def write(self) -> None:
+        """Write W = f(θ, decisions) into the layers' own tensors."""
+        store(self.tensors, self.blanked(self.values()[-1]))
+        for member in self.members:
+            member.status.holds_latent = False
+
+
+def batches(members: Sequence[RelaxedWeight]) -> list[Batch]:
     """The weights in batches that can be computed together: the same kinds of relaxations, dtype and device, not too many."""
-    groups: dict[Any, list[RelaxedWeight]] = {}
+    groups: dict[Any, list[list[RelaxedWeight]]] = {}
+    sizes: dict[Any, int] = {}
     for member in members:
         latent = member.latent
         kinds = tuple((type(r), r.batch_key()) for r in member.relaxations())
-        groups.setdefault((kinds, latent.device, latent.dtype, member.is_local), []).append(member)
-    for group in groups.values():
-        batch, size = list[RelaxedWeight](), 0
-        for member in group:
-            if batch and size + member.latent.numel() > _BATCH:
-                yield batch
-                batch, size = [], 0
-            batch.append(member)
-            size += member.latent.numel()
-        yield batch
-
-
-def values_of(batch: Sequence[RelaxedWeight], stop: int | None = None) -> list[list[Tensor]]:
-    """θ of a batch, and what each relaxation makes of it in turn: the last is W. stop: how many relaxations to apply."""
-    values = [[member.read(member.latent) for member in batch]]
-    grids = [member.decisions() for member in batch]
-    for place, first in enumerate(batch[0].relaxations()[:stop]):
-        own = [member.relaxations()[place] for member in batch]
-        values.append(type(first).apply_all(own, [grid[place] for grid in grids], values[-1]))
-    return values
-
-
-def effective_weights(batch: Sequence[RelaxedWeight]) -> list[Tensor]:
-    """W of a batch, whole or this rank's part."""
-    return [member.blanked(value) for member, value in zip(batch, values_of(batch)[-1], strict=True)]
+        key = kinds, latent.device, latent.dtype, member.is_local
+        group, size = groups.setdefault(key, [[]]), sizes.get(key, 0) + latent.numel()
+        if group[-1] and size > _BATCH:
+            group.append([])
+            size = latent.numel()
+        group[-1].append(member)
+        sizes[key] = size
+    return [Batch(own) for group in groups.values() for own in group]
 
 
 @torch.no_grad()
 def write_weights(members: Sequence[RelaxedWeight]) -> None:
     """Write W = f(θ, decisions) into the layers' own tensors."""
     for batch in batches(members):
-        store([member.tensor for member in batch], effective_weights(batch))
-    for member in members:
-        member.holds_latent = False
+        batch.write()
 
 
 def store(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Copy values into tensors, in place: whole ones into whole or sharded tensors, parts into this rank's part."""
     if not targets:
         return
-    if any(is_sharded(one) and value.shape == one.shape for one, value in zip(targets, values, strict=True)):
+    if not any(map(is_sharded, targets)):
+        torch._foreach_copy_(list(targets), list(values))
+    elif any(value.shape == one.shape and is_sharded(one) for one, value in zip(targets, values, strict=True)):
         for one, value in zip(targets, values, strict=True):
             write(one, value)
     else:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from paretorch.core.attach.weights import RelaxedWeight, batches, store, values_of, write_weights
+from paretorch.core.attach.weights import Batch, RelaxedWeight, batches, store
 from paretorch.support.sharded import is_sharded, local, reshard, shard_like
 from paretorch.support.warn import warn
 
@@ -51,11 +51,17 @@ class Engine:
 
     def __init__(self, root: nn.Module, weights: Sequence[RelaxedWeight], decided: frozenset[str]) -> None:
         self.root, self.weights, self.decided = root, list(weights), decided
+        self.version = 0
+        """Counts how often the batches were made: what others prepare for them is prepared anew then."""
+        self._batches: list[Batch] | None = None
         self._stepping = False
         self._warned = False
         # ∂L/∂s until the plan's step: in the decisions themselves, an optimizer of all parameters would use them.
         self._found: dict[int, tuple[nn.Parameter, Tensor]] = {}
         self._register()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_batches": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)  # of a deep copy
@@ -71,65 +77,99 @@ class Engine:
     def close(self) -> None:
         """Leave the optimizers alone from now on."""
         _engines.discard(self)
+        self._batches = None
+
+    def batches(self) -> list[Batch]:
+        """The weights in batches, as they are and where they are now."""
+        if self._batches is None or not all(batch.is_current() for batch in self._batches):
+            self._follow_sharding()
+            self._batches = batches(self.weights)
+            self.version += 1
+            for member in self.weights:
+                member.status.is_stale = False
+        return self._batches
+
+    def invalidate(self) -> None:
+        """The phase has changed, or decisions were replaced."""
+        self._batches = None
+
+    def _follow_sharding(self) -> None:
+        """θ and the decisions lie as the layers' tensors do, which FSDP2 may have sharded."""
+        if any(is_sharded(member.latent) and not is_sharded(member.tensor) for member in self.weights):
+            reshard(self.root)  # gathered for a forward pass without a backward pass
+        for member in self.weights:
+            member.follow_sharding()
 
     # The step of the user's optimizer
 
     def before_step(self, held: set[int], closure: Callable[[], Any] | None, scaling: "Scaling | None") -> Any:
         """θ in place of W for those of the weights that an optimizer holds; returns a closure that runs with W."""
-        self.follow_sharding()
-        members = [member for member in self.weights if id(member.tensor) in held]
-        if not members:
+        chosen = self._chosen(held)
+        if not chosen:
             return closure
         if closure is None:
-            self._to_latent(members, scaling)
+            self._to_latent(chosen, scaling)
             self._stepping = True
             return None
         if hasattr(closure, _MARK):  # a step that calls that of its base class
             return closure
 
         def with_weights() -> Any:
-            again = [member for member in members if member.holds_latent]
-            if again:  # an optimizer that calls its closure several times
-                self.keep_latent(again)
-                write_weights(again)
+            if any(member.holds_latent for batch in chosen for member in batch.members):
+                self.settle()  # an optimizer that calls its closure several times
                 self._forget()
             result = closure()
-            self._to_latent(members, scaling)
+            self._to_latent(self._chosen(held), scaling)
             return result
 
         setattr(with_weights, _MARK, True)
         return with_weights
 
+    def _chosen(self, held: set[int]) -> list[Batch]:
+        """The batches of weights that an optimizer holds."""
+        found = []
+        for batch in self.batches():
+            members = [member for member, one in zip(batch.members, batch.tensors, strict=True) if id(one) in held]
+            if len(members) == len(batch.members):
+                found.append(batch)
+            elif members:
+                found.append(Batch(members))
+        return found
+
     def after_step(self) -> None:
         """The optimizer is done; once decisions are rounded, W follows at once."""
         self._stepping = False
-        stepped = [member for member in self.weights if member.holds_latent]
-        if stepped and all(relaxation.hard for relaxation in stepped[0].relaxations()):
-            with torch.no_grad(), _exactly(stepped):
-                self.keep_latent(stepped)
-                self.clip(stepped)
-                write_weights(stepped)
+        stepped = [batch for batch in self.batches() if any(member.holds_latent for member in batch.members)]
+        if stepped and all(own[0].hard for own in stepped[0].places):
+            with torch.no_grad(), _exactly(self.weights):
+                for batch in stepped:
+                    self._keep_latent(batch)
+                    _clip(batch)
+                    batch.write()
 
-    def _to_latent(self, members: Sequence[RelaxedWeight], scaling: "Scaling | None") -> None:
-        late = [member for member in members if member.holds_latent]
-        if late and not self._stepping:
-            self.keep_latent(late)
-            self._warn_late()
-        if not self._stepping and not any(one.is_pulled or one.holds_latent for one in self.weights):
-            self._forget()
-        fresh = [member for member in members if not member.holds_latent]
-        with torch.no_grad(), _exactly(fresh):
-            self.pull([member for member in fresh if not member.is_pulled], scaling)
-            store([local(member.tensor) for member in fresh], [local(member.latent) for member in fresh])
-        for member in fresh:
-            member.holds_latent = True
-            if member.frozen:
-                member.tensor.grad = None  # optimizers pass over it
+    def _to_latent(self, chosen: Sequence[Batch], scaling: "Scaling | None") -> None:
+        if not self._stepping:
+            late = [batch for batch in chosen if any(member.holds_latent for member in batch.members)]
+            for batch in late:
+                self._keep_latent(batch)
+                self._warn_late()
+            if not any(one.status.holds_latent or one.is_pulled for one in self.weights):
+                self._forget()
+        with torch.no_grad(), _exactly(self.weights):
+            for batch in chosen:
+                if any(member.holds_latent for member in batch.members):
+                    continue
+                self._pull_batch(batch, scaling)
+                store(batch.tensors, [local(one) for one in batch.latents] if batch.is_sharded else batch.latents)
+                for member, tensor in zip(batch.members, batch.tensors, strict=True):
+                    member.status.holds_latent = True
+                    if member.frozen:
+                        tensor.grad = None  # optimizers pass over it
 
     def _forget(self) -> None:
         """Gradients of decisions that no step of the plan has used."""
         for member in self.weights:
-            member.is_pulled = False
+            member.status.pulled = None
         self._found.clear()
 
     def _warn_late(self) -> None:
@@ -141,30 +181,32 @@ class Engine:
 
     def pull(self, members: Sequence[RelaxedWeight], scaling: "Scaling | None" = None) -> None:
         """From ∂L/∂W in the tensors' gradients to ∂L/∂θ in the same place and ∂L/∂s in the decisions'."""
-        for batch in batches([member for member in members if member.tensor.grad is not None]):
+        for batch in self._chosen({id(member.tensor) for member in members}):
             self._pull_batch(batch, scaling)
-        for member in members:
-            member.is_pulled = True
 
-    def _pull_batch(self, batch: Sequence[RelaxedWeight], scaling: "Scaling | None") -> None:
-        chain = batch[0].relaxations()
-        values = values_of(batch, len(chain) - 1)
-        outputs = [member.read(member.tensor) for member in batch]
-        targets = [_gradient(member) for member in batch]
-        gradients = [member.blanked(member.read(target)) for member, target in zip(batch, targets, strict=True)]
-        grids = [member.decisions() for member in batch]
-        for place in reversed(range(len(chain))):
-            own = [member.relaxations()[place] for member in batch]
-            kind, decide = type(chain[place]), chain[place].room in self.decided and not chain[place].hard
-            gradients, found = kind.pull_all(
-                own, [grid[place] for grid in grids], values[place], outputs, gradients, decide
-            )
+    def _pull_batch(self, batch: Batch, scaling: "Scaling | None") -> None:
+        due = [
+            tensor.grad is not None and not m.is_pulled for m, tensor in zip(batch.members, batch.tensors, strict=True)
+        ]
+        if not all(due):
+            members = [member for member, one in zip(batch.members, due, strict=True) if one]
+            if not members:
+                return
+            batch = Batch(members)
+        targets = [tensor.grad for tensor in batch.tensors if tensor.grad is not None]
+        gradients = batch.blanked(batch.read(targets))
+        values, outputs, grids = batch.values(len(batch.places) - 1), batch.read(batch.tensors), batch.grids()
+        for place in reversed(range(len(batch.places))):
+            own = batch.places[place]
+            decide = own[0].room in self.decided and not own[0].hard
+            gradients, found = type(own[0]).pull_all(own, grids[place], values[place], outputs, gradients, decide)
             outputs = values[place]
             for relaxation, gradient in zip(own, found or (), strict=False):
                 self._add(relaxation.decision, gradient if scaling is None else scaling.undone(gradient))
         changed = [pair for pair in zip(targets, gradients, strict=True) if pair[0] is not pair[1]]
-        if changed:
-            store([target for target, _ in changed], [gradient for _, gradient in changed])
+        store([target for target, _ in changed], [gradient for _, gradient in changed])
+        for member, tensor in zip(batch.members, batch.tensors, strict=True):
+            member.status.pulled = tensor.grad
 
     def _add(self, decision: nn.Parameter, gradient: Tensor) -> None:
         gradient = laid_like(gradient, decision)
@@ -184,22 +226,26 @@ class Engine:
             skip: gradients have overflown, and are not used.
             scaling: of a gradient scaler, for weights that no optimizer holds.
         """
-        self.follow_sharding()
-        stepped = [member for member in self.weights if member.holds_latent]
-        rest = [member for member in self.weights if not member.is_pulled]
-        if not skip:
-            kept = {id(member): _copy_of(member) for member in rest if not member.frozen}
-            self.pull(rest, scaling)
-            for member in rest:  # the user's gradients stay what they are until an optimizer uses them
-                if id(member) in kept:
-                    member.tensor.grad = kept[id(member)]
-        for member in rest:
-            if member.frozen:
-                member.tensor.grad = None
-        self.keep_latent(stepped)
+        for batch in self.batches():
+            stepped = [member.status.holds_latent for member in batch.members]
+            if not all(stepped) and not skip:
+                self._pull_rest(
+                    [member for member, one in zip(batch.members, stepped, strict=True) if not one], scaling
+                )
+            if any(stepped):
+                self._keep_latent(batch)
         for decision, gradient in self._found.values():
             decision.grad = gradient
         self._forget()
+
+    def _pull_rest(self, members: Sequence[RelaxedWeight], scaling: "Scaling | None") -> None:
+        """Of weights that no optimizer has stepped; their own gradients stay what they are until one uses them."""
+        members = [member for member in members if member.tensor.grad is not None]
+        kept = [None if member.frozen or member.is_pulled else _copy_of(member) for member in members]
+        self.pull(members, scaling)
+        for member, gradient in zip(members, kept, strict=True):
+            if member.frozen or gradient is not None:
+                member.tensor.grad = gradient
 
     @contextmanager
     def sample(self) -> Iterator[None]:
@@ -217,52 +263,44 @@ class Engine:
                 if gradient is not None:
                     own = member.tensor.grad
                     member.tensor.grad = gradient if own is None else gradient.add_(own)
-                member.is_pulled = True
+                member.mark_pulled()
 
     def settle(self) -> None:
         """W in place of θ, for whoever reads the network between the optimizer's step and the plan's."""
-        self.follow_sharding()
-        stepped = [member for member in self.weights if member.holds_latent]
-        self.keep_latent(stepped)
-        write_weights(stepped)
+        with torch.no_grad():
+            for batch in self.batches():
+                if any(member.holds_latent for member in batch.members):
+                    self._keep_latent(batch)
+                    batch.write()
 
     def take_loaded(self) -> None:
         """A state was loaded, θ into the layers' tensors: W takes its place."""
+        self.invalidate()
+        self._forget()
         for member in self.weights:
-            member.is_pulled = member.holds_latent = False
+            member.status.holds_latent = False
         self.write()
 
-    def keep_latent(self, members: Sequence[RelaxedWeight]) -> None:
+    def _keep_latent(self, batch: Batch) -> None:
         """Take the optimizer's result for θ."""
-        if members:
-            store([local(member.latent) for member in members], [local(member.tensor.detach()) for member in members])
+        pairs = zip(batch.members, batch.latents, batch.tensors, strict=True)
+        stepped = [(latent, tensor) for member, latent, tensor in pairs if member.status.holds_latent]
+        with torch.no_grad():
+            if batch.is_sharded:
+                store([local(latent) for latent, _ in stepped], [local(tensor.detach()) for _, tensor in stepped])
+            else:
+                store([latent for latent, _ in stepped], [tensor for _, tensor in stepped])
 
-    def clip(self, members: Sequence[RelaxedWeight] | None = None) -> None:
+    def clip(self) -> None:
         """Keep θ within the limits of its relaxations, in place."""
-        for batch in batches(self.weights if members is None else members):
-            grids = [member.decisions() for member in batch]
-            for place, first in enumerate(batch[0].relaxations()):
-                own = [member.relaxations()[place] for member in batch]
-                bounds = type(first).limit_all(own, [grid[place] for grid in grids])
-                if bounds is not None:
-                    _clamp(batch, bounds)
+        for batch in self.batches():
+            _clip(batch)
 
+    @torch.no_grad()
     def write(self) -> None:
         """W of all weights."""
-        write_weights(self.weights)
-
-    def follow_sharding(self) -> None:
-        """θ and the decisions lie as the layers' tensors do, which FSDP2 may have sharded."""
-        if any(is_sharded(member.latent) and not is_sharded(member.tensor) for member in self.weights):
-            reshard(self.root)  # gathered for a forward pass without a backward pass
-        for member in self.weights:
-            member.follow_sharding()
-
-
-def _gradient(member: RelaxedWeight) -> Tensor:
-    gradient = member.tensor.grad
-    assert gradient is not None
-    return gradient
+        for batch in self.batches():
+            batch.write()
 
 
 def _copy_of(member: RelaxedWeight) -> Tensor | None:
@@ -290,16 +328,21 @@ def _sharded_as(value: Tensor, like: Tensor) -> Tensor:
     )
 
 
-def _clamp(batch: Sequence[RelaxedWeight], bounds: Sequence[Tensor]) -> None:
-    if not batch[0].is_local:
-        for member, bound in zip(batch, bounds, strict=True):
-            part = local(shard_like(bound.expand(member.latent.shape).to(member.latent.dtype), member.latent))
-            local(member.latent.data).clamp_(-part, part)
-        return
-    latents = [local(member.latent.data) for member in batch]
-    limits = [bound.to(latent.dtype) for bound, latent in zip(bounds, latents, strict=True)]
-    torch._foreach_clamp_max_(latents, limits)
-    torch._foreach_clamp_min_(latents, torch._foreach_neg(limits))
+def _clip(batch: Batch) -> None:
+    for own, grids in zip(batch.places, batch.grids(), strict=True):
+        bounds = type(own[0]).limit_all(own, grids)
+        if bounds is None:
+            continue
+        if not batch.is_local:
+            for latent, bound in zip(batch.latents, bounds, strict=True):
+                part = local(shard_like(bound.expand(latent.shape).to(latent.dtype), latent))
+                local(latent.data).clamp_(-part, part)
+            continue
+        latents: list[Tensor] = [local(one.data) for one in batch.latents] if batch.is_sharded else list(batch.latents)
+        if bounds[0].dtype != latents[0].dtype:
+            bounds = [bound.to(latents[0].dtype) for bound in bounds]
+        torch._foreach_clamp_max_(latents, bounds)
+        torch._foreach_clamp_min_(latents, torch._foreach_neg(bounds))
 
 
 def _exactly(members: Sequence[RelaxedWeight]) -> torch.autocast:
@@ -328,5 +371,5 @@ def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs
 
 def _after_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for engine in list(_engines):
-        if any(member.holds_latent for member in engine.weights):
+        if any(member.status.holds_latent for member in engine.weights):
             engine.after_step()

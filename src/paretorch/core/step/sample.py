@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paretorch.core.relaxation import Chain, Relaxation
-from paretorch.support.sharded import whole
+from paretorch.support.sharded import is_sharded, whole
 
 WHOLE = 2**20
 _SIZE = 2**17
@@ -25,6 +25,7 @@ class Sample:
 
     def __init__(self, chains: list[Chain], rooms: tuple[str, ...], device: torch.device) -> None:
         self._chains = chains
+        self._flats: dict[tuple[str, int], Tensor | None] = {}
         total = sum(_size(chain) for chain in chains)
         most = total if total <= WHOLE else max(_LEAST, _SIZE // len(chains))
         self._strides = [stride_for(_size(chain), most) for chain in chains]
@@ -39,9 +40,15 @@ class Sample:
         # Rooms are read at the same weights, so all decisions of a weight turn, or none.
         self._turns = [all(self._index[room][i] is None for room in rooms) for i in range(len(chains))]
 
-    def read(self, room: str, step: Tensor) -> Tensor:
-        """The decision at each weight that is sampled at this step; +∞ where this room has none on it."""
-        return torch.cat([self._values(i, room, step) for i in range(len(self._chains))])
+    def read(self, room: str, step: Tensor, count: int | None = None) -> Tensor:
+        """The decision at each weight that is sampled at this step; +∞ where this room has none on it.
+
+        count: the step as a number, if the host knows it: then all of it is views and one launch.
+        """
+        pieces: list[Tensor] = []
+        for i in range(len(self._chains)):
+            pieces += self._values(i, room, step, count)
+        return torch.cat(pieces)
 
     def noise(self, share: Tensor) -> Tensor:
         """The standard deviation of a share that is told by this sample; 0 where it is the whole network."""
@@ -49,16 +56,33 @@ class Sample:
             return torch.zeros_like(share)
         return (share * (1 - share) / len(self.share)).sqrt()
 
-    def _values(self, i: int, room: str, step: Tensor) -> Tensor:
-        relaxation = self._chains[i]._modules.get(room)
-        if not isinstance(relaxation, Relaxation):
-            return self._absent[i]
-        decision = whole(relaxation.decision)
-        flat = some(decision, 1, decision)
+    def _values(self, i: int, room: str, step: Tensor, count: int | None) -> list[Tensor]:
+        flat = self._flat(i, room)
+        if flat is None:
+            return [self._absent[i]]
         index, k = self._index[room][i], self._strides[i]
-        if index is None and k > 1 and self._turns[i]:
-            index = (torch.arange(0, len(flat), k, device=flat.device) + step % k) % len(flat)
-        return flat[::k] if index is None else flat[index]
+        if index is not None:
+            return [flat[index]]
+        if k == 1 or not self._turns[i]:
+            return [flat[::k] if k > 1 else flat]
+        if count is None:
+            return [flat[(torch.arange(0, len(flat), k, device=flat.device) + step % k) % len(flat)]]
+        first = count % k
+        found = [flat[first::k]]
+        if len(found[0]) < len(self._absent[i]):  # the last of them is one of the first
+            last = (first + k * (len(self._absent[i]) - 1)) % len(flat)
+            found.append(flat[last : last + 1])
+        return found
+
+    def _flat(self, i: int, room: str) -> Tensor | None:
+        """A decision in the order in which it lies in memory: a view, made once, unless it is sharded."""
+        if (room, i) not in self._flats:
+            relaxation = self._chains[i]._modules.get(room)
+            decision = relaxation.decision.detach() if isinstance(relaxation, Relaxation) else None
+            if decision is not None and is_sharded(decision):
+                return some(whole(decision), 1, whole(decision))
+            self._flats[room, i] = None if decision is None else some(decision, 1, decision)
+        return self._flats[room, i]
 
     def _lookup(self, i: int, room: str) -> Tensor | None:
         relaxation = self._chains[i]._modules.get(room)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paretorch.core.attach.weights import RelaxedWeight, batches
+from paretorch.core.attach.weights import Batch, RelaxedWeight
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Chain, Relaxation
-from paretorch.core.step.engine import laid_like
+from paretorch.core.step.engine import Engine, laid_like
 from paretorch.errors import DivergenceError, UndecidedWarning
-from paretorch.support.sharded import is_sharded, local, shard_like, whole, write
+from paretorch.support.sharded import local, shard_like, whole, write
 from paretorch.support.warn import warn
 
 _FELT = 0.01
@@ -19,6 +19,9 @@ _FELT = 0.01
 def check_finite(term: Term, step: Tensor, scaler: torch.amp.GradScaler | None) -> None:
     """On a CPU, where it costs no synchronisation, stop at the first gradient that is not finite."""
     if step.is_cuda or scaler is not None:
+        return
+    sums = [local(one.grad).sum() for one in term.decisions() if one.grad is not None]
+    if not sums or bool(torch.isfinite(torch.stack(sums)).all()):
         return
     for relaxation, site in zip(term.relaxations, term.sites, strict=True):
         gradient = relaxation.decision.grad
@@ -54,7 +57,7 @@ def warn_undecided(term: Term, step: Tensor) -> None:
         )
 
 
-def add_prices(trained: list[Term], terms: list[Term], weights: list[RelaxedWeight]) -> None:
+def add_prices(trained: list[Term], terms: list[Term], engine: Engine) -> None:
     """Add d(λ_keep Σ keep + λ_bits Σ keep·bits)/ds to the gradients of the decisions, in closed form.
 
     A steered price is a control signal and touches its own decisions only.
@@ -66,7 +69,7 @@ def add_prices(trained: list[Term], terms: list[Term], weights: list[RelaxedWeig
         if decision.grad is None:
             decision.grad = torch.zeros_like(decision)
     if any(price is not None for price in prices.values()):
-        for batch in batches(weights):
+        for batch in engine.batches():
             _price_batch(batch, rooms, prices, steered)
     for term in trained:
         if not term.is_on_weights:
@@ -81,11 +84,9 @@ def add_prices(trained: list[Term], terms: list[Term], weights: list[RelaxedWeig
 Prices = dict[str, Tensor | None]
 
 
-def _price_batch(batch: Sequence[RelaxedWeight], rooms: set[str], prices: Prices, steered: set[str]) -> None:
-    grids = [member.decisions() for member in batch]
-    places = range(len(batch[0].relaxations()))
-    members = [[member.relaxations()[place] for member in batch] for place in places]
-    own_grids = [[grid[place] for grid in grids] for place in places]
+def _price_batch(batch: Batch, rooms: set[str], prices: Prices, steered: set[str]) -> None:
+    members, own_grids = batch.places, batch.grids()
+    places = range(len(members))
     keeps = [type(own[0]).keep_all(own, own_grids[place]) for place, own in enumerate(members)]
     for place, own in enumerate(members):
         room = own[0].room
@@ -122,14 +123,12 @@ def _plus(rate: Tensor | list[Tensor] | None, values: list[Tensor]) -> list[Tens
     return list(torch._foreach_add(values, rate))
 
 
-def _add_slopes(
-    batch: Sequence[RelaxedWeight], own: Sequence[Relaxation], rate: Tensor | list[Tensor], slopes: list[Tensor]
-) -> None:
+def _add_slopes(batch: Batch, own: Sequence[Relaxation], rate: Tensor | list[Tensor], slopes: list[Tensor]) -> None:
     if isinstance(rate, Tensor):
         slopes = list(torch._foreach_mul(slopes, rate))
         if any(isinstance(r.grouping.sizes, Tensor) or r.grouping.sizes != 1.0 for r in own):
             slopes = [slope * r.grouping.sizes for slope, r in zip(slopes, own, strict=True)]
-    elif is_sharded(batch[0].latent) and batch[0].is_local:
+    elif batch.is_sharded and batch.is_local:
         slopes = list(torch._foreach_mul(slopes, rate))
     else:
         reduced = [r.grouping.reduce(one.expand(r.grouping.shape)) for r, one in zip(own, rate, strict=True)]

@@ -76,20 +76,25 @@ def follow(layers: list[Scaled]) -> None:
     if not layers:
         return
     powers = [layer.power for layer in layers]
-    off = torch.log2(torch.stack([_size(layer) for layer in layers])) - torch.stack(powers)
+    off = torch.log2(_sizes(layers)) - torch.stack(powers)
     moves = torch.where((off.abs() > _STEADY) & off.isfinite(), torch.round(off), 0.0)
     torch._foreach_add_(powers, list(moves.clamp(-_MOST, _MOST).to(torch.int32).unbind()))
 
 
-def _size(layer: Scaled) -> Tensor:
-    """What log₂ is k of: the root mean square of some of the weights, times 2^lead."""
-    weight = whole(layer.weight)
-    every = stride_for(weight.numel(), _SEEN)
-    seen = some(weight, every, weight).to(torch.float32)
-    count: Tensor | float = float(len(seen))
-    if layer.kept is not None:
-        kept = some(layer.kept, every, weight)
-        seen, count = seen * kept, kept.sum().clamp_min(1.0)
-    norm = torch.linalg.vector_norm(seen)
-    size: Tensor = norm * (2.0**layer.lead * count**-0.5)
-    return size
+def _sizes(layers: list[Scaled]) -> Tensor:
+    """What log₂ is k of: the root mean square of some of each layer's weights, times 2^lead."""
+    seen: list[Tensor] = []
+    factors: list[Tensor | float] = []
+    for layer in layers:
+        weight = whole(layer.weight)
+        every = stride_for(weight.numel(), _SEEN)
+        own = some(weight, every, weight).to(torch.float32)
+        if layer.kept is None:
+            factors.append(2.0**layer.lead * len(own) ** -0.5)
+        else:
+            kept = some(layer.kept, every, weight)
+            own = own * kept
+            factors.append(2.0**layer.lead * kept.sum().clamp_min(1.0) ** -0.5)
+        seen.append(own)
+    norms = torch._foreach_norm(seen)
+    return torch.stack([norm * factor for norm, factor in zip(norms, factors, strict=True)])

@@ -52,6 +52,7 @@ from paretorch.support.warn import warn
 _QUIET = 0.5  # bits of a target: below, the noise of what will be zero is held to what it loses
 _FELT = 0.05  # bits above the target that are worth a word
 _UNKNOWN_BITS = 3.0  # of a kept weight, that "auto" scales for where no target says
+_FOLLOW = 8  # steps after which scales are looked at
 _PROPORTIONAL, _INTEGRAL = 40.0, 800.0  # of ln λ against the relative error of the bits
 
 
@@ -167,7 +168,8 @@ class SMOL(Method):
         return self.target_bits is not None
 
     def steer(self, term: Term, step: Tensor) -> None:
-        _follow_weights(term)
+        if term.count is None or term.count % _FOLLOW == 0:  # weights move slowly, and a scale by whole powers of two
+            _follow_weights(term)
         if self.target_bits is None:
             return
         if are_found(term) or term.loses_channels:
@@ -268,7 +270,7 @@ class Precision(Leveled):
 
     @property
     def is_elementwise(self) -> bool:
-        return self.hard and self.grouping.grid == self.grouping.shape and not self.zero_precision
+        return self.hard and self.grouping.is_single and not self.zero_precision
 
     @classmethod
     def apply_all(

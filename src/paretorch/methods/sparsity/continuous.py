@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.attach.sites import Site
-from paretorch.core.channels.coupling import Coupling
+from paretorch.core.channels.coupling import Channels, Coupling, sum_rows
 from paretorch.core.channels.threshold import threshold_for
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
@@ -228,20 +228,17 @@ def _once(grids: Sequence[Tensor]) -> list[Tensor]:
 
 def _again(values: Sequence[Tensor], grids: Sequence[Tensor]) -> list[Tensor]:
     """From one value per decision to one per weight."""
+    if len(values) == len(grids):
+        return list(values)
     own = dict(zip([one.data_ptr() for one in _once(grids)], values, strict=True))
     return [own[one.data_ptr()].view(one.shape) for one in grids]
 
 
-def _expanded(members: Sequence["Mask"], masks: Sequence[Tensor]) -> list[Tensor]:
-    return [mask if one.is_elementwise else one.grouping.expand(mask) for one, mask in zip(members, masks, strict=True)]
-
-
-def _reduced(member: "Mask", values: Tensor) -> Tensor:
-    return values if member.is_elementwise else member.grouping.reduce(values)
-
-
-def _like(values: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
-    return [value.to(other.dtype) for value, other in zip(values, others, strict=True)]
+def _expanded(members: Sequence["Mask"], masks: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+    """Masks that broadcast against the weights, in their dtype."""
+    found = [mask if one.is_single else one.grouping.expand(mask) for one, mask in zip(members, masks, strict=True)]
+    dtype = like[0].dtype
+    return found if found[0].dtype == dtype else [mask.to(dtype) for mask in found]
 
 
 class Mask(Relaxation):
@@ -258,18 +255,19 @@ class Mask(Relaxation):
         self.on_grid = on_grid
         self.lags = method.gradient_anneal > method.anneal
         self.factor = 2.0 ** round(-math.log2(start)) if on_grid else 1.0 / start
+        self.is_single = grouping.is_single
 
     def batch_key(self) -> Hashable:
         return (self.hard, self.training, self.gate, self.lags)
 
     @property
     def is_elementwise(self) -> bool:
-        return self.grouping.grid == self.grouping.shape
+        return self.is_single
 
     @classmethod
     def apply_all(cls, members: Sequence["Mask"], grids: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
         masks = torch._foreach_mul(cls._masks(members, grids, _FORWARD), [one.factor for one in members])
-        return list(torch._foreach_mul(list(weights), _like(_expanded(members, masks), weights)))
+        return list(torch._foreach_mul(list(weights), _expanded(members, masks, weights)))
 
     @classmethod
     def pull_all(
@@ -284,16 +282,24 @@ class Mask(Relaxation):
         # ∂W/∂w = c·m(γx) and ∂W/∂s = c·w·m'(γx), both at the gradient's temperature.
         factors = [one.factor for one in members]
         soft = cls._masks(members, grids, _BACKWARD)
-        through = _like(_expanded(members, torch._foreach_mul(soft, factors)), gradients)
-        own = list(torch._foreach_mul(list(gradients), through))
+        own = torch._foreach_mul(list(gradients), _expanded(members, torch._foreach_mul(soft, factors), gradients))
         if not decide:
-            return own, None
+            return list(own), None
         if inputs[0].is_complex():
-            inputs = [weight.conj() for weight in inputs]
-        moved = [value.real for value in torch._foreach_mul(list(gradients), list(inputs))]
-        reduced = [_reduced(one, value.to(torch.float32)) for one, value in zip(members, moved, strict=True)]
-        slopes = torch._foreach_mul(cls.slopes_all(members, grids), factors)
-        return own, list(torch._foreach_mul(reduced, slopes))
+            moved = [(gradient * weight.conj()).real for gradient, weight in zip(gradients, inputs, strict=True)]
+        else:
+            moved = list(torch._foreach_mul(list(gradients), list(inputs)))
+        if moved[0].dtype != torch.float32:
+            moved = [value.to(torch.float32) for value in moved]
+        torch._foreach_mul_(moved, factors)
+        groupings = [one.grouping for one in members]
+        slopes = cls._slopes(members, grids, soft)
+        if all(isinstance(one, Channels) for one in groupings):  # one decision for all
+            return list(own), [sum_rows(groupings, moved) * slopes[0]]
+        if not all(one.is_single for one in members):
+            moved = [one.reduce(value) for one, value in zip(groupings, moved, strict=True)]
+        torch._foreach_mul_(moved, slopes)
+        return list(own), moved
 
     @classmethod
     def _masks(cls, members: Sequence["Mask"], grids: Sequence[Tensor], scalar: int) -> list[Tensor]:
@@ -313,7 +319,7 @@ class Mask(Relaxation):
 
     @classmethod
     def keep_all(cls, members: Sequence["Mask"], grids: Sequence[Tensor]) -> list[Tensor]:
-        return _expanded(members, cls._masks(members, grids, _FORWARD))
+        return _expanded(members, cls._masks(members, grids, _FORWARD), grids)
 
     @classmethod
     def slopes_all(cls, members: Sequence["Mask"], grids: Sequence[Tensor]) -> list[Tensor]:
@@ -321,6 +327,18 @@ class Mask(Relaxation):
         place = _BACKWARD if first.lags else _FORWARD
         shifted = torch._foreach_add(_once(grids), first.scalar(1))
         return _again([first.gate.slope(x, first.scalar(place)) for x in shifted], grids)
+
+    @classmethod
+    def _slopes(cls, members: Sequence["Mask"], grids: Sequence[Tensor], soft: Sequence[Tensor]) -> list[Tensor]:
+        """dm/ds at the gradient's temperature, given the masks there: of a sigmoid it is γ m (1 − m)."""
+        first = members[0]
+        if first.gate is not GATES["sigmoid"]:
+            place = first._place(_BACKWARD)
+            shifted = torch._foreach_add(_once(grids), first.scalar(1))
+            return _again([first.gate.slope(x, first.scalar(place)) for x in shifted], grids)
+        slopes = torch._foreach_addcmul(list(soft), list(soft), list(soft), value=-1.0)
+        torch._foreach_mul_(slopes, first.scalar(first._place(_BACKWARD)))
+        return list(slopes)
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight * (self.keep(self.grid()) * self.factor).to(weight.dtype)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ class Gate:
 
     value: Callable[[Tensor, Tensor], Tensor]
     slope: Callable[[Tensor, Tensor], Tensor]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Gate":
+        return self  # a copy of a mask has the same gate, not another one like it
 
 
 def _sigmoid_slope(s: Tensor, beta: Tensor) -> Tensor:
