@@ -13,7 +13,7 @@ from paretorch import SMOL, ContinuousSparsification
 from paretorch.core.attach.sites import find_sites
 from paretorch.core.compress import compress
 from paretorch.core.finish.byte_budget import ByteBudget, assign_targets
-from paretorch.core.finish.keep_best import keep_best, raise_levels
+from paretorch.core.rounding import keep_best, raise_levels
 from paretorch.edits import Edit
 from paretorch.errors import ConfigError, DivergenceError
 

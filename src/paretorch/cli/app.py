@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from paretorch import __version__
 from paretorch.cli.bench import bench
 from paretorch.cli.data import data
 from paretorch.cli.demo import demo
@@ -16,6 +15,7 @@ from paretorch.cli.study import study
 from paretorch.cli.tickets import tickets
 from paretorch.cli.train import train
 from paretorch.cli.tune import tune
+from paretorch.support.version import __version__
 
 app = typer.Typer(
     help="Make PyTorch networks smaller and cheaper to train.",

@@ -139,14 +139,12 @@ def _chosen(run: Path, root: str | None, device: torch.device) -> "tuple[Recipe,
 
 
 def _class(fields: dict[str, str]) -> type[Method]:
-    import paretorch
-    from paretorch.methods.precision import rivals as quantizers
-    from paretorch.methods.sparsity import rivals as pruners
+    from paretorch.methods.registry import METHODS
 
     name = fields["method"]
-    for place in (paretorch, pruners, quantizers):
-        if name in place.__all__:
-            found: type[Method] = getattr(place, name)
+    for entry in METHODS:
+        if name == entry.method.__name__:
+            found: type[Method] = entry.method
             return found
     raise ConfigError(f"the network was trained with {name} too: fold it in Python, before finalize")
 

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from paretorch.core.attach.activations import attach_output
-from paretorch.core.attach.choose import choose_sites
-from paretorch.core.attach.outputs import relax_outputs, zeros_moved
+from paretorch.core.attach.activations import Spot, attach_output, check_output, find_spots, zeros_moved
+from paretorch.core.attach.choose import choose_sites, tell_of_zeros
 from paretorch.core.attach.sites import Site, Template, find_sites
 from paretorch.core.attach.templates import Mix, install, on_templates
 from paretorch.core.attach.weights import RelaxedWeight
-from paretorch.core.attach.zeros import tell_of_zeros
 from paretorch.core.channels.couple import couple
 from paretorch.core.channels.coupling import Channels, Coupling
 from paretorch.core.finish.byte_budget import ByteBudget, Edit, Meter, assign_targets
@@ -27,6 +25,7 @@ from paretorch.core.plan import Plan
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation
 from paretorch.core.state import PlanState
 from paretorch.core.step.noise import seed_for
+from paretorch.core.step.sample import Sample
 from paretorch.edits.mixed import MixedWeight
 from paretorch.errors import ConfigError
 from paretorch.support.checks import require_count
@@ -67,11 +66,11 @@ def compress(
     for method in aimed:
         method.check_beside({one.room for one in aimed})
     asked = {method.room: budget for method, given in zip(aimed, on_weights, strict=True) if method is not given}
-    spots = relax_outputs(on_outputs, model, example, seed, cut=any(_removes(method, example) for method in aimed))
+    spots = _relax_outputs(on_outputs, model, example, seed, cut=any(_removes(method, example) for method in aimed))
     couplings: dict[str, Coupling | None] = {}
     for method in aimed:
-        with _told_by(asked.get(method.room)), zeros_moved(spots):
-            couplings[method.room] = _couple(method, model, chosen[method.room], example)
+        with _told_by(asked.get(method.room)):
+            couplings[method.room] = _couple(method, model, chosen[method.room], example, spots)
     for room, coupling in couplings.items():
         if coupling is not None:
             chosen[room] = [site for site in every if site.name in coupling.gates]
@@ -80,7 +79,8 @@ def compress(
         raise ConfigError(
             "channels of layers that share templates cannot be removed: leave out example=, or share less"
         )
-    every, chosen = on_templates(mixtures, every, chosen)
+    if mixtures:
+        every, chosen = on_templates(mixtures, every, chosen)
     acting = {site.name: sorted((m for m in aimed if site in chosen[m.room]), key=lambda m: m.order) for site in every}
     touched = [site for site in every if acting[site.name]]
     made = [_relax(acting[site.name], site, seed, couplings) for site in touched]
@@ -102,7 +102,7 @@ def compress(
         if getattr(method, one.name) != getattr(given, one.name)
     }
     state = PlanState(model, ordered, steps, seed, device, frozenset(estimated))
-    terms = {m.room: Term(m, model, steps, [], [], [], couplings.get(m.room)) for m in ordered}
+    terms = {m.room: Term(m, model, steps, [], [], [], couplings.get(m.room), Sample) for m in ordered}
     chains = [RelaxedWeight(site, relaxations) for site, relaxations in zip(touched, made, strict=True)]
     for site, relaxations, chain in zip(touched, made, chains, strict=True):
         for relaxation in relaxations:
@@ -119,7 +119,7 @@ def compress(
         _tell_inputs(coupling, terms[room], touched, chains)
     by_name = {site.name: chain for site, chain in zip(touched, chains, strict=True)}
     every_chain: list[Chain] = list(chains)
-    for site, mixed in install(mixtures, by_name, state):
+    for site, mixed in (one for mixture in mixtures for one in install(mixture, by_name, model, state.add_shared)):
         (relaxation,) = mixed.relaxations()
         terms[Mix.room].add(site, relaxation, mixed)
         touched.append(site)
@@ -158,7 +158,9 @@ def _removes(method: Method, example: Tensor | None) -> bool:
     return method.couples and method.group == "channel" and example is not None
 
 
-def _couple(method: Method, model: nn.Module, chosen: list[Site], example: Tensor | None) -> Coupling | None:
+def _couple(
+    method: Method, model: nn.Module, chosen: list[Site], example: Tensor | None, spots: Sequence[tuple[Spot, Chain]]
+) -> Coupling | None:
     """The coupled channels of a method that removes them; None where each weight decides for itself."""
     if example is None or not _removes(method, example):
         return None
@@ -168,7 +170,8 @@ def _couple(method: Method, model: nn.Module, chosen: list[Site], example: Tenso
         )
     if not isinstance(example, Tensor) or example.dim() < 2 or not len(example):
         raise ConfigError("example: give a batch of inputs, a tensor as the model takes it")
-    coupling = couple(model, example, {site.name for site in chosen}, type(method).__name__)
+    with zeros_moved(spots):
+        coupling = couple(model, example, {site.name for site in chosen}, type(method).__name__)
     method.check_coupling(coupling)
     return coupling
 
@@ -185,6 +188,22 @@ def _relax(methods: list[Method], site: Site, seed: int, couplings: Mapping[str,
         relaxation.lie_like(site.weight)
         relaxations.append(relaxation)
     return relaxations
+
+
+def _relax_outputs(
+    methods: Sequence[Method], model: nn.Module, example: Tensor | None, seed: int, cut: bool
+) -> list[tuple[Spot, Chain]]:
+    """The spots of the methods on activations, each with the chain that will sit there. cut: channels will be removed."""
+    made: list[tuple[Spot, Chain]] = []
+    for method in methods:
+        spots = find_spots(model, example, type(method).__name__)
+        for spot in choose_sites(method, spots, find_sites(model, dims=0)):
+            assert isinstance(spot, Spot)
+            own = method.for_site(spot)
+            check_output(spot, own, cut)
+            grid = grouping(own.group, spot.name, spot.weight, spot.channel_axis)
+            made.append((spot, Chain([own.relax(spot, grid, seed_for(seed, spot.name), {method.room})])))
+    return made
 
 
 def _check_starts(

@@ -6,31 +6,29 @@ how its schedules run (`schedule`), how it keeps to its target (`steer`, `round`
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, Self, cast
 
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach.sites import Selector, Site
+from paretorch.core.attach.choose import Selection
+from paretorch.core.attach.sites import Site
+from paretorch.core.attach.templates import Mixture
 from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.channels.coupling import Channels, Coupling
-from paretorch.core.finish.keep_best import keep_best
-from paretorch.core.groups import Group, Grouping
+from paretorch.core.groups import Grouping
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation, scalars_of
-from paretorch.core.step.sample import Sample
+from paretorch.core.rounding import keep_best
 from paretorch.errors import ConfigError
 from paretorch.support.sharded import total, whole
-
-if TYPE_CHECKING:
-    from paretorch.core.attach.templates import Mixture
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method(ABC):
+class Method(Selection, ABC):
     """Options that every method has.
 
     group: what shares one decision: "weight", "channel", "layer", "network", a block shape, or a callable.
@@ -39,27 +37,15 @@ class Method(ABC):
     optimizer: builds the optimizer of the decisions from a list of parameters; None: the method's own.
     """
 
-    group: Group = "weight"
-    include: Selector | None = None
-    exclude: Selector = ()
-    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     optimizer: OptimizerFactory | None = None
 
-    room: ClassVar[str]
-    unit: ClassVar[str]  # what a target counts: "kept" weights or "bits"
     order: ClassVar[int]  # innermost first: sharing 0, precision 1, sparsity 2
     scalars: ClassVar[tuple[str, ...]] = ()
-    per_layer: ClassVar[frozenset[str]] = frozenset({"group"})  # options that `overrides` may change
-    on_activations: ClassVar[bool] = False  # its sites are spots: outputs of activation modules
-    takes_complex: ClassVar[bool] = False  # a mask does not mind; grids, magnitudes and templates are of real numbers
     couples: ClassVar[bool] = False  # with group="channel" and an example: coupled channels share a decision, and go
 
     def check(self) -> None:
         """Refuse options that cannot work, before anything is touched."""
-        if not isinstance(self.overrides, Mapping) or not all(isinstance(o, Mapping) for o in self.overrides.values()):
-            raise ConfigError(
-                f'overrides={self.overrides!r}: give options by pattern, such as {{"fc*": {{"group": "layer"}}}}'
-            )
+        super().check()
         if self.optimizer is not None and not callable(self.optimizer):
             raise ConfigError("optimizer: give a function that takes a list of parameters and returns an optimizer")
 
@@ -73,17 +59,17 @@ class Method(ABC):
         """Layers keep a multiple of so many channels, where whole channels go."""
         return 1
 
-    def check_coupling(self, coupling: Coupling) -> None:  # noqa: B027 - a method without target asks for nothing
+    def check_coupling(self, coupling: Coupling) -> None:  # a method without target asks for nothing
         """Refuse a target that these channels cannot meet."""
 
-    def check_groups(self, smallest: float, total: float) -> None:  # noqa: B027 - as above
+    def check_groups(self, smallest: float, total: float) -> None:  # as above
         """Refuse a target that leaves less than one group; sizes are in weights."""
 
     def undecided(self, term: "Term") -> Tensor | None:
         """How far the decisions are from discrete ones, on average over the weights, from 0 to ½; None: not at all."""
         return None
 
-    def check_beside(self, rooms: set[str]) -> None:  # noqa: B027 - most methods go with any others
+    def check_beside(self, rooms: set[str]) -> None:  # most methods go with any others
         """Refuse a target that cannot be reached beside the methods of these rooms."""
 
     @abstractmethod
@@ -103,7 +89,7 @@ class Method(ABC):
         """Whether the decisions are trained, rather than written by a schedule."""
         return self.optimizer is not None or type(self).decisions_optimizer is not Method.decisions_optimizer
 
-    def mix(self, root: nn.Module, sites: Sequence[Site], seed: int) -> list["Mixture"]:
+    def mix(self, root: nn.Module, sites: Sequence[Site], seed: int) -> list[Mixture]:
         """Groups of the chosen weights that become mixtures of templates; none for methods that act on each weight."""
         return []
 
@@ -124,14 +110,14 @@ class Method(ABC):
         """Whether feedback moves the price: such a price is a control signal, not a cost that others should pay."""
         return False
 
-    def steer(self, term: "Term", step: Tensor) -> None:  # noqa: B027 - a method without target steers nothing
+    def steer(self, term: "Term", step: Tensor) -> None:  # a method without target steers nothing
         """Feedback towards the target after each update; device operations only."""
 
     @abstractmethod
     def round(self, term: "Term", factor: float) -> None:
         """Write discrete decisions into the decisions, exactly on `factor` times the target; the plan then sets `hard`."""
 
-    def tell_missed(self, term: "Term") -> None:  # noqa: B027 - a method without target misses none
+    def tell_missed(self, term: "Term") -> None:  # a method without target misses none
         """Warn where rounding came out far from the target, since groups go or stay whole."""
 
     @property
@@ -147,20 +133,21 @@ class Method(ABC):
     def measure(self, term: "Term") -> dict[str, Tensor]:
         """What to log: 0-dim tensors by name."""
 
-    def for_site(self, site: Site) -> Self:
-        """These options with the overrides that match the weight."""
-        changes: dict[str, Any] = {}
-        for pattern, options in self.overrides.items():
-            if unknown := set(options) - self.per_layer:
-                raise ConfigError(
-                    f"overrides[{pattern!r}]: {', '.join(sorted(unknown))} is no option of {type(self).__name__} that "
-                    f"may differ by layer; these may: {', '.join(sorted(self.per_layer))}"
-                )
-            if site.matches(pattern):
-                changes.update(options)
-        changed = replace(self, **changes)
-        changed.check()
-        return changed
+
+class Sample(Protocol):
+    """Decisions at a sample of the weights, which is what feedback is computed from; `paretorch.core.step.sample` draws it."""
+
+    share: Tensor  # what each of them stands for; sums to 1
+    is_whole: bool  # every weight is in it
+
+    def read(self, room: str, step: Tensor, count: int | None) -> Tensor:
+        """A room's decision at each weight that is sampled at this step; count: the step as a number, if the host knows it."""
+
+    def noise(self, share: Tensor) -> Tensor:
+        """The standard deviation of a share that is counted on this sample."""
+
+
+Sampler = Callable[[list[Chain], tuple[str, ...], torch.device], Sample]
 
 
 @dataclass(eq=False)
@@ -173,7 +160,8 @@ class Term:
     sites: list[Site]
     relaxations: list[Relaxation]
     chains: list[Chain]
-    coupling: Coupling | None = None
+    coupling: Coupling | None
+    sampler: Sampler
     optimizer: torch.optim.Optimizer | None = None
     trained: list[nn.Parameter] = field(default_factory=list)  # the decisions that it was made for
     place: torch.device | None = None  # where they were then
@@ -258,7 +246,7 @@ class Term:
             return
         if self._version != version:
             rooms = tuple(dict.fromkeys(r.room for chain in self.chains for r in chain.relaxations()))
-            self._version, self._sample = version, Sample(self.chains, rooms, self.relaxations[0].decision.device)
+            self._version, self._sample = version, self.sampler(self.chains, rooms, self.relaxations[0].decision.device)
 
     @property
     def sample(self) -> Sample:

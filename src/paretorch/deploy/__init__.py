@@ -8,11 +8,11 @@ rivals/      what other tools would write, to compare with
 """
 
 from paretorch.deploy.artefact import encoded_size, load, save, sizes
+from paretorch.deploy.codec.sizes import Sizes, TensorSize
 from paretorch.deploy.fast import Optimized, optimize
 from paretorch.deploy.measure.latency import Latency, measure_latency
 from paretorch.deploy.measure.record import Report
 from paretorch.deploy.measure.report import report
-from paretorch.deploy.measure.sizes import Sizes, TensorSize
 from paretorch.deploy.onnx import export_onnx
 
 __all__ = [

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from paretorch.deploy.codec.blob import BlobReader, write_blob
 from paretorch.deploy.codec.container import pack, read_file, write_file
 from paretorch.deploy.codec.filling import build, fill
-from paretorch.deploy.measure.sizes import Sizes, on_their_grids
+from paretorch.deploy.codec.sizes import Sizes, on_their_grids
 from paretorch.deploy.norms import prepared_state
 from paretorch.deploy.plain import plain
 from paretorch.deploy.replay import replayed

@@ -17,10 +17,7 @@ _MAX_REASON = 300  # characters of an error that a forged name could fill
 
 def replay_names(model: nn.Module, edits: Sequence[Edit]) -> None:
     """Make the edits that change which tensors a state dict names."""
-    info = ModelInfo(model)
-    for edit in edits:
-        if isinstance(edit, Share):
-            _replay(info, edit)
+    _replay(model, [edit for edit in edits if isinstance(edit, Share)])
 
 
 @contextmanager
@@ -33,13 +30,8 @@ def replayed(model: nn.Module, edits: Sequence[Edit]) -> Iterator[None]:
     after = list(edits) if wanted else [*there, *edits]
     undo = _snapshot(model, [] if wanted == there else wanted)
     try:
-        info = ModelInfo(model)
-        for edit in [] if wanted == there else wanted:
-            _replay(info, edit)
-        info = ModelInfo(model)  # edits may have changed the names
-        for edit in edits:
-            if not edit.structural:
-                _replay(info, edit)
+        _replay(model, [] if wanted == there else wanted)
+        _replay(model, [edit for edit in edits if not edit.structural])
         yield
     except BaseException:
         undo()
@@ -53,14 +45,18 @@ def _structure(edits: Sequence[Edit]) -> list[Edit]:
     return [edit for edit in edits if edit.structural]
 
 
-def _replay(info: ModelInfo, edit: Edit) -> None:
-    try:
-        edit.check(info)
-        edit.apply(info.model)
-    except ConfigError as error:
-        words = str(error)
-        reason = words if len(words) <= _MAX_REASON else f"{words[:_MAX_REASON]}…"  # a forged name may be endless
-        raise ArtefactError(f"the file does not fit this {type(info.model).__name__}: {reason}") from error
+def _replay(model: nn.Module, edits: Sequence[Edit]) -> None:
+    if not edits:
+        return
+    info = ModelInfo(model)  # edits that were made before may have changed the names
+    for edit in edits:
+        try:
+            edit.check(info)
+            edit.apply(model)
+        except ConfigError as error:
+            words = str(error)
+            reason = words if len(words) <= _MAX_REASON else f"{words[:_MAX_REASON]}…"  # a forged name may be endless
+            raise ArtefactError(f"the file does not fit this {type(model).__name__}: {reason}") from error
 
 
 def _snapshot(model: nn.Module, edits: Sequence[Edit]) -> Callable[[], None]:

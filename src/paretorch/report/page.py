@@ -9,9 +9,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from paretorch.deploy.codec.sizes import KINDS
 from paretorch.deploy.measure.latency import Latency
 from paretorch.deploy.measure.record import Report, loops_of
-from paretorch.deploy.measure.sizes import KINDS
 from paretorch.deploy.measure.text import human
 from paretorch.deploy.structure import MACS
 from paretorch.report.charts import bar_rows, histogram, stacked_bar

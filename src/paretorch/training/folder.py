@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from paretorch import __version__
 from paretorch.errors import ArtefactError, ConfigError
+from paretorch.support.version import __version__
 from paretorch.training.files import write_atomically, write_error
 from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import require_same_recipe

@@ -1,14 +1,56 @@
 """Which weights, or outputs, a method acts on, and what is said where it cannot act on them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
-from paretorch.core.attach.sites import Site, check_patterns, choose
-from paretorch.core.method import Method
+from paretorch.core.attach.sites import Selector, Site, check_patterns, choose
+from paretorch.core.groups import Group
 from paretorch.errors import ConfigError, LeftOutWarning
 from paretorch.support.warn import warn
 
+_MANY = 0.25  # zeros of a weight; fewer may be chance, in half precision or after weight decay
 
-def choose_sites(method: Method, sites: Sequence[Site], named: Sequence[Site]) -> list[Site]:
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The options by which a method chooses its layers, and by which layers may differ. `Method` says what each means."""
+
+    group: Group = "weight"
+    include: Selector | None = None
+    exclude: Selector = ()
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    room: ClassVar[str]
+    unit: ClassVar[str]  # what a target counts: "kept" weights or "bits"
+    per_layer: ClassVar[frozenset[str]] = frozenset({"group"})  # options that `overrides` may change
+    on_activations: ClassVar[bool] = False  # its sites are spots: outputs of activation modules
+    takes_complex: ClassVar[bool] = False  # a mask does not mind; grids, magnitudes and templates are of real numbers
+
+    def check(self) -> None:
+        """Refuse options that cannot work, before anything is touched."""
+        if not isinstance(self.overrides, Mapping) or not all(isinstance(o, Mapping) for o in self.overrides.values()):
+            raise ConfigError(
+                f'overrides={self.overrides!r}: give options by pattern, such as {{"fc*": {{"group": "layer"}}}}'
+            )
+
+    def for_site(self, site: Site) -> Self:
+        """These options with the overrides that match the weight."""
+        changes: dict[str, Any] = {}
+        for pattern, options in self.overrides.items():
+            if unknown := set(options) - self.per_layer:
+                raise ConfigError(
+                    f"overrides[{pattern!r}]: {', '.join(sorted(unknown))} is no option of {type(self).__name__} that "
+                    f"may differ by layer; these may: {', '.join(sorted(self.per_layer))}"
+                )
+            if site.matches(pattern):
+                changes.update(options)
+        changed = replace(self, **changes)
+        changed.check()
+        return changed
+
+
+def choose_sites(method: Selection, sites: Sequence[Site], named: Sequence[Site]) -> list[Site]:
     """The sites that the method acts on; its patterns may be about others of those that are named, such as biases."""
     chosen = choose(sites, method.include, method.exclude)
     if not chosen:
@@ -44,7 +86,7 @@ def choose_sites(method: Method, sites: Sequence[Site], named: Sequence[Site]) -
     return chosen
 
 
-def _tell_left_out(method: Method, sites: Sequence[Site]) -> None:
+def _tell_left_out(method: Selection, sites: Sequence[Site]) -> None:
     """Say so where most of the weights are in layers of kinds that nobody asked for and that are not known."""
     admitted = [site for site in sites if not site.matches(method.exclude)]
     unknown = [site for site in admitted if not site.is_usual]
@@ -56,3 +98,22 @@ def _tell_left_out(method: Method, sites: Sequence[Site]) -> None:
             f'({kinds}) are of unknown kinds: include="*" takes all, exclude= says that you know',
             LeftOutWarning,
         )
+
+
+def tell_of_zeros(sites: Sequence[Site], acting: Mapping[str, Sequence[Selection]]) -> None:
+    """Warn of a pruned weight that is quantized, where nothing that drops weights acts with it.
+
+    A weight of nothing but zeros is none: it is a layer that begins so, to be trained.
+    """
+    for site in sites:
+        methods = acting[site.name]
+        bits = next((method for method in methods if method.unit == "bits"), None)
+        if bits is None or getattr(bits, "zero_precision", False) or any(one.room == "sparsity" for one in methods):
+            continue
+        zeros = float((site.weight.detach() == 0).float().mean())
+        if _MANY <= zeros < 1.0:
+            warn(
+                f"{zeros:.0%} of {site.name} is zero and need not stay so, since {type(bits).__name__} drops nothing: "
+                "give it and the method that prunes to one compress"
+            )
+            return

@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paretorch.core.attach.parametrize import attach
 from paretorch.core.attach.sites import Site, Template
 from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.groups import Broadcast
 from paretorch.core.relaxation import Chain, Relaxation
-from paretorch.core.state import PlanState
 from paretorch.support.sharded import gather
 
 Shares = Callable[[Tensor, bool], Tensor]  # decisions, whether they are rounded -> coefficients
@@ -113,20 +112,22 @@ def on_templates(
 
 
 def install(
-    mixtures: Sequence[Mixture], weights: Mapping[str, RelaxedWeight], state: PlanState
+    mixture: Mixture,
+    weights: Mapping[str, RelaxedWeight],
+    root: nn.Module,
+    add_shared: Callable[[str, Tensor], None],
 ) -> Iterator[tuple[Site, Chain]]:
-    """Put the templates on the root and the mixes on the layers; gives each layer with its chain."""
-    for mixture in mixtures:
-        names = [template.name for template in mixture.templates]
-        for template in mixture.templates:
-            state.add_shared(template.name, template.weight)
-        for site, start in zip(mixture.layers, mixture.start, strict=True):
-            mix = Mix(names, start, mixture.shares)
-            mix.bind(state.root)
-            chain = Chain([mix]).train(site.owners[0][0].training)
-            attach_mixed(site, chain)
-            _, attribute, module = site.owners[0]
-            path = f"{module}.parametrizations.{attribute}.0.{Mix.room}".lstrip(".")
-            mix.hold_templates([weights.get(name) for name in names], path, keep=site is mixture.layers[0])
-            assert mix.s is not None
-            yield replace(site, weight=mix.s), chain  # the weight itself is let go
+    """Put the templates of a mixture on the root, by `add_shared`, and mixes on its layers; gives each layer with its chain."""
+    names = [template.name for template in mixture.templates]
+    for template in mixture.templates:
+        add_shared(template.name, template.weight)
+    for site, start in zip(mixture.layers, mixture.start, strict=True):
+        mix = Mix(names, start, mixture.shares)
+        mix.bind(root)
+        chain = Chain([mix]).train(site.owners[0][0].training)
+        attach_mixed(site, chain)
+        _, attribute, module = site.owners[0]
+        path = f"{module}.parametrizations.{attribute}.0.{Mix.room}".lstrip(".")
+        mix.hold_templates([weights.get(name) for name in names], path, keep=site is mixture.layers[0])
+        assert mix.s is not None
+        yield replace(site, weight=mix.s), chain  # the weight itself is let go

@@ -8,7 +8,7 @@ given never up; at `finalize` what fine-tuning added is trimmed by zeroing the s
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,6 @@ from paretorch.edits import Edit as Edit  # `plan` and `compress` import it with
 from paretorch.errors import ConfigError, MissedTargetWarning
 from paretorch.support.sharded import whole
 from paretorch.support.warn import warn
-
-if TYPE_CHECKING:
-    from paretorch.core.plan import Plan
 
 Meter = Callable[[Mapping[str, Tensor], Sequence[Edit]], int]  # bytes of the file of a state after structural edits
 _KEPT_BITS = 2.5  # bits of a kept weight where both density and precision are free
@@ -114,6 +111,22 @@ def _density(available: float, kept_bits: float) -> float:
     return max(low, 1e-4)
 
 
+class Rounding(Protocol):
+    """What a budget needs of a plan: rounding that can be tried again, and the state that would be saved."""
+
+    def round_again(self, before: list[Tensor], factor: float, given: frozenset[str]) -> None:
+        """Round the trained decisions `before` with scaled targets, those of `given` rooms never up."""
+
+    def soften(self, before: list[Tensor]) -> None:
+        """Back to searching, with these decisions."""
+
+    def plain_state_dict(self) -> dict[str, Tensor]:
+        """The state that a file would hold."""
+
+    def edits(self) -> list[Edit]:
+        """What the file would say beside the values."""
+
+
 @dataclass(frozen=True)
 class ByteBudget:
     """Keeps the file of a plan's model between 0.95 and 1.00 of `target` bytes where its methods can reach that.
@@ -125,7 +138,7 @@ class ByteBudget:
     meter: Meter
     given: frozenset[str] = frozenset()
 
-    def fit(self, plan: "Plan", before: list[Tensor]) -> None:
+    def fit(self, plan: Rounding, before: list[Tensor]) -> None:
         """Round again with scaled targets until the file fits; `before` are the decisions as they were trained."""
         low, high = 0.02, 1.0
         if self._bytes(plan, before, high) <= self.target * _AIM:
@@ -143,7 +156,7 @@ class ByteBudget:
                 f"budget={self.target}: the methods cannot get below {least} bytes; allow more, or compress more layers"
             )
 
-    def _bytes(self, plan: "Plan", before: list[Tensor], factor: float) -> int:
+    def _bytes(self, plan: Rounding, before: list[Tensor], factor: float) -> int:
         plan.round_again(before, factor, self.given)
         return self.meter(plan.plain_state_dict(), plan.edits())
 

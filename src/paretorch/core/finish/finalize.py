@@ -99,7 +99,8 @@ class Attached:
 
     def edits(self, terms: Sequence[Term]) -> list[Edit]:
         """What the file must say beside the values: channels that are gone, quantized activations, scales of grids."""
-        found: list[Edit] = [edit for term in terms for edit in channel_edits(term.kept_channels())]
+        cut = [term for term in terms if term.coupling is not None]
+        found: list[Edit] = [edit for term in cut for edit in channel_edits(term.kept_channels())]
         found += [edit_of(spot, chain) for spot, chain in self.spots]
         for site, chain in zip(self.sites, self.chains, strict=True):
             if isinstance(site, Template):  # what is mixed from a grid lies on none

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from paretorch.deploy.codec.container import VERSION
 from paretorch.deploy.codec.entropy import Decoder
+from paretorch.deploy.codec.sizes import TensorSize
 from paretorch.deploy.codec.streams import ByteReader, ByteWriter, PartsReader, PartsWriter
 from paretorch.deploy.codec.tensors import decode_tensor, encode_tensor
 from paretorch.deploy.codec.words import DTYPES, dtype_number
-from paretorch.deploy.measure.sizes import TensorSize
 from paretorch.errors import ArtefactError, ConfigError
 
 _CHECKSUM = 16

@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from paretorch.deploy.codec.sizes import KINDS, Sizes, TensorSize
 from paretorch.deploy.measure.latency import Latency
-from paretorch.deploy.measure.sizes import KINDS, Sizes, TensorSize
 from paretorch.deploy.measure.text import human, printable, table
 from paretorch.deploy.structure import MACS, Activation, Shared
 from paretorch.edits.loops import loops_in_words

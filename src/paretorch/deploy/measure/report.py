@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from paretorch.deploy.artefact import StrPath, open_artefact, sizes, sizes_in_file
 from paretorch.deploy.codec.filling import Blank
+from paretorch.deploy.codec.sizes import Sizes
 from paretorch.deploy.measure.accuracy import measure_accuracy
 from paretorch.deploy.measure.latency import Latency, measure_latency
 from paretorch.deploy.measure.macs import count_macs
 from paretorch.deploy.measure.record import DENSE, Layer, Report
-from paretorch.deploy.measure.sizes import Sizes
 from paretorch.deploy.plain import plain
 from paretorch.deploy.structure import activations_of, macs_by_tensor, shared_of
 from paretorch.edits import Edit, KeepChannels, Share, edits_of, read_edits

@@ -101,7 +101,7 @@ class SMOLActivations(SMOL):
 
     def round(self, term: Term, factor: float) -> None:
         budget = None if self.target_bits is None else self.target_bits * term.weights
-        allocate(term, [r for r in term.relaxations if isinstance(r, ActivationPrecision)], budget)  # type: ignore[misc]
+        allocate(term, [r for r in term.relaxations if isinstance(r, ActivationPrecision)], budget)
 
     def measure(self, term: Term) -> dict[str, Tensor]:
         measured = super().measure(term)
@@ -137,7 +137,6 @@ class ActivationPrecision(Leveled, OutputRelaxation):
     """u + M/2 σ(s) ⊙ ε while searching, Q(u, p) once hard; u clipped to its range in both."""
 
     room: ClassVar[str] = "activations"
-    zero_precision: ClassVar[bool] = False
     alpha: nn.Parameter | None
     bounds: Tensor
 

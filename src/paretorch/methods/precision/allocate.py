@@ -2,23 +2,20 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from paretorch.core.finish.keep_best import raise_levels
 from paretorch.core.method import Term
+from paretorch.core.rounding import raise_levels
 from paretorch.methods.precision.grid import MAX_BITS, real_bits, s_of_bits
+from paretorch.methods.precision.leveled import Leveled
 from paretorch.support.sharded import whole, write
-
-if TYPE_CHECKING:
-    from paretorch.methods.precision.smol import Precision
 
 _MOST_GROWTH = 16  # of log₂ of a scale
 
 
-def allocate(term: Term, members: Sequence["Precision"], budget: float | None) -> tuple[float, float]:
+def allocate(term: Term, members: Sequence[Leveled], budget: float | None) -> tuple[float, float]:
     """Write whole bits into the decisions: as they stand (no budget), or raised or lowered together to `budget` bits.
 
     Of groups that are raised at the same offset, the first are, ties by index; the last of them where that is nearer to
@@ -60,12 +57,12 @@ def allocate(term: Term, members: Sequence["Precision"], budget: float | None) -
     return cost(chosen), least_bits(term, members)
 
 
-def least_bits(term: Term, members: Sequence["Precision"]) -> float:
+def least_bits(term: Term, members: Sequence[Leveled]) -> float:
     """The bits that they would take with the lowest precision everywhere."""
     return sum(_least(term, i, r) for i, r in enumerate(members))
 
 
-def make_room(term: Term, members: Sequence["Precision"], budget: float) -> None:
+def make_room(term: Term, members: Sequence[Leveled], budget: float) -> None:
     """Zero precision, and scales that follow the weights: larger ones, until few enough weights keep a bit.
 
     One layer after another, each time where most is to be saved: were all to grow at once, the least that they could take would
@@ -80,19 +77,19 @@ def make_room(term: Term, members: Sequence["Precision"], budget: float) -> None
         least[first] = _least(term, first, members[first])
 
 
-def _least(term: Term, index: int, r: "Precision") -> float:
+def _least(term: Term, index: int, r: Leveled) -> float:
     lowest = min(r.allowed, default=1)
     p = torch.full(r.grouping.grid, lowest, dtype=torch.int32, device=r.decision.device)
     return lowest * float(_paying(term, index, r, _kept(term, index, r), p).sum())
 
 
-def _kept(term: Term, index: int, r: "Precision") -> Tensor:
+def _kept(term: Term, index: int, r: Leveled) -> Tensor:
     kept = term.chains[index].survives(but=r)
     shape = r.grouping.shape
     return torch.ones(shape, dtype=torch.float32, device=r.decision.device) if kept is None else kept.expand(shape)
 
 
-def _paying(term: Term, index: int, r: "Precision", kept: Tensor, p: Tensor) -> Tensor:
+def _paying(term: Term, index: int, r: Leveled, kept: Tensor, p: Tensor) -> Tensor:
     if r.zero_precision:
         weight = whole(term.latent(index))
         kept = kept * ~r.is_zero(weight, r.grouping.expand(r.grid(p)))

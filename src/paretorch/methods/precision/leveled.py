@@ -1,7 +1,7 @@
 """A precision that is searched for, of weights or of activations: s stands for 1 + log₂(1 + e⁻ˢ) bits, rounded at the end."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -10,14 +10,30 @@ from paretorch.core.groups import Grouping
 from paretorch.core.relaxation import Relaxation
 from paretorch.methods.precision.grid import LOG2, level_above, real_bits, s_of_bits, whole_bits
 
-if TYPE_CHECKING:
-    from paretorch.methods.precision.smol import SMOL
+
+class LevelOptions(Protocol):
+    """The options of a method that says where a search begins and which precisions it may end with."""
+
+    @property
+    def init_bits(self) -> float: ...
+    @property
+    def allowed_bits(self) -> tuple[int, ...]: ...
+    @property
+    def rounding(self) -> str: ...
 
 
 class Leveled(Relaxation):
-    """What both have in common: bits of s, real while searching and whole once hard, and what they cost."""
+    """What both have in common: bits of s, real while searching and whole once hard, and what they cost.
 
-    def __init__(self, method: "SMOL", grouping: Grouping, seed: int, device: torch.device) -> None:
+    Weights may have more, which activations do without: a scale 2^power, `lead` ahead of that of the weights if it follows
+    them, and zeros, for weights that are nearer to zero than to their grid.
+    """
+
+    zero_precision: bool = False
+    lead: float | None = None
+    power: Tensor
+
+    def __init__(self, method: LevelOptions, grouping: Grouping, seed: int, device: torch.device) -> None:
         super().__init__(grouping, float(s_of_bits(method.init_bits)), device)
         self.seed, self.most = seed, level_above(method.init_bits, method.allowed_bits)
         self.allowed, self.rounding = method.allowed_bits, method.rounding
@@ -29,6 +45,13 @@ class Leveled(Relaxation):
     def raised(self, real: Tensor, offset: float) -> Tensor:
         """Whole bits from real ones, after an offset."""
         return whole_bits(torch.minimum(real + offset, real.clamp_min(self.most)), self.allowed, self.rounding)
+
+    def is_zero(self, weight: Tensor, p: Tensor) -> Tensor:
+        """Which weights get no bits at all, if they would have p."""
+        return torch.zeros_like(weight, dtype=torch.bool)
+
+    def find_zeros(self, weight: Tensor, p: Tensor) -> None:
+        """Note which weights get no bits, now that the others have p."""
 
     def bits(self, s: Tensor) -> Tensor:
         return self.grouping.expand(self.levels(s).to(torch.float32) if self.hard else real_bits(s))

@@ -4,12 +4,10 @@ A ticket *matches* when, retrained, it is at least as accurate as the dense netw
 validation split; the accuracy on the test set stands beside it and decides nothing.
 """
 
-import json
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from paretorch.training.files import write_atomically
 from paretorch.workflows.tickets.files import Row
 from paretorch.workflows.tickets.storage import Storage
 
@@ -94,20 +92,6 @@ def collect(storage: Storage) -> Result:
     units = storage.units()
     dense = [row for unit in units if unit.search is None for row in unit.rows()]
     return Result(dense, [row for unit in units if unit.search is not None for row in unit.rows()])
-
-
-def write_result(storage: Storage, result: Result, command: str) -> None:
-    """tickets.jsonl (raw), summary.json and tickets.svg, in the storage; layers.svg where there are several methods."""
-    from paretorch.workflows.tickets.charts import alike, draw, draw_layers
-
-    with storage.alone():
-        rows = "".join(json.dumps(row) + "\n" for row in (*result.dense, *result.tickets))
-        write_atomically(storage.path / "tickets.jsonl", rows.encode())
-        summary = {"command": command, "recipe": storage.recipe.as_dict(), **result.as_dict()}
-        write_atomically(storage.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
-        write_atomically(storage.path / "tickets.svg", draw(result).encode())
-        if compared := alike(result):
-            write_atomically(storage.path / "layers.svg", draw_layers(compared).encode())
 
 
 def _brief(row: Row) -> Row:

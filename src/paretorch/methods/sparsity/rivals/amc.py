@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from paretorch.core.attach.parametrize import chains_of
 from paretorch.core.attach.sites import Site
-from paretorch.core.finish.keep_best import keep_best
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import Relaxation
+from paretorch.core.rounding import keep_best
 from paretorch.errors import ConfigError
 from paretorch.methods.sparsity.rivals.amc_agent import Agent, noise
 from paretorch.methods.sparsity.rivals.amc_layers import FEATURES, Walk, layers_of

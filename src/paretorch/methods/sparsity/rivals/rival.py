@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paretorch.core.finish.keep_best import keep_best
 from paretorch.core.method import Term
+from paretorch.core.rounding import keep_best
 from paretorch.errors import ConfigError
 from paretorch.methods.sparsity.pruning import Pruning
 from paretorch.support.checks import require_number

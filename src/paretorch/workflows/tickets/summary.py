@@ -1,11 +1,26 @@
-"""Pictures of tickets as SVG files that stand alone: accuracy against sparsity, and the weights that each layer keeps."""
+"""The files that sum a ticket search up: raw rows, a summary, and pictures (accuracy against sparsity, the weights that each layer keeps)."""
 
+import json
 from statistics import fmean
 
 from paretorch.report.charts import line_chart
 from paretorch.report.files import in_report_colours
+from paretorch.training.files import write_atomically
 from paretorch.workflows.tickets.files import Row
 from paretorch.workflows.tickets.result import Result
+from paretorch.workflows.tickets.storage import Storage
+
+
+def write_result(storage: Storage, result: Result, command: str) -> None:
+    """tickets.jsonl (raw), summary.json and tickets.svg, in the storage; layers.svg where there are several methods."""
+    with storage.alone():
+        rows = "".join(json.dumps(row) + "\n" for row in (*result.dense, *result.tickets))
+        write_atomically(storage.path / "tickets.jsonl", rows.encode())
+        summary = {"command": command, "recipe": storage.recipe.as_dict(), **result.as_dict()}
+        write_atomically(storage.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+        write_atomically(storage.path / "tickets.svg", draw(result).encode())
+        if compared := alike(result):
+            write_atomically(storage.path / "layers.svg", draw_layers(compared).encode())
 
 
 def draw(result: Result) -> str:
