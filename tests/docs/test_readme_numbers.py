@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,15 @@ def test_what_training_costs(network: str, key: str) -> None:
     for cell, variant in zip(others, ("sparse", "precise", "shared"), strict=True):
         one = measured.get(variant)
         assert cell == ("" if one is None else f"{one['seconds']:.2f} ({one['ratio']:.2f} ×)")
+
+
+def test_the_cost_in_the_own_loop_is_that_of_the_results() -> None:
+    rows = json.loads((_ROOT / "results/own-loop/cpu.json").read_text())["rows"]
+    ratio = {row["variant"]: statistics.median(row["ratios"]) for row in rows}
+    sparsity, precision, both = (f"{ratio[name]:.2f} ×" for name in ("cs", "smol by weight", "cs + smol"))
+    readme = (_ROOT / "README.md").read_text()
+    assert f"{sparsity} the dense step with sparsity, {precision} with precision,\n{both} with both" in readme
+    guide = (_ROOT / "docs/guide.md").read_text()
+    assert (
+        f"{sparsity} the dense one with\n  Continuous Sparsification, {precision} with SMOL, {both} with both" in guide
+    )
