@@ -20,7 +20,7 @@ from paretorch.core.channels.coupling import Channels, Coupling
 from paretorch.core.finish.byte_budget import ByteBudget, Edit, Meter, assign_targets
 from paretorch.core.finish.finalize import earlier_edits
 from paretorch.core.groups import grouping
-from paretorch.core.method import Method, Term
+from paretorch.core.method import Couples, Method, Shares, Steered, Term
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation
 from paretorch.core.state import PlanState
@@ -64,7 +64,8 @@ def compress(
     if budget is not None and meter is not None:
         aimed = assign_targets(on_weights, model, chosen, budget, meter)
     for method in aimed:
-        method.check_beside({one.room for one in aimed})
+        if isinstance(method, Steered):
+            method.check_beside({one.room for one in aimed})
     asked = {method.room: budget for method, given in zip(aimed, on_weights, strict=True) if method is not given}
     spots = _relax_outputs(on_outputs, model, example, seed, cut=any(_removes(method, example) for method in aimed))
     couplings: dict[str, Coupling | None] = {}
@@ -74,7 +75,8 @@ def compress(
     for room, coupling in couplings.items():
         if coupling is not None:
             chosen[room] = [site for site in every if site.name in coupling.gates]
-    mixtures = [one for method in aimed for one in method.mix(model, chosen[method.room], seed)]
+    sharing = [method for method in aimed if isinstance(method, Shares)]
+    mixtures = [one for method in sharing for one in method.mix(model, chosen[method.room], seed)]
     if mixtures and any(couplings.values()):
         raise ConfigError(
             "channels of layers that share templates cannot be removed: leave out example=, or share less"
@@ -89,7 +91,7 @@ def compress(
     for method in aimed:
         own = [r for relaxations in made for r in relaxations if r.room == method.room]
         sizes = [float(torch.as_tensor(r.grouping.sizes).min()) for r in own]
-        if own and couplings[method.room] is None and method.group != "network":
+        if isinstance(method, Steered) and own and couplings[method.room] is None and method.group != "network":
             with _told_by(asked.get(method.room)):
                 method.check_groups(min(sizes), float(sum(math.prod(r.grouping.shape) for r in own)))
     # Nothing was touched so far: whatever is wrong with the options has been said by now.
@@ -155,7 +157,7 @@ def _after(meter: Meter, before: Sequence[Edit], state: Mapping[str, Tensor], ed
 
 def _removes(method: Method, example: Tensor | None) -> bool:
     """Whether the method is to remove channels."""
-    return method.couples and method.group == "channel" and example is not None
+    return isinstance(method, Couples) and method.group == "channel" and example is not None
 
 
 def _couple(
@@ -172,7 +174,8 @@ def _couple(
         raise ConfigError("example: give a batch of inputs, a tensor as the model takes it")
     with zeros_moved(spots):
         coupling = couple(model, example, {site.name for site in chosen}, type(method).__name__)
-    method.check_coupling(coupling)
+    if isinstance(method, Couples):
+        method.check_coupling(coupling)
     return coupling
 
 

@@ -41,36 +41,12 @@ class Method(Selection, ABC):
 
     order: ClassVar[int]  # innermost first: sharing 0, precision 1, sparsity 2
     scalars: ClassVar[tuple[str, ...]] = ()
-    couples: ClassVar[bool] = False  # with group="channel" and an example: coupled channels share a decision, and go
 
     def check(self) -> None:
         """Refuse options that cannot work, before anything is touched."""
         super().check()
         if self.optimizer is not None and not callable(self.optimizer):
             raise ConfigError("optimizer: give a function that takes a list of parameters and returns an optimizer")
-
-    @property
-    def counts(self) -> str:
-        """What a target is a share of where whole channels go: "weights" or "macs"."""
-        return "weights"
-
-    @property
-    def block(self) -> int:
-        """Layers keep a multiple of so many channels, where whole channels go."""
-        return 1
-
-    def check_coupling(self, coupling: Coupling) -> None:  # a method without target asks for nothing
-        """Refuse a target that these channels cannot meet."""
-
-    def check_groups(self, smallest: float, total: float) -> None:  # as above
-        """Refuse a target that leaves less than one group; sizes are in weights."""
-
-    def undecided(self, term: "Term") -> Tensor | None:
-        """How far the decisions are from discrete ones, on average over the weights, from 0 to ½; None: not at all."""
-        return None
-
-    def check_beside(self, rooms: set[str]) -> None:  # most methods go with any others
-        """Refuse a target that cannot be reached beside the methods of these rooms."""
 
     @abstractmethod
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Relaxation:
@@ -89,36 +65,13 @@ class Method(Selection, ABC):
         """Whether the decisions are trained, rather than written by a schedule."""
         return self.optimizer is not None or type(self).decisions_optimizer is not Method.decisions_optimizer
 
-    def mix(self, root: nn.Module, sites: Sequence[Site], seed: int) -> list[Mixture]:
-        """Groups of the chosen weights that become mixtures of templates; none for methods that act on each weight."""
-        return []
-
-    def reward(self, term: "Term") -> Tensor | None:
-        """A price of the decisions among each other, beside what single weights cost; None: there is none."""
-        return None
-
-    def reward_slopes(self, term: "Term") -> list[Tensor] | None:
-        """Its gradient, in closed form, one a relaxation."""
-        return None
-
     def price(self, term: "Term") -> Tensor | None:
         """λ, the price of one unit (a kept weight, a bit) now; None: this method puts no price on anything."""
         return None
 
-    @property
-    def is_steered(self) -> bool:
-        """Whether feedback moves the price: such a price is a control signal, not a cost that others should pay."""
-        return False
-
-    def steer(self, term: "Term", step: Tensor) -> None:  # a method without target steers nothing
-        """Feedback towards the target after each update; device operations only."""
-
     @abstractmethod
     def round(self, term: "Term", factor: float) -> None:
         """Write discrete decisions into the decisions, exactly on `factor` times the target; the plan then sets `hard`."""
-
-    def tell_missed(self, term: "Term") -> None:  # a method without target misses none
-        """Warn where rounding came out far from the target, since groups go or stay whole."""
 
     @property
     def share(self) -> float | None:
@@ -132,6 +85,64 @@ class Method(Selection, ABC):
     @abstractmethod
     def measure(self, term: "Term") -> dict[str, Tensor]:
         """What to log: 0-dim tensors by name."""
+
+
+class Steered:
+    """For methods with a target: feedback leads there, and what cannot be reached is refused or warned of."""
+
+    @property
+    def is_steered(self) -> bool:
+        """Whether feedback moves the price: such a price is a control signal, not a cost that others should pay."""
+        return False
+
+    def steer(self, term: "Term", step: Tensor) -> None:
+        """Feedback towards the target after each update; device operations only."""
+
+    def undecided(self, term: "Term") -> Tensor | None:
+        """How far the decisions are from discrete ones, on average over the weights, from 0 to ½; None: not at all."""
+        return None
+
+    def check_groups(self, smallest: float, total: float) -> None:
+        """Refuse a target that leaves less than one group; sizes are in weights."""
+
+    def check_beside(self, rooms: set[str]) -> None:
+        """Refuse a target that cannot be reached beside the methods of these rooms."""
+
+    def tell_missed(self, term: "Term") -> None:
+        """Warn if rounding came out far from the target, since groups go or stay whole."""
+
+
+class Couples:
+    """For methods that remove channels: with group="channel" and an example, coupled channels share one decision."""
+
+    @property
+    def counts(self) -> str:
+        """What a target is a share of: "weights" or "macs"."""
+        return "weights"
+
+    @property
+    def block(self) -> int:
+        """Layers keep a multiple of so many channels."""
+        return 1
+
+    def check_coupling(self, coupling: Coupling) -> None:
+        """Refuse a target that these channels cannot meet."""
+
+
+class Shares(ABC):
+    """For methods that make weights mixtures of templates."""
+
+    @abstractmethod
+    def mix(self, root: nn.Module, sites: Sequence[Site], seed: int) -> list[Mixture]:
+        """Groups of the chosen weights that become mixtures of templates."""
+
+    def reward(self, term: "Term") -> Tensor | None:
+        """A price of the coefficients among each other; None: there is none."""
+        return None
+
+    def reward_slopes(self, term: "Term") -> list[Tensor] | None:
+        """Its gradient, in closed form, one per relaxation."""
+        return None
 
 
 class Sample(Protocol):
@@ -218,6 +229,7 @@ class Term:
     def keep_best(self, scores: list[Tensor], share: float) -> list[Tensor]:
         """Keep the groups (in the order of `groups`) with the best scores: `share` of what the method counts."""
         if self.coupling is not None:
+            assert isinstance(self.method, Couples)
             return [self.coupling.keep_best(scores[0], share, self.method.counts, self.method.block)]
         return keep_best(scores, [sizes for *_, sizes in self.groups()], share * self.weights)
 
@@ -232,6 +244,7 @@ class Term:
             assert rows is not None
             keep[r.grouping.index.cpu()] = rows.flatten().cpu()
         # Those that fill a layer up are all zero, so it does not matter which they are.
+        assert isinstance(self.method, Couples)
         return self.coupling.kept(self.coupling.pad(keep[:-1] > 0, keep[:-1], self.method.block))
 
     @property

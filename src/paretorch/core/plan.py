@@ -19,7 +19,7 @@ from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.finish.byte_budget import ByteBudget, Edit
 from paretorch.core.finish.finalize import Attached
 from paretorch.core.finish.recalibrate import recalibrate_norms
-from paretorch.core.method import Method, Term
+from paretorch.core.method import Method, Steered, Term
 from paretorch.core.relaxation import Chain
 from paretorch.core.state import PlanState
 from paretorch.core.step.engine import Engine, Scaling
@@ -239,7 +239,8 @@ class Plan:
                 self._budget.fit(self, before)  # which moves the targets
             else:
                 for term in self._terms:
-                    term.method.tell_missed(term)
+                    if isinstance(term.method, Steered):
+                        term.method.tell_missed(term)
             self._engine.clip()
             if optimizer is not None:
                 forget_dropped(self._weights, optimizer)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.attach.sites import Site
-from paretorch.core.method import Method
+from paretorch.core.method import Couples, Method
 from paretorch.edits import Edit as Edit  # `plan` and `compress` import it with `Meter`
 from paretorch.errors import ConfigError, MissedTargetWarning
 from paretorch.support.sharded import whole
@@ -84,7 +84,7 @@ def _warn_of_lowering(
     methods: Sequence[Method], given: Mapping[str, float], budget: int, rest: int, count: int
 ) -> None:
     """Rounding far below what was searched for costs accuracy: better to know before the search."""
-    if any(method.counts != "weights" for method in methods):
+    if any(isinstance(method, Couples) and method.counts != "weights" for method in methods):
         return
     wanted = given.get("bits", _FLOAT_BITS * given.get("kept", 1.0))
     if any(method.unit == "kept" and method.group == "weight" for method in methods):

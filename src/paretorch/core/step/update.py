@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paretorch.core.attach.weights import Batch, RelaxedWeight
-from paretorch.core.method import Term
+from paretorch.core.method import Shares, Steered, Term
 from paretorch.core.relaxation import Chain, Relaxation
 from paretorch.core.step.engine import Engine, laid_like
 from paretorch.errors import DivergenceError, UndecidedWarning
@@ -47,7 +47,7 @@ def require_finite(weights: list[RelaxedWeight], terms: list[Term]) -> None:
 
 def warn_undecided(term: Term, step: Tensor) -> None:
     """Say how much rounding will change, where that is not next to nothing."""
-    undecided = term.method.undecided(term)
+    undecided = term.method.undecided(term) if isinstance(term.method, Steered) else None
     if undecided is not None and float(undecided) > _FELT:
         warn(
             f"harden at step {int(step)} of {term.steps}: the masks of {type(term.method).__name__} are on average "
@@ -63,7 +63,7 @@ def add_prices(trained: list[Term], terms: list[Term], engine: Engine) -> None:
     A steered price is a control signal and touches its own decisions only.
     """
     prices = {term.method.room: term.method.price(term) for term in terms}
-    steered = {term.method.room for term in terms if term.method.is_steered}
+    steered = {term.method.room for term in terms if isinstance(term.method, Steered) and term.method.is_steered}
     rooms = {term.method.room for term in trained}
     for decision in (decision for term in trained for decision in term.decisions()):
         if decision.grad is None:
@@ -74,7 +74,7 @@ def add_prices(trained: list[Term], terms: list[Term], engine: Engine) -> None:
     for term in trained:
         if not term.is_on_weights:
             _price_alone(term, prices, steered)
-        slopes = term.method.reward_slopes(term)
+        slopes = term.method.reward_slopes(term) if isinstance(term.method, Shares) else None
         for relaxation, slope in zip(term.relaxations, slopes or (), strict=False):
             gradient = relaxation.decision.grad
             assert gradient is not None
@@ -153,14 +153,15 @@ def advance(terms: list[Term], step: Tensor) -> None:
     step.add_(1)
     for term in terms:
         term.method.schedule(term, step)
-        term.method.steer(term, step)
+        if isinstance(term.method, Steered):
+            term.method.steer(term, step)
 
 
 def price_now(terms: list[Term]) -> Tensor:
     """λ_keep Σ keep + λ_bits Σ keep·bits."""
     prices = []
     for term in terms:
-        reward = term.method.reward(term)
+        reward = term.method.reward(term) if isinstance(term.method, Shares) else None
         prices += [] if reward is None else [reward]
         rate = term.method.price(term)
         for relaxation, chain in zip(term.relaxations, term.chains, strict=True):

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
-from paretorch.core.method import Method, Term
+from paretorch.core.method import Method, Steered, Term
 from paretorch.core.step.noise import uniform_all
 from paretorch.core.step.schedules import cubic, progress
 from paretorch.core.step.solvers import adam
@@ -57,7 +57,7 @@ _PROPORTIONAL, _INTEGRAL = 40.0, 800.0  # of ln λ against the relative error of
 
 
 @dataclass(frozen=True, kw_only=True)
-class SMOL(Method):
+class SMOL(Steered, Method):
     """Learn how many bits each weight needs.
 
     target_bits: average bits over the selected weights, dropped ones counting 0; None: `penalty` decides.

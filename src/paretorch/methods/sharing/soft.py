@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from paretorch.core.attach.sites import Site
 from paretorch.core.attach.templates import Mix, Mixture
 from paretorch.core.groups import Grouping
-from paretorch.core.method import Method, Term
+from paretorch.core.method import Method, Shares, Term
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.step.noise import seed_for
 from paretorch.errors import ConfigError
@@ -39,7 +39,7 @@ _DROP = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftSharing(Method):
+class SoftSharing(Shares, Method):
     """Let layers of equal weight shape share templates, and learn how.
 
     templates: k, in each group of layers; None: as many as the group has layers (nothing is saved until layers fold).

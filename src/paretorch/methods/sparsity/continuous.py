@@ -28,7 +28,7 @@ from paretorch.core.attach.sites import Site
 from paretorch.core.channels.coupling import Channels, Coupling, sum_rows
 from paretorch.core.channels.threshold import threshold_for
 from paretorch.core.groups import Grouping
-from paretorch.core.method import Term
+from paretorch.core.method import Couples, Term
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.step.schedules import cubic, geometric, progress
 from paretorch.core.step.solvers import sgd
@@ -45,7 +45,7 @@ _TINY = 1e-4  # the least |s + τ| after rounding: far above the rounding error 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContinuousSparsification(Pruning):
+class ContinuousSparsification(Couples, Pruning):
     """Learn which weights to drop.
 
     target: share of the selected weights to drop, met exactly at `harden`; None: `init` and `penalty` decide.
@@ -70,7 +70,6 @@ class ContinuousSparsification(Pruning):
 
     scalars: ClassVar[tuple[str, ...]] = ("temperature", "shift", "gradient_temperature")
     per_layer: ClassVar[frozenset[str]] = frozenset({"group", "init", "gate"})
-    couples: ClassVar[bool] = True
     takes_complex: ClassVar[bool] = True
 
     def check(self) -> None:
@@ -214,7 +213,7 @@ def _sparsity(term: Term) -> Tensor:
     shift = term.scalar("shift")
     if term.coupling is not None:
         open_now = whole(term.decisions()[0]) + shift >= 0
-        return 1.0 - term.coupling.share(open_now, term.method.counts, term.method.block)
+        return 1.0 - term.coupling.share(open_now, term.method.counts, term.method.block)  # type: ignore[attr-defined]
     return term.mean(lambda _, s: (s + shift < 0).to(s.dtype))
 
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from paretorch.core.method import Method, Term
+from paretorch.core.method import Method, Steered, Term
 from paretorch.errors import MissedTargetWarning
 from paretorch.support.checks import require_a_group, require_number
 from paretorch.support.warn import warn
@@ -13,7 +13,7 @@ _MISSED = 0.05  # of the weights: a target that is further away than that from w
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pruning(Method):
+class Pruning(Steered, Method):
     """target: share of the selected weights to drop, met exactly at `harden`."""
 
     target: float | None = None

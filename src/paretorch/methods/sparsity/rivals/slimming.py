@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from paretorch.core.attach.sites import Site
 from paretorch.core.channels.coupling import Coupling
 from paretorch.core.groups import Grouping
-from paretorch.core.method import Term
+from paretorch.core.method import Couples, Term
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.step.solvers import sgd
 from paretorch.errors import ConfigError
@@ -32,7 +32,7 @@ _TINY = 1e-8  # the least |s| of a kept weight
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkSlimming(Rival):
+class NetworkSlimming(Couples, Rival):
     """Learn a scale for each weight (or channel) under an ℓ₁ price, drop the smallest scales.
 
     target: share of the selected weights to drop. penalty: λ, by weight. lr, momentum: of the scales' SGD.
@@ -41,8 +41,6 @@ class NetworkSlimming(Rival):
     penalty: float = 1e-5
     lr: float = 0.1
     momentum: float = 0.9
-
-    couples: ClassVar[bool] = True
 
     def check(self) -> None:
         super().check()
