@@ -107,8 +107,8 @@ def attach(owners: Sequence[Owner], mixed: MixedWeight, weight: Tensor) -> None:
             before = module.register_forward_pre_hook(_hold_weights)
             after = module.register_forward_hook(_release_weights, always_call=True)
             module.__dict__[_HOOKS] = (before, after)
-            type(module)._apply = _move  # type: ignore[method-assign]  # parametrize made this class for this module
-            _forget_flat_weights(module)
+            type(module)._apply = move_recurrent  # type: ignore[method-assign]  # parametrize made this class for this module
+            forget_flat_weights(module)
 
 
 def detach(owners: Sequence[Owner], parameter: nn.Parameter) -> None:
@@ -139,13 +139,13 @@ def _hold_weights(module: nn.Module, _: Any) -> None:
 def _release_weights(module: nn.RNNBase, *_: Any) -> None:
     for _attribute, mixed in mixed_weights(module):
         mixed.hold(None)
-    _forget_flat_weights(module)
+    forget_flat_weights(module)
 
 
-def _move(module: nn.RNNBase, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.RNNBase:
+def move_recurrent(module: nn.RNNBase, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.RNNBase:
     """To another device or dtype, without reading the weights: the shared tensors may still have to move."""
     nn.Module._apply(module, fn, recurse)
-    _forget_flat_weights(module)
+    forget_flat_weights(module)
     return module
 
 
@@ -153,7 +153,8 @@ class _Nothing:
     """Something to hold a dead weak reference to."""
 
 
-def _forget_flat_weights(module: nn.RNNBase) -> None:
+def forget_flat_weights(module: nn.RNNBase) -> None:
+    """Let a recurrent layer collect its weights anew."""
     # A dead reference reads as "the weight has changed": the next forward pass collects the weights afresh, and
     # `deepcopy` never meets a tensor that is part of a graph.
     dead = weakref.ref(_Nothing())

@@ -5,8 +5,6 @@ Recurrent layers read each weight several times a forward and cache it: their we
 and the cache is emptied afterwards, so that `deepcopy` never meets a tensor that is part of a graph.
 """
 
-import weakref
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,6 +13,7 @@ from torch.nn.utils import parametrize
 from paretorch.core.attach.sites import Site
 from paretorch.core.attach.weights import relaxed_weights
 from paretorch.core.relaxation import Chain
+from paretorch.edits.mixed import forget_flat_weights, move_recurrent
 
 
 def attach(site: Site, chain: Chain) -> None:
@@ -27,8 +26,8 @@ def attach(site: Site, chain: Chain) -> None:
             before = module.register_forward_pre_hook(_hold_weights)
             after = module.register_forward_hook(_release_weights, always_call=True)
             module.__dict__["_paretorch_hooks"] = (before, after)
-            type(module)._apply = _move  # type: ignore[method-assign]  # the class that parametrize made, this module's own
-            _forget_flat_weights(module)
+            type(module)._apply = move_recurrent  # type: ignore[method-assign]  # the class that parametrize made, this module's own
+            forget_flat_weights(module)
 
 
 def originals(site: Site) -> list[Tensor]:
@@ -82,22 +81,4 @@ def _hold_weights(module: nn.Module, _: Any) -> None:
 def _release_weights(module: nn.Module, *_: Any) -> None:
     for chain, _weight in _parametrized(module):
         chain.hold(None)
-    _forget_flat_weights(module)  # type: ignore[arg-type]
-
-
-def _move(module: nn.RNNBase, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.RNNBase:
-    """To another device or dtype, without the weights being read: templates that they are mixed from are still to come."""
-    nn.Module._apply(module, fn, recurse)
-    _forget_flat_weights(module)
-    return module
-
-
-class _Nothing:
-    """Something to hold a dead weak reference to."""
-
-
-def _forget_flat_weights(module: nn.RNNBase) -> None:
-    # A dead reference reads as "the weight has changed": the next forward collects the weights afresh.
-    dead = weakref.ref(_Nothing())
-    module._flat_weights = []
-    module._flat_weight_refs = [dead for _ in module._flat_weights_names]  # type: ignore[misc]
+    forget_flat_weights(module)  # type: ignore[arg-type]
