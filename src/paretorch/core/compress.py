@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from paretorch.core.attach.activations import Spot, attach_output, check_output, find_spots, zeros_moved
 from paretorch.core.attach.choose import choose_sites, tell_of_zeros
 from paretorch.core.attach.sites import Site, Template, find_sites
-from paretorch.core.attach.templates import Mix, install, on_templates
+from paretorch.core.attach.templates import Mix, Mixture, install, on_templates
 from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.channels.couple import couple
 from paretorch.core.channels.coupling import Channels, Coupling
@@ -43,100 +43,176 @@ def compress(
 ) -> Plan:
     """Attach the methods to the model's weights and return the plan that trains, rounds and removes them.
 
-    steps: optimizer steps until `harden`. example: a batch of inputs, where channels are to be removed (`group="channel"`)
-    or activations are quantized.
-    budget: bytes of the saved file, kept at `finalize`. seed: of the noise. meter: counts the bytes of a state.
+    In five passes, of which only the last touches the model: choose the weights that each method acts on; aim, giving
+    targets to methods that have none from the budget; group what shares one decision across layers (coupled channels, templates);
+    relax each weight; attach.
+
+    Args:
+        steps: Optimizer steps until `harden`.
+        example: A batch of inputs, if channels are to be removed (`group="channel"`) or activations are quantized.
+        budget: Bytes of the saved file, kept at `finalize`.
+        seed: Of the noise.
+        meter: Counts the bytes of a state.
+
     Load pretrained weights before; wrap in DDP, FSDP2, compile or an average after.
     """
     _check(model, methods, steps, budget, seed)
-    named = find_sites(model, dims=0)
-    every = [site for site in named if site.weight.dim() > 0]
-    sites = [site for site in every if site.weight.dim() > 1]
-    on_outputs = tuple(method for method in methods if method.on_activations)
-    on_weights = tuple(method for method in methods if not method.on_activations)
-    chosen = {method.room: choose_sites(method, sites, named) for method in on_weights}
-    aimed = on_weights
-    if budget is not None and not on_weights:
-        raise ConfigError("budget= counts the bytes of the weights: give a method that acts on weights too")
-    if meter is not None:
-        before = earlier_edits(model, [site for own in chosen.values() for site in own])
-        meter = partial(_after, meter, before)
-    if budget is not None and meter is not None:
-        aimed = assign_targets(on_weights, model, chosen, budget, meter)
-    for method in aimed:
-        if isinstance(method, Steered):
-            method.check_beside({one.room for one in aimed})
-    asked = {method.room: budget for method, given in zip(aimed, on_weights, strict=True) if method is not given}
-    spots = _relax_outputs(on_outputs, model, example, seed, cut=any(_removes(method, example) for method in aimed))
-    couplings: dict[str, Coupling | None] = {}
-    for method in aimed:
-        with _told_by(asked.get(method.room)):
-            couplings[method.room] = _couple(method, model, chosen[method.room], example, spots)
-    for room, coupling in couplings.items():
-        if coupling is not None:
-            chosen[room] = [site for site in every if site.name in coupling.gates]
-    sharing = [method for method in aimed if isinstance(method, Shares)]
-    mixtures = [one for method in sharing for one in method.mix(model, chosen[method.room], seed)]
-    if mixtures and any(couplings.values()):
-        raise ConfigError(
-            "channels of layers that share templates cannot be removed: leave out example=, or share less"
-        )
-    if mixtures:
-        every, chosen = on_templates(mixtures, every, chosen)
-    acting = {site.name: sorted((m for m in aimed if site in chosen[m.room]), key=lambda m: m.order) for site in every}
-    touched = [site for site in every if acting[site.name]]
-    made = [_relax(acting[site.name], site, seed, couplings) for site in touched]
-    _check_starts(touched, made, acting)
-    tell_of_zeros(touched, acting)
-    for method in aimed:
-        own = [r for relaxations in made for r in relaxations if r.room == method.room]
-        sizes = [float(torch.as_tensor(r.grouping.sizes).min()) for r in own]
-        if isinstance(method, Steered) and own and couplings[method.room] is None and method.group != "network":
-            with _told_by(asked.get(method.room)):
-                method.check_groups(min(sizes), float(sum(math.prod(r.grouping.shape) for r in own)))
+    draft = _Draft(model, methods, steps, example, budget, seed, meter)
+    draft.choose()
+    draft.aim()
+    draft.group()
+    draft.relax()
     # Nothing was touched so far: whatever is wrong with the options has been said by now.
-    ordered = tuple(next(m for m in (*aimed, *on_outputs) if m.room == method.room) for method in methods)
-    device = spots[0][0].device if spots else next(model.parameters()).device
-    estimated = {
-        f"{method.room}.{one.name}"
-        for method, given in zip(aimed, on_weights, strict=True)
-        for one in fields(method)
-        if getattr(method, one.name) != getattr(given, one.name)
-    }
-    state = PlanState(model, ordered, steps, seed, device, frozenset(estimated))
-    terms = {m.room: Term(m, model, steps, [], [], [], couplings.get(m.room), Sample) for m in ordered}
-    chains = [RelaxedWeight(site, relaxations) for site, relaxations in zip(touched, made, strict=True)]
-    for site, relaxations, chain in zip(touched, made, chains, strict=True):
-        for relaxation in relaxations:
-            _bind(relaxation, terms[relaxation.room].method.for_site(site), state, site)
-            terms[relaxation.room].add(site, relaxation, chain)
-        for module in chain.modules():
-            module.training = site.owners[0][0].training
-        if not isinstance(site, Template):
-            # A grid may have no zero.
-            if site.padding is not None and any(terms[r.room].method.unit == "bits" for r in relaxations):
-                chain.blank = site.padding
-            chain.attach()
-    for room, coupling in couplings.items():
-        _tell_inputs(coupling, terms[room], touched, chains)
-    by_name = {site.name: chain for site, chain in zip(touched, chains, strict=True)}
-    every_chain: list[Chain] = list(chains)
-    for site, mixed in (one for mixture in mixtures for one in install(mixture, by_name, model, state.add_shared)):
-        (relaxation,) = mixed.relaxations()
-        terms[Mix.room].add(site, relaxation, mixed)
-        touched.append(site)
-        every_chain.append(mixed)
-    for spot, output in spots:
-        (relaxation,) = output.relaxations()
-        _bind(relaxation, terms[relaxation.room].method.for_site(spot), state, spot, trained=True)
-        terms[relaxation.room].add(spot, relaxation, output)
-        output.train(spot.module.training)
-        attach_output(spot, output)
-    plan = Plan(model, touched, every_chain, list(terms.values()), state, spots)
-    if budget is not None and meter is not None:
-        given = frozenset(method.room for method in on_weights if method.share is not None)
-        plan.keep_to(ByteBudget(budget, meter, given))
-    return plan
+    return draft.attach()
+
+
+@dataclass
+class _Draft:
+    """A plan in the making: each pass fills in what the next ones read."""
+
+    model: nn.Module
+    methods: tuple[Method, ...]
+    steps: int
+    example: Tensor | None
+    budget: int | None
+    seed: int
+    meter: Meter | None
+    # Of `choose`: all tensors that a decision can sit on, and those that each method acts on, by its room.
+    every: list[Site] = field(default_factory=list)
+    chosen: dict[str, list[Site]] = field(default_factory=dict)
+    # Of `aim`: the methods on weights, with targets.
+    aimed: tuple[Method, ...] = ()
+    # Of `group`.
+    spots: list[tuple[Spot, Chain]] = field(default_factory=list)
+    couplings: dict[str, Coupling | None] = field(default_factory=dict)
+    mixtures: list[Mixture] = field(default_factory=list)
+    # Of `relax`: the weights that get relaxations, and these.
+    touched: list[Site] = field(default_factory=list)
+    made: list[list[Relaxation]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.on_outputs = tuple(method for method in self.methods if method.on_activations)
+        self.on_weights = tuple(method for method in self.methods if not method.on_activations)
+
+    def choose(self) -> None:
+        """The weights that each method acts on."""
+        named = find_sites(self.model, dims=0)
+        self.every = [site for site in named if site.weight.dim() > 0]
+        sites = [site for site in self.every if site.weight.dim() > 1]
+        self.chosen = {method.room: choose_sites(method, sites, named) for method in self.on_weights}
+
+    def aim(self) -> None:
+        """Targets for methods that have none, from the budget."""
+        self.aimed = self.on_weights
+        if self.budget is not None and not self.on_weights:
+            raise ConfigError("budget= counts the bytes of the weights: give a method that acts on weights too")
+        if self.meter is not None:
+            before = earlier_edits(self.model, [site for own in self.chosen.values() for site in own])
+            self.meter = partial(_after, self.meter, before)
+        if self.budget is not None and self.meter is not None:
+            self.aimed = assign_targets(self.on_weights, self.model, self.chosen, self.budget, self.meter)
+        for method in self.aimed:
+            if isinstance(method, Steered):
+                method.check_beside({one.room for one in self.aimed})
+
+    def _asked(self, method: Method) -> int | None:
+        """The budget that a method's target comes from; None: the user gave it."""
+        given = next(one for one in self.on_weights if one.room == method.room)
+        return None if method is given else self.budget
+
+    def group(self) -> None:
+        """Activations, coupled channels and templates: what shares one decision across layers."""
+        cut = any(_removes(method, self.example) for method in self.aimed)
+        self.spots = _relax_outputs(self.on_outputs, self.model, self.example, self.seed, cut=cut)
+        for method in self.aimed:
+            with _told_by(self._asked(method)):
+                own = _couple(method, self.model, self.chosen[method.room], self.example, self.spots)
+                self.couplings[method.room] = own
+        for room, coupling in self.couplings.items():
+            if coupling is not None:
+                self.chosen[room] = [site for site in self.every if site.name in coupling.gates]
+        sharing = [method for method in self.aimed if isinstance(method, Shares)]
+        self.mixtures = [one for m in sharing for one in m.mix(self.model, self.chosen[m.room], self.seed)]
+        if self.mixtures and any(self.couplings.values()):
+            raise ConfigError(
+                "channels of layers that share templates cannot be removed: leave out example=, or share less"
+            )
+        if self.mixtures:
+            self.every, self.chosen = on_templates(self.mixtures, self.every, self.chosen)
+
+    def relax(self) -> None:
+        """The relaxations of each weight."""
+        acting = {
+            site.name: sorted((m for m in self.aimed if site in self.chosen[m.room]), key=lambda m: m.order)
+            for site in self.every
+        }
+        self.touched = [site for site in self.every if acting[site.name]]
+        self.made = [_relax(acting[site.name], site, self.seed, self.couplings) for site in self.touched]
+        _check_starts(self.touched, self.made, acting)
+        tell_of_zeros(self.touched, acting)
+        for method in self.aimed:
+            own = [r for relaxations in self.made for r in relaxations if r.room == method.room]
+            if not own or self.couplings[method.room] is not None or method.group == "network":
+                continue
+            if isinstance(method, Steered):
+                smallest = min(float(torch.as_tensor(r.grouping.sizes).min()) for r in own)
+                with _told_by(self._asked(method)):
+                    method.check_groups(smallest, float(sum(math.prod(r.grouping.shape) for r in own)))
+
+    def attach(self) -> Plan:
+        """Put everything on the model."""
+        ordered = tuple(next(m for m in (*self.aimed, *self.on_outputs) if m.room == own.room) for own in self.methods)
+        device = self.spots[0][0].device if self.spots else next(self.model.parameters()).device
+        state = PlanState(self.model, ordered, self.steps, self.seed, device, self._estimated())
+        terms = {
+            m.room: Term(m, self.model, self.steps, [], [], [], self.couplings.get(m.room), Sample) for m in ordered
+        }
+        weights = self._attach_weights(terms, state)
+        sites, chains = list(self.touched), list[Chain](weights)
+        by_name = {site.name: weight for site, weight in zip(self.touched, weights, strict=True)}
+        for mixture in self.mixtures:
+            for site, mixed in install(mixture, by_name, self.model, state.add_shared):
+                (relaxation,) = mixed.relaxations()
+                terms[Mix.room].add(site, relaxation, mixed)
+                sites.append(site)
+                chains.append(mixed)
+        for spot, output in self.spots:
+            (relaxation,) = output.relaxations()
+            _bind(relaxation, terms[relaxation.room].method.for_site(spot), state, spot, trained=True)
+            terms[relaxation.room].add(spot, relaxation, output)
+            output.train(spot.module.training)
+            attach_output(spot, output)
+        plan = Plan(self.model, sites, chains, list(terms.values()), state, self.spots)
+        if self.budget is not None and self.meter is not None:
+            given = frozenset(method.room for method in self.on_weights if method.share is not None)
+            plan.keep_to(ByteBudget(self.budget, self.meter, given))
+        return plan
+
+    def _attach_weights(self, terms: Mapping[str, Term], state: PlanState) -> list[RelaxedWeight]:
+        weights = [RelaxedWeight(site, own) for site, own in zip(self.touched, self.made, strict=True)]
+        for site, relaxations, weight in zip(self.touched, self.made, weights, strict=True):
+            for relaxation in relaxations:
+                _bind(relaxation, terms[relaxation.room].method.for_site(site), state, site)
+                terms[relaxation.room].add(site, relaxation, weight)
+            for module in weight.modules():
+                module.training = site.owners[0][0].training
+            if not isinstance(site, Template):
+                # A grid may have no zero.
+                if site.padding is not None and any(terms[r.room].method.unit == "bits" for r in relaxations):
+                    weight.blank = site.padding
+                weight.attach()
+        for room, coupling in self.couplings.items():
+            _tell_inputs(coupling, terms[room], self.touched, weights)
+        return weights
+
+    def _estimated(self) -> frozenset[str]:
+        """Options, such as "precision.target_bits", that the budget gave."""
+        return frozenset(
+            f"{method.room}.{one.name}"
+            for method, given in zip(self.aimed, self.on_weights, strict=True)
+            for one in fields(method)
+            if getattr(method, one.name) != getattr(given, one.name)
+        )
 
 
 @contextmanager
