@@ -21,6 +21,7 @@ from torch import nn
 
 import paretorch as pt
 from paretorch import zoo
+from paretorch.training.folder import environment
 
 PIXELS = {"resnet50": 224, "mobilenetv2": 224, "shufflenet": 224, "wrn-28-10": 32}
 
@@ -60,7 +61,8 @@ def main() -> None:
         print(f"{name:>14}  {value:6.2f} s")
     if args.json:
         with open(args.json, "w") as file:
-            json.dump(found, file, indent=2)
+            record = {"environment": environment(torch.device("cpu")), "seconds": found}  # the command is part of it
+            json.dump(record, file, indent=2)
 
 
 if __name__ == "__main__":
