@@ -111,6 +111,7 @@ class _Draft:
             self.meter = partial(_after, self.meter, before)
         if self.budget is not None and self.meter is not None:
             self.aimed = assign_targets(self.on_weights, self.model, self.chosen, self.budget, self.meter)
+        self.aimed = tuple(method.suit(self.model, self.chosen[method.room]) for method in self.aimed)
         for method in self.aimed:
             if isinstance(method, Steered):
                 method.check_beside({one.room for one in self.aimed})
@@ -118,7 +119,7 @@ class _Draft:
     def _asked(self, method: Method) -> int | None:
         """The budget that a method's target comes from; None: the user gave it."""
         given = next(one for one in self.on_weights if one.room == method.room)
-        return None if method is given else self.budget
+        return None if method.share == given.share else self.budget
 
     def group(self) -> None:
         """Activations, coupled channels and templates: what shares one decision across layers."""

@@ -151,6 +151,8 @@ class Plan:
         for term in self._terms:
             if estimates := self._state.estimates(term.method.room):
                 term.method = replace(term.method, **estimates)
+                for relaxation, site in zip(term.relaxations, term.sites, strict=True):
+                    relaxation.adopt(term.method.for_site(site))
             follow_decisions(term)
 
     def step_on_host(self) -> int | None:
