@@ -14,9 +14,9 @@ Accuracies are on 5,000 training images that no training sees, and with `--test`
 """
 
 import argparse
-import copy
 import json
 import math
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -245,9 +245,10 @@ def compare_budgets(images: Images, options: argparse.Namespace) -> list[dict[st
 
 
 def _row(model: nn.Module, images: Images, options: argparse.Namespace, **labels: Any) -> dict[str, Any]:
-    scratch = options.network.with_suffix(".trial.pare")
-    size = pt.save(copy.deepcopy(model), scratch) or scratch.stat().st_size
-    scratch.unlink(missing_ok=True)
+    scratch = options.network.with_suffix(f".{os.getpid()}.pare")
+    pt.save(model, scratch)
+    size = scratch.stat().st_size
+    scratch.unlink()
     row = {**labels, "accuracy": images.accuracy(model, "validation"), "bytes": size}
     if options.test:
         row["test"] = images.accuracy(model, "test")
