@@ -9,19 +9,21 @@ from paretorch.core.finish.byte_budget import Meter
 from paretorch.core.method import Method
 from paretorch.core.plan import Plan
 from paretorch.edits import Edit
+from paretorch.support.inputs import Example
 
 
 def compress(
     model: nn.Module,
     *methods: Method,
     steps: int,
-    example: Tensor | None = None,
+    example: Example | None = None,
     budget: int | None = None,
     seed: int = 0,
 ) -> Plan:
     """Attach the methods to the model's weights and return the plan that trains, rounds and removes them.
 
-    steps: optimizer steps until `harden`. example: a batch of inputs, where channels are to be removed (`group="channel"`).
+    steps: optimizer steps until `harden`. example: a batch of inputs, if channels are to be removed (`group="channel"`) or
+    activations quantized: a tensor, a tuple of the model's arguments, or a dict of keyword arguments.
     budget: bytes of the saved file, kept at `finalize`. seed: of the noise.
     Load pretrained weights before; wrap in DDP, FSDP2, compile or an average after.
     """
