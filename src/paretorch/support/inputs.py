@@ -22,9 +22,6 @@ from torch.utils import _pytree as pytree
 
 from paretorch.errors import ConfigError
 
-Example = Tensor | Sequence[Any] | Mapping[str, Any]
-"""What `example=` may be."""
-
 LABELS = ("labels", "label", "label_ids", "targets", "target")
 """Keys of a batch that are left out if the model does not take them."""
 
@@ -35,7 +32,7 @@ _HINT = (
 
 
 @dataclass(frozen=True)
-class Call:
+class ModelCall:
     """The arguments of one call: `call(model)` is `model(*args, **kwargs)`."""
 
     args: tuple[Any, ...] = ()
@@ -49,16 +46,16 @@ class Call:
         """All tensors, in order."""
         return [leaf for leaf in pytree.tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, Tensor)]
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Call":
+    def map(self, change: Callable[[Tensor], Tensor]) -> "ModelCall":
         """The same call with other tensors."""
         args, kwargs = pytree.tree_map_only(Tensor, change, (self.args, dict(self.kwargs)))
-        return Call(args, kwargs)
+        return ModelCall(args, kwargs)
 
-    def to(self, place: torch.device | str | None) -> "Call":
+    def to(self, place: torch.device | str | None) -> "ModelCall":
         """The same call on another device; None: as it is."""
         return self if place is None else self.map(lambda tensor: tensor.to(place))
 
-    def double(self) -> "Call":
+    def double(self) -> "ModelCall":
         """The same call with numbers of double precision."""
         return self.map(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
 
@@ -71,11 +68,11 @@ class Call:
         """Whether the first dimension of one of the tensors is the batch: it is as long as that of the first tensor."""
         return tensor.dim() > 0 and len(tensor) == self.batch
 
-    def rows(self, change: Callable[[Tensor], Tensor]) -> "Call":
+    def rows(self, change: Callable[[Tensor], Tensor]) -> "ModelCall":
         """The same call with other rows; tensors without a batch stay."""
         return self.map(lambda tensor: change(tensor) if self.has_batch(tensor) else tensor)
 
-    def first(self) -> "Call":
+    def first(self) -> "ModelCall":
         """The call with the first row alone."""
         return self.rows(lambda tensor: tensor[:1])
 
@@ -92,32 +89,36 @@ class Call:
         return found
 
 
-def read_example(example: Any, *, dims: int = 1) -> Call:
+Example = Tensor | Sequence[Any] | Mapping[str, Any] | ModelCall
+"""What `example=` may be."""
+
+
+def read_example(example: Any, *, dims: int = 1) -> ModelCall:
     """The call that an example stands for; raises a ConfigError if it is none.
 
     Args:
-        dims: Dimensions that a tensor must have at least, the batch among them.
+        dims: Dimensions that one of the tensors must have at least, the batch among them; 0: no batch is needed.
 
     Example:
         >>> read_example({"x": torch.zeros(2, 3)}).batch
         2
     """
-    if isinstance(example, Call):
+    if isinstance(example, ModelCall):
         call = example
     elif isinstance(example, Tensor):
-        call = Call((example,))
+        call = ModelCall((example,))
     elif isinstance(example, Mapping) and all(isinstance(key, str) for key in example):
-        call = Call((), dict(example))
+        call = ModelCall((), dict(example))
     elif isinstance(example, tuple | list):
-        call = Call(tuple(example))
+        call = ModelCall(tuple(example))
     else:
         raise ConfigError(f"example: {_HINT}")
-    if not call.batch or max(tensor.dim() for tensor in call.tensors) < dims:
+    if not call.tensors or (dims and not call.batch) or max(tensor.dim() for tensor in call.tensors) < dims:
         raise ConfigError(f"example: {_HINT}")
     return call
 
 
-def batch_call(model: nn.Module, batch: Any, like: Call | None = None) -> Call:
+def batch_call(model: nn.Module, batch: Any, like: ModelCall | None = None) -> ModelCall:
     """The call that a batch of a data loader stands for, without the labels that may come with the inputs.
 
     A tensor is the one argument. Of a tuple or list, such as (x, y), as many parts are passed as the model's `forward`
@@ -133,32 +134,32 @@ def batch_call(model: nn.Module, batch: Any, like: Call | None = None) -> Call:
     if isinstance(batch, Mapping):
         return _by_name(model, batch, like)
     if not isinstance(batch, tuple | list):
-        return Call((batch,))
+        return ModelCall((batch,))
     count = max(1, _required(model)) if like is None else len(like.args)
     if len(batch) < count or not count:
         raise ConfigError(
             f"a batch has {len(batch)} parts, and {type(model).__name__} takes {_taken(model, like)}: give as many, or a dict"
         )
-    return Call(tuple(batch[:count]))
+    return ModelCall(tuple(batch[:count]))
 
 
-def _by_name(model: nn.Module, batch: Mapping[str, Any], like: Call | None) -> Call:
+def _by_name(model: nn.Module, batch: Mapping[str, Any], like: ModelCall | None) -> ModelCall:
     if like is not None and like.kwargs:
         if missing := [name for name in like.kwargs if name not in batch]:
             raise ConfigError(
                 f"a batch has no {missing[0]!r}, which the example has: it has {', '.join(map(str, batch))}"
             )
-        return Call((), {name: batch[name] for name in like.kwargs})
+        return ModelCall((), {name: batch[name] for name in like.kwargs})
     names = _names(model)
     if names is None:
-        return Call((), dict(batch))
+        return ModelCall((), dict(batch))
     kept = {name: value for name, value in batch.items() if name in names or name not in LABELS}
     if unknown := [name for name in kept if name not in names]:
         raise ConfigError(
             f"a batch has {unknown[0]!r}, which {type(model).__name__} does not take: it takes {', '.join(names)}; if its one "
             f"argument is a dict, give the dict in a tuple"
         )
-    return Call((), kept)
+    return ModelCall((), kept)
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -190,7 +191,7 @@ def _goes_by_name(model: nn.Module, part: Any) -> bool:
     return isinstance(part, Mapping) and bool(part) and set(part) <= known
 
 
-def _taken(model: nn.Module, like: Call | None) -> str:
+def _taken(model: nn.Module, like: ModelCall | None) -> str:
     if like is None:
         return f"{_required(model)} arguments"
     return f"{len(like.args)} arguments in the example" if like.args else "keyword arguments in the example"
@@ -234,8 +235,8 @@ def parts_of(tree: Any) -> dict[str, Any]:
         return {str(name): part for name, part in tree.items()}
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         return {one.name: getattr(tree, one.name) for one in dataclasses.fields(tree)}
-    if hasattr(tree, "_fields") and isinstance(tree, tuple):
-        return dict(zip(tree._fields, tree, strict=True))
+    if isinstance(tree, tuple) and (names := getattr(tree, "_fields", None)):
+        return dict(zip(names, tree, strict=True))
     parts = pytree.tree_leaves(tree, is_leaf=lambda one: one is not tree)
     return {} if len(parts) == 1 and parts[0] is tree else {str(i): part for i, part in enumerate(parts)}
 
@@ -249,7 +250,7 @@ class TensorFunction(nn.Module):
     PREFIX = "model."
     """Of the names of the model's parameters and buffers."""
 
-    def __init__(self, model: nn.Module, call: Call) -> None:
+    def __init__(self, model: nn.Module, call: ModelCall) -> None:
         super().__init__()
         self.model = model
         leaves, self._spec = pytree.tree_flatten((call.args, dict(call.kwargs)))
@@ -261,7 +262,12 @@ class TensorFunction(nn.Module):
         for place, tensor in zip(self._places, tensors, strict=True):
             leaves[place] = tensor
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
-        return tuple(tensors_in(self.model(*args, **kwargs)))
+        found: list[Tensor] = []
+        for tensor in tensors_in(self.model(*args, **kwargs)):
+            # Exporters give one name to one tensor: what is an input, or an output twice, is copied.
+            again = any(tensor is other for other in (*tensors, *found))
+            found.append(tensor.clone() if again else tensor)
+        return tuple(found)
 
 
 def main_output(output: Any) -> Tensor:

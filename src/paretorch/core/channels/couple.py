@@ -17,12 +17,12 @@ from paretorch.core.channels.labels import Network
 from paretorch.core.channels.trace import trace
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import doubles, in_eval, run_example
-from paretorch.support.inputs import Call, Example, read_example, tensors_in
+from paretorch.support.inputs import Example, ModelCall, read_example, tensors_in
 
 _TOLERANCE = 1e-4  # of the largest output: sums of fewer terms are rounded differently
 
 
-def couple(model: nn.Module, example: Example | Call, chosen: set[str], asked_by: str) -> Coupling:
+def couple(model: nn.Module, example: Example, chosen: set[str], asked_by: str) -> Coupling:
     """The coupled channels whose producing weights are all among the chosen.
 
     Args:
@@ -105,7 +105,7 @@ def _failing_alone(trial: "_Trial", parts: list[Tensor]) -> list[Tensor]:
     return [part for part in parts if not trial.holds([part])]
 
 
-def _in_double(model: nn.Module, example: Call) -> tuple[nn.Module, Call]:
+def _in_double(model: nn.Module, example: ModelCall) -> tuple[nn.Module, ModelCall]:
     """A copy in float64 to try things out with, so that bfloat16 or TF32 are not taken for a difference; if that runs."""
     coarse = any(parameter.dtype.itemsize < 4 for parameter in model.parameters())
     if not (coarse or any(tensor.is_cuda for tensor in example.tensors)):
@@ -123,7 +123,7 @@ def _in_double(model: nn.Module, example: Call) -> tuple[nn.Module, Call]:
 class _Trial:
     """Whether removing channels of a model does what zeroing them does."""
 
-    def __init__(self, model: nn.Module, example: Call, coupling: Coupling) -> None:
+    def __init__(self, model: nn.Module, example: ModelCall, coupling: Coupling) -> None:
         self.model, self.example, self.coupling = model, example, coupling
         self._shaken = copy.deepcopy(model).eval()
         _shake(self._shaken)
@@ -187,7 +187,7 @@ def _shallow_copy(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def _drawn_alike(model: nn.Module, example: Call) -> object:
+def _drawn_alike(model: nn.Module, example: ModelCall) -> object:
     """The outputs; what the model draws by chance is the same each time."""
     with torch.random.fork_rng(devices={tensor.device for tensor in example.tensors if tensor.is_cuda}):
         return example(model)

@@ -20,11 +20,11 @@ from paretorch.core.channels.labels import Named, Network, Value, leaves, unlabe
 from paretorch.core.channels.rules import CASTS, MOVES, Rules, arguments_of, operation_name
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import first_sentence
-from paretorch.support.inputs import Call, TensorFunction
+from paretorch.support.inputs import ModelCall, TensorFunction
 from paretorch.support.silence import quiet
 
 
-def trace(model: nn.Module, call: Call) -> Network:
+def trace(model: nn.Module, call: ModelCall) -> Network:
     """Trace a call of the network, with one row, in eval mode; the model is left as it is."""
     modes = {module: module.training for module in model.modules()}
     try:
