@@ -21,12 +21,13 @@ from torch import Tensor, nn
 
 from paretorch.errors import ConfigError
 from paretorch.support.checks import require_number
-from paretorch.support.inputs import parts_of
+from paretorch.support.inputs import ModelCall, parts_of
 
 ALPHA = 0.9
 """The default weight of the teacher's loss; 1 − ALPHA is that of the task."""
 _STATES = "last_hidden_state"
 _SMALLEST = 1e-12
+_NO_LABEL = -100  # of a token that does not count, for torch and transformers
 
 
 def distillation_loss(
@@ -171,5 +172,27 @@ class Teacher:
 
     def mix(self, loss: Tensor, student: Any, teacher: Any, mask: Tensor | None = None) -> Tensor:
         """The loss to minimise, from the task's and the outputs of both."""
-        distilled = distillation_loss(student, teacher, self.temperature, mask=mask)
+        return self.add(loss, distillation_loss(student, teacher, self.temperature, mask=mask))
+
+    def add(self, loss: Tensor, distilled: Tensor) -> Tensor:
+        """alpha · distilled + (1 − alpha) · loss."""
         return self.alpha * distilled + (1 - self.alpha) * loss
+
+    def repeat(self, call: ModelCall, student: Any) -> Tensor:
+        """The distillation loss of a student that gave these outputs for this call, without padding."""
+        taught = self.outputs(lambda network: call(network))
+        return distillation_loss(student, taught, self.temperature, mask=_padding(call, student))
+
+
+def _padding(call: ModelCall, outputs: Any) -> Tensor | None:
+    """Which tokens count, if the arguments of a transformer say so: by the mask of its decoder, its own mask, or its labels."""
+    tensors = _compared(outputs, "student")
+    rows = next(iter(tensors.values())).shape[:-1]
+    given = call.kwargs
+    masks = [given.get("decoder_attention_mask")]
+    labels = given.get("labels")
+    marked = labels != _NO_LABEL if isinstance(labels, Tensor) else None
+    # The mask of an encoder is not that of what its decoder gives, even if both are equally long.
+    decodes = "decoder_input_ids" in given or "encoder_last_hidden_state" in parts_of(outputs)
+    masks += [marked] if decodes else [given.get("attention_mask")]
+    return next((mask for mask in masks if isinstance(mask, Tensor) and mask.shape == rows), None)
