@@ -77,6 +77,8 @@ def test_tensors_without_a_batch_are_not_cut() -> None:
     call = read_example({"x": torch.ones(4, 3), "step": torch.tensor(7), "table": torch.ones(9, 2)})
     shapes = [tuple(tensor.shape) for tensor in call.first().tensors]
     assert shapes == [(1, 3), (), (9, 2)]
+    assert read_example({"step": torch.ones(1), "x": torch.ones(4, 3), "y": torch.ones(4)}).batch == 4, "of most"
+    assert read_example((torch.ones(2, 3), torch.ones(5))).batch == 2, "of the first"
     assert call.double().tensors[0].dtype == torch.float64
     assert call.double().tensors[1].dtype == torch.int64
 

@@ -159,6 +159,21 @@ def test_outputs_that_do_not_match_are_told(outputs: Any, options: dict[str, Any
     assert "\n" not in str(error.value)
 
 
+def test_it_compiles_without_a_break() -> None:
+    """A step on a GPU may be compiled, and is captured: nothing may ask the host for a value."""
+    compiled = torch.compile(pt.distillation_loss, backend="aot_eager", fullgraph=True)
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    torch.testing.assert_close(compiled(S, T, 2.0, mask=mask), pt.distillation_loss(S, T, 2.0, mask=mask))
+    teacher, student = Teacher(network()), network()
+
+    def step(x: Tensor) -> Tensor:
+        return teacher.mix(student(x).sum(), student(x), teacher.outputs(lambda one: one(x)))
+
+    student.eval()
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(torch.compile(step, backend="aot_eager", fullgraph=True)(x), step(x))
+
+
 # Teachers
 
 

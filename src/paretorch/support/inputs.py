@@ -12,6 +12,7 @@ one: ([a, b],). A batch of a data loader is read the same way, except that it ma
 
 import dataclasses
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,11 +62,12 @@ class ModelCall:
 
     @property
     def batch(self) -> int:
-        """The number of rows: the first dimension of the first tensor that has one; 0 if there is none."""
-        return next((len(tensor) for tensor in self.tensors if tensor.dim()), 0)
+        """The number of rows: the first dimension of most tensors, of the first one if that is not clear; 0 if none has one."""
+        lengths = Counter(len(tensor) for tensor in self.tensors if tensor.dim())
+        return lengths.most_common(1)[0][0] if lengths else 0  # equal counts come in the order of the tensors
 
     def has_batch(self, tensor: Tensor) -> bool:
-        """Whether the first dimension of one of the tensors is the batch: it is as long as that of the first tensor."""
+        """Whether the first dimension of one of the tensors is the batch: it is as long as that."""
         return tensor.dim() > 0 and len(tensor) == self.batch
 
     def rows(self, change: Callable[[Tensor], Tensor]) -> "ModelCall":

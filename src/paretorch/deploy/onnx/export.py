@@ -50,7 +50,7 @@ def export_onnx(
 
     Args:
         example: A batch of inputs: a tensor, a tuple of the model's arguments, or a dict of keyword arguments. Every tensor
-            whose first dimension is as long as that of the first has the batch there.
+            whose first dimension is as long as that of most of them has the batch there.
         weights: "packed": a weight whose values are whole multiples of a step (SMOL's precisions, LSQ and others; read off
             the values, exact in fp32 and fp16) is stored as codes of 2 to 16 bits that onnxruntime multiplies out when it
             loads the file, and runs as fast as fp32. "qdq": the same with DequantizeLinear, for compilers that keep the
