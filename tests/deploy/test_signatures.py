@@ -128,6 +128,8 @@ LABELS = torch.arange(4)
     [
         (Plain, X, [(X, LABELS)]),
         (Two, (X, ZERO), [(X, ZERO, LABELS)]),
+        (Two, (X, ZERO), [{"shift": ZERO, "x": X}]),
+        (Named, {"pixels": X, "scale": 1.0}, [{"labels": LABELS % 3, "pixels": X}]),
         (Two, {"x": X, "shift": ZERO}, [{"labels": LABELS, "shift": ZERO, "x": X}]),
         (Nested, ({"pair": (X, ZERO)},), [({"pair": (X, ZERO)}, LABELS)]),
     ],

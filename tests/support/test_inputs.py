@@ -88,6 +88,8 @@ def test_names_are_those_of_the_arguments() -> None:
     assert read_example((X, ZERO)).names(Two()) == ["x", "shift"]
     assert read_example({"pixels": X, "scale": 2.0}).names(Named()) == ["pixels"]
     assert read_example(({"pair": (X, ZERO)},)).names(Nested()) == ["given_0", "given_1"]
+    assert len(set(read_example({"a": [X, X], "a_0": X}).names(Anything()))) == 3
+    assert read_example((X, X)).names(Anything()) == ["input_0", "input_1"]
 
 
 # Batches of data loaders
@@ -125,6 +127,11 @@ def test_an_example_says_which_parts_are_inputs() -> None:
     assert batch_call(Optional(), (X, X, torch.arange(4)), like).args == (X, X)
     named = read_example({"x": X})
     assert list(batch_call(Optional(), {"x": X, "mask": X}, named).kwargs) == ["x"]
+    assert batch_call(Optional(), {"labels": ZERO, "mask": ZERO, "x": X}, like).args == (X, ZERO), (
+        "by name, in their order"
+    )
+    options = batch_call(Named(), {"labels": ZERO, "pixels": X}, read_example({"pixels": X + 1, "scale": 2.0}))
+    assert options == ModelCall((), {"pixels": X, "scale": 2.0})
     with pytest.raises(ConfigError, match="a batch has 1 parts, and Optional takes 2 arguments in the example"):
         batch_call(Optional(), (X,), like)
     with pytest.raises(ConfigError, match="a batch has no 'x', which the example has: it has mask"):

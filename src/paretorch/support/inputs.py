@@ -82,12 +82,12 @@ class ModelCall:
         """A name for each tensor: that of its argument, with a number if an argument has several; "input" if there is one."""
         if len(self.tensors) == len(self.args) == 1 and not self.kwargs:
             return ["input"]
-        known = [one.name for one in parameters_of(model) if one.kind in _POSITIONAL]
-        parts = {known[i] if i < len(known) else f"input_{i}": part for i, part in enumerate(self.args)}
+        parts = {**dict(zip(_positions(model, len(self.args)), self.args, strict=True)), **self.kwargs}
         found: list[str] = []
-        for name, part in {**parts, **self.kwargs}.items():
+        for name, part in parts.items():
             count = sum(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(part))
-            found += [name] if isinstance(part, Tensor) else [f"{name}_{i}" for i in range(count)]
+            for own in [name] if isinstance(part, Tensor) else [f"{name}_{i}" for i in range(count)]:
+                found.append(own if own not in found else f"{own}_{len(found)}")
         return found
 
 
@@ -140,18 +140,17 @@ def batch_call(model: nn.Module, batch: Any, like: ModelCall | None = None) -> M
     count = max(1, _required(model)) if like is None else len(like.args)
     if len(batch) < count or not count:
         raise ConfigError(
-            f"a batch has {len(batch)} parts, and {type(model).__name__} takes {_taken(model, like)}: give as many, or a dict"
+            f"a batch has {len(batch)} parts, and {type(model).__name__} takes {_count(model, like)}: give as many, or a dict"
         )
     return ModelCall(tuple(batch[:count]))
 
 
 def _by_name(model: nn.Module, batch: Mapping[str, Any], like: ModelCall | None) -> ModelCall:
-    if like is not None and like.kwargs:
-        if missing := [name for name in like.kwargs if name not in batch]:
-            raise ConfigError(
-                f"a batch has no {missing[0]!r}, which the example has: it has {', '.join(map(str, batch))}"
-            )
-        return ModelCall((), {name: batch[name] for name in like.kwargs})
+    if like is not None:
+        args = [
+            _taken(batch, name, one) for name, one in zip(_positions(model, len(like.args)), like.args, strict=True)
+        ]
+        return ModelCall(tuple(args), {name: _taken(batch, name, one) for name, one in like.kwargs.items()})
     names = _names(model)
     if names is None:
         return ModelCall((), dict(batch))
@@ -164,6 +163,13 @@ def _by_name(model: nn.Module, batch: Mapping[str, Any], like: ModelCall | None)
     return ModelCall((), kept)
 
 
+def _taken(batch: Mapping[str, Any], name: str, example: Any) -> Any:
+    """An argument of a batch; one that the batch lacks is that of the example if it is an option, not an input."""
+    if name not in batch and tensors_in(example):
+        raise ConfigError(f"a batch has no {name!r}, which the example has: it has {', '.join(map(str, batch))}")
+    return batch.get(name, example)
+
+
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -173,6 +179,12 @@ def parameters_of(model: nn.Module) -> list[inspect.Parameter]:
         return list(inspect.signature(model.forward).parameters.values())
     except (TypeError, ValueError):
         return []
+
+
+def _positions(model: nn.Module, count: int) -> list[str]:
+    """The names of the first positional arguments."""
+    known = [one.name for one in parameters_of(model) if one.kind in _POSITIONAL]
+    return [known[i] if i < len(known) else f"input_{i}" for i in range(count)]
 
 
 def _required(model: nn.Module) -> int:
@@ -193,7 +205,7 @@ def _goes_by_name(model: nn.Module, part: Any) -> bool:
     return isinstance(part, Mapping) and bool(part) and set(part) <= known
 
 
-def _taken(model: nn.Module, like: ModelCall | None) -> str:
+def _count(model: nn.Module, like: ModelCall | None) -> str:
     if like is None:
         return f"{_required(model)} arguments"
     return f"{len(like.args)} arguments in the example" if like.args else "keyword arguments in the example"
