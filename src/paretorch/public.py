@@ -56,7 +56,7 @@ def distillation_loss(
         >>> import torch, paretorch as pt
         >>> student, teacher = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 2.0]])
         >>> round(float(pt.distillation_loss(student, teacher)), 4)
-        0.328
+        0.3278
     """
     from paretorch.training.distillation import distillation_loss as loss  # training is too much to import for all
 

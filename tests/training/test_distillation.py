@@ -1,6 +1,7 @@
 """The loss of a student: the formula, what is compared, what is not, and what is refused."""
 
 import copy
+import doctest
 import math
 from typing import Any
 
@@ -17,6 +18,8 @@ from transformers.modeling_outputs import (
 
 import paretorch as pt
 from paretorch.errors import ConfigError
+from paretorch.support import inputs
+from paretorch.training import distillation
 from paretorch.training.distillation import Teacher
 
 
@@ -157,6 +160,15 @@ def test_outputs_that_do_not_match_are_told(outputs: Any, options: dict[str, Any
     with pytest.raises(ConfigError, match=told) as error:
         pt.distillation_loss(*outputs, **options)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "function", [pt.distillation_loss, distillation.distillation_loss, inputs.read_example, inputs.named_tensors]
+)
+def test_the_examples_of_the_docstrings_run(function: Any) -> None:
+    (example,) = doctest.DocTestFinder(recurse=False).find(function, function.__name__)
+    assert example.examples
+    assert doctest.DocTestRunner().run(example).failed == 0
 
 
 def test_it_compiles_without_a_break() -> None:

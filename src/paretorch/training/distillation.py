@@ -53,7 +53,7 @@ def distillation_loss(
     Example:
         >>> student, teacher = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 2.0]])
         >>> round(float(distillation_loss(student, teacher)), 4)
-        0.328
+        0.3278
     """
     require_number("temperature", temperature, 0.0, 1e6, "give a number above 0, such as 1.0 or 4.0", above=True)
     students, teachers = _compared(student_outputs, "student"), _compared(teacher_outputs, "teacher")
