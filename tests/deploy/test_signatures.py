@@ -157,7 +157,16 @@ def test_reports_count_what_they_count_of_a_tensor(kind: type[Plain], example: A
     assert pt.report(kind(), example=example, latency=False).macs == pt.report(Plain(), example=X, latency=False).macs
 
 
-@pytest.mark.parametrize(("kind", "example"), [SIGNATURES[2], SIGNATURES[5], SIGNATURES[6]])
+@pytest.mark.parametrize("build", [bert, llama])
+def test_reports_on_transformers(build: Any) -> None:
+    found, expected = (
+        pt.report(build(), example=example, latency=False).macs for example in (TOKENS, TOKENS["input_ids"])
+    )
+    assert found == expected
+    assert found is not None
+
+
+@pytest.mark.parametrize(("kind", "example"), [SIGNATURES[2], SIGNATURES[6]])
 def test_latency_is_measured_in_a_process_of_its_own(
     kind: type[Plain], example: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,9 +17,12 @@ from paretorch.training import Runtime, prepare, train
 from paretorch.training.distillation import Teacher
 from paretorch.training.recipe_values import recipe_from
 from paretorch.training.run import trainer_of
-from paretorch.training.tasks import LanguageModel
+from paretorch.training.tasks import LanguageModel, Translation
 from paretorch.training.tasks.language import CARRIED, CARRIED_TEACHER
+from paretorch.zoo.data.translation import PAD
 from tests.training.test_tasks_language import _network, _text
+from tests.training.test_tasks_translation import _network as _transformer
+from tests.training.test_tasks_translation import _pairs
 
 _QUICK = {"network": "digits-cnn", "data.name": "digits", "epochs": 1, "data.batch": 256, "optimizer.lr": 0.05}
 _RUNTIME = Runtime(device="cpu", progress="quiet")
@@ -148,6 +151,28 @@ def test_the_command_line_has_flags_for_it(dense: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     stored = json.loads((tmp_path / "run" / "config.json").read_text())["recipe"]
     assert stored["distillation"] == {"teacher": str(dense / "model.pare"), "alpha": 0.5, "temperature": 3.0}
+
+
+# Translation: padding does not count
+
+
+def test_a_teacher_of_translation_leaves_padding_out() -> None:
+    task, model, other = Translation(_pairs(), tokens=20), _transformer().eval(), _transformer().eval()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    task.teacher = Teacher(other, alpha=1.0)
+    padded = 0
+    for rows, sizes in zip(*task.epoch(0), strict=True):
+        count, *lengths = sizes.tolist()
+        source, target = (row[: count * n].view(count, n) for row, n in zip(rows, lengths, strict=True))
+        with torch.no_grad():
+            kept = target[:, 1:] != PAD
+            logits, taught_logits = (one(source, target[:, :-1])[kept] for one in (model, other))
+        expected = float(pt.distillation_loss(logits, taught_logits))
+        assert float(task.loss(model, (rows, sizes))[0].detach()) == pytest.approx(expected, rel=1e-4)
+        padded += int((~kept).sum())
+    assert padded
 
 
 # Language: the teacher reads on where it was, as the student does

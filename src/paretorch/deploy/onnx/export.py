@@ -74,17 +74,7 @@ def export_onnx(
     check_percentile(percentile)
     require_number("tolerance", tolerance, 0.0, math.inf, "give the largest difference, relative to the largest output")
     plain = copied(plain_module(model, "export_onnx"), "export_onnx").cpu()
-    kinds = {tensor.dtype for tensor in (*plain.parameters(), *call.tensors) if tensor.is_floating_point()}
-    if torch.bfloat16 in kinds:
-        raise ConfigError(
-            "onnxruntime does not compute in bfloat16 on a CPU: export model.float(), with a float example"
-        )
-    if torch.float16 in kinds and calibrate is not None:
-        raise ConfigError("onnxruntime does not turn fp16 into int8: export model.float(), with a float example")
-    if torch.float16 in kinds:
-        tolerance = max(tolerance, _HALF_TOLERANCE)
-    if any(isinstance(module, QuantizedActivation) for module in plain.modules()):
-        tolerance = max(tolerance, _QUANTIZED_TOLERANCE)
+    tolerance = max(tolerance, _least_tolerance(plain, call, calibrate is not None))
     if call.batch == 1:
         call = call.rows(lambda rows: torch.cat([rows, rows]))  # the exporter takes a batch of one for a constant
     target = Path(path)
@@ -105,6 +95,19 @@ def export_onnx(
             _finish_int8(temporary)
             _verify(temporary, plain, *wanted[0], math.inf)
     return target
+
+
+def _least_tolerance(model: nn.Module, call: ModelCall, int8: bool) -> float:
+    """Return the difference that the module's types make anyway; raise for types that onnxruntime does not run."""
+    kinds = {tensor.dtype for tensor in (*model.parameters(), *call.tensors) if tensor.is_floating_point()}
+    if torch.bfloat16 in kinds:
+        raise ConfigError(
+            "onnxruntime does not compute in bfloat16 on a CPU: export model.float(), with a float example"
+        )
+    if torch.float16 in kinds and int8:
+        raise ConfigError("onnxruntime does not turn fp16 into int8: export model.float(), with a float example")
+    quantized = any(isinstance(module, QuantizedActivation) for module in model.modules())
+    return max(_HALF_TOLERANCE if torch.float16 in kinds else 0.0, _QUANTIZED_TOLERANCE if quantized else 0.0)
 
 
 def _outputs(model: nn.Module, call: ModelCall) -> dict[str, Tensor]:
