@@ -159,7 +159,8 @@ def test_generous_budgets_buy_bits_and_small_ones_zeros(group: str) -> None:
 
     found = [split(bits) for bits in (0.5, 1.0, 1.5, 1.75, 2.0, 2.25, 2.5, 4.0)]
     densities, bits = zip(*found, strict=True)
-    assert list(densities) == sorted(densities) and densities[0] < 0.2
+    assert list(densities) == sorted(densities)
+    assert densities[0] < 0.2
     assert densities[-2:] == (1.0, 1.0)
     map_bits = 0.6 if group == "weight" else 0.16
     assert bits[-1] == pytest.approx(4.0 - map_bits, abs=0.01)

@@ -63,6 +63,15 @@ class ContinuousSparsification(Couples, Pruning):
     lr, momentum: of the decisions' SGD, if the start is uniform. Where whole channels go (group="channel" and an example): count, whether `target` is
     a share of the "weights" or of the "macs"; multiple, layers are filled up with zeros to a multiple of so many channels,
     and the target counts them (16 suits onnxruntime on AVX-512, which is slow at odd widths).
+
+    Example:
+        >>> import torch, warnings, paretorch as pt
+        >>> model = torch.nn.Linear(20, 10)
+        >>> plan = pt.compress(model, pt.ContinuousSparsification(target=0.8, group="channel"), steps=100)
+        >>> with warnings.catch_warnings(action="ignore"):  # of masks that no step has decided
+        ...     plan.harden()
+        >>> int((model.weight == 0).all(1).sum())  # of ten channels
+        8
     """
 
     start: str = "auto"
