@@ -29,6 +29,9 @@ OPTIMIZERS = (
     "adabound",
     "adabelief",
     "adashift",
+    "muon",
+    "soap",
+    "schedule-free",
 )
 
 PRUNING = tuple(entries("sparsity"))
