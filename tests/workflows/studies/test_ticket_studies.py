@@ -14,7 +14,7 @@ from paretorch.workflows.studies import load_study, study_names
 from paretorch.workflows.studies.results import spread
 from paretorch.workflows.studies.study import parse_study
 from paretorch.workflows.studies.tickets import run_tickets, ticket_lines
-from paretorch.workflows.tickets import METHODS, make_method
+from paretorch.workflows.tickets import METHODS, make_method, make_searches
 
 _NAMES = [name for name in study_names() if load_study(name).tickets]
 
@@ -52,7 +52,9 @@ def test_every_search_has_a_method_that_takes_its_options(name: str) -> None:
             values = table.get(own, [])
             for value in values if isinstance(values, list) else [values]:
                 make_method(method, {own: value, **table.get("options", {})}).check()
-        assert set(table) <= {"method", "rounds", "init", "rate", "store", "rewind", "options"}
+        assert set(table) <= {"method", "rounds", "init", "rate", "store", "rewind", "options", "vary"}
+    searches = [one for table in study.tickets for one in make_searches({"seeds": [0], **table}, name)]
+    assert len({one.name for one in searches}) == len(searches), "each has a folder of its own"
 
 
 @pytest.fixture(scope="module")
