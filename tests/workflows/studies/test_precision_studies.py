@@ -109,14 +109,20 @@ def test_shuffled_precisions_from_one_study_to_the_other(tmp_path: Path, monkeyp
         assert result["bits"] == pytest.approx(2.5, abs=0.05)
 
 
-@pytest.mark.parametrize("setting", ["dense", "zero-1", "lsq", "bsq"])
+@pytest.mark.parametrize("setting", ["dense", "zero-1", "zero-0.2", "lsq", "bsq"])
 def test_generators(tmp_path: Path, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_study("precision-dcgan").settings[setting]
     small = {"network_options": {"latent": 4, "width": 2}, "batch": 8, "epochs": 1}
     options = {**(recipe.data.options or {}), "critic_width": 2, "samples": 12}
+    assert Path(options.pop("features")).exists(), "a classifier that comes with the project"
     recipe = changed(recipe, {**small, "finetune": min(recipe.finetune, 1), "data.options": options})
     monkeypatch.setattr("paretorch.zoo.data.load", lambda *_: _images())
-    result = train(recipe, tmp_path, _RUNTIME)
+    if recipe.start is not None:  # it begins with the network of another setting
+        before = changed(load_study("precision-dcgan").settings["dense-short"], {**small, "data.options": options})
+        assert recipe.start == "runs/precision-dcgan/dense-short-seed0/model.pare"
+        train(before, tmp_path / "before", _RUNTIME)
+        recipe = changed(recipe, {"start": str(tmp_path / "before" / "model.pare")})
+    result = train(recipe, tmp_path / "run", _RUNTIME)
     assert "test_frechet" in result
     if setting in ("zero-1", "lsq"):
         assert result["bits"] == pytest.approx(recipe.compression.bits, abs=0.15)  # of few weights, each a large share
