@@ -1,12 +1,15 @@
 """The numbers in the README's tables are those of the result files."""
 
 import json
+import math
 import re
 import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from paretorch.training.recipe_keys import by_place
 
 _ROOT = Path(__file__).parents[2]
 _README = (_ROOT / "README.md").read_text()
@@ -140,3 +143,19 @@ def test_the_cost_in_the_own_loop_is_that_of_the_results() -> None:
     assert (
         f"{sparsity} the dense one with\n  Continuous Sparsification, {precision} with SMOL, {both} with both" in guide
     )
+
+
+def test_one_rate_for_every_eps() -> None:
+    landscape = read("optimizers-grid/summary.json")["landscape"]
+    ava, adam = (landscape[name]["loss_by_one_alpha_for_all_eps"] for name in ("AvaGrad", "Adam"))
+    assert f"one α for every ε loses {ava:.2f} points on average with AvaGrad, {adam:.2f} with Adam" in _README
+    best: dict[float, tuple[float, float]] = {}
+    for path in (_ROOT / "results/optim-lstm300-rates").glob("avagrad-*.json"):
+        run = json.loads(path.read_text())
+        recipe, bpc = by_place(run["recipe"]), run["result"].get("test_bpc", math.inf)
+        eps, lr = recipe["optimizer.eps"], recipe["optimizer.lr"]
+        best[eps] = min(best.get(eps, (math.inf, 0.0)), (bpc, lr))
+    told = f"the best of those tried falls from {best[1e-8][1]:g} at ε = 1e-8 to {best[1e-3][1]:g} at 1e-3"
+    assert told in _README
+    rates = [best[eps][1] for eps in sorted(best)]
+    assert rates == sorted(rates, reverse=True)

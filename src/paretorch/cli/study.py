@@ -28,6 +28,9 @@ def study(
         bool, typer.Option("--similarities", help="Run nothing; draw how alike layers that share became.")
     ] = False,
     seeds: Annotated[str | None, typer.Option(help="Seeds such as 0,1,2.", show_default="the study's own")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Run nothing; list the runs, their epochs, and about how long they take.")
+    ] = False,
     parallel: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     minutes: Annotated[
         float | None,
@@ -62,6 +65,8 @@ def study(
 
         pare study sharing-wrn28-4 --similarities --only swrn-2,swrn-6
 
+        pare study optim-wrn28-4-rates --dry-run
+
         pare study dense-vgg16 --seeds 0 --set epochs=2 --out tried
     """
     from dataclasses import replace
@@ -81,6 +86,9 @@ def study(
     if seeds is not None:
         chosen = replace(chosen, seeds=tuple(integers(seeds, "--seeds")))
     options = ["--device", device, *(["--root", root] if root else [])]
+    if dry_run:
+        _list(chosen, only.split(",") if only else [], out)
+        return
     if chosen.tickets:
         if only:
             raise ConfigError(f"{name} is a study of ticket searches, which has no settings to choose by --only.")
@@ -119,6 +127,26 @@ def study(
             watch=watch,
         )
     _show(chosen, *collect(chosen, out / chosen.name))
+
+
+def _list(study: "Study", only: list[str], out: Path) -> None:
+    """Every run that there is to do, whether it is done, and the minutes of those that are not."""
+    from paretorch.workflows.studies.estimate import minutes_of, ticket_epochs, ticket_minutes
+    from paretorch.workflows.studies.results import collect
+
+    if study.tickets:
+        typer.echo(f"{len(study.tickets)} tables of ticket searches, {ticket_epochs(study):,} epochs")
+        typer.echo(f"About {ticket_minutes(study):.0f} minutes on one H200, run after run.")
+        return
+    chosen = study.only(only) if only else study
+    found, diverged = collect(chosen, out / study.name)
+    left = 0.0
+    for name, recipe in chosen.jobs():
+        done = name in found or name in diverged
+        left += 0.0 if done else minutes_of(recipe)
+        told = "done" if done else f"about {minutes_of(recipe):.0f} minutes"
+        typer.echo(f"{name}: {recipe.epochs + recipe.finetune} epochs of {recipe.network}, {told}")
+    typer.echo(f"About {left:.0f} minutes on one H200, run after run, for what is not done.")
 
 
 def _show_stored(study: "Study", out: Path, table: bool, layers: bool) -> None:
