@@ -352,7 +352,7 @@ class Precision(Leveled):
         first = members[0]
         scales = list(power_of_two(torch.stack([one.power for one in members])).unbind())
         if first.hard:
-            halves = [one.half(s) for one, s in zip(members, grids, strict=True)]
+            halves = [one.half_step(s) for one, s in zip(members, grids, strict=True)]
         else:
             halves = list(torch._foreach_sigmoid(list(grids)))
         bounds = torch._foreach_mul(torch._foreach_add(torch._foreach_neg(halves), 2.0), scales)
@@ -394,10 +394,10 @@ class Precision(Leveled):
         return self.keep(s)
 
     def limit(self, s: Tensor) -> Tensor:
-        half = self.half(s) if self.hard else torch.sigmoid(s)
+        half = self.half_step(s) if self.hard else torch.sigmoid(s)
         return self.scale * (2.0 - self.grouping.expand(half))
 
-    def half(self, s: Tensor) -> Tensor:
+    def half_step(self, s: Tensor) -> Tensor:
         """Half of the distance between two values, once hard; −∞ lets weights leave the grid."""
         half = power_of_two(1 - self.levels(s))
         return half if self.clips_hard else torch.full_like(half, -torch.inf)

@@ -94,7 +94,7 @@ class ContinuousSparsification(Couples, Pruning):
             >>> ContinuousSparsification.as_printed(-0.3, drops=(0.5, 0.75)).rescale
             False
         """
-        printed = {"anneal": 1.0, "gradient_anneal": 0.0, "rescale": False}
+        printed: dict[str, Any] = {"anneal": 1.0, "gradient_anneal": 0.0, "rescale": False}
         return cls(init=init, penalty=penalty, lr=lr, drops=drops, **printed, **options)
 
     def check(self) -> None:

@@ -54,8 +54,9 @@ class CS(TicketMethod):
     varies: ClassVar[str] = "init"
 
     def __post_init__(self) -> None:
-        if isinstance(self.drops, list):  # from JSON or TOML
-            object.__setattr__(self, "drops", tuple(self.drops))
+        given: object = self.drops
+        if isinstance(given, list):  # from JSON or TOML
+            object.__setattr__(self, "drops", tuple(given))
 
     def check(self) -> None:
         if self.solver not in ("sgd", "adam"):
