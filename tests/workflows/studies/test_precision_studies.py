@@ -88,6 +88,23 @@ def test_every_method_runs(tmp_path: Path, name: str, setting: str) -> None:
     assert ("bits" in result) == recipe.compresses
 
 
+def test_the_printed_study_has_the_printed_algorithm() -> None:
+    from paretorch import SMOL
+
+    for setting, recipe in load_study("precision-printed").settings.items():
+        if recipe.compresses:
+            options = {"rounding": "floor", **recipe.compression.precision_options}
+            assert recipe.compression.quantization == "smol-printed"
+            expected = SMOL.as_printed(
+                options.pop("penalty"), rounding="floor", init_bits=recipe.compression.bits or 0.0
+            )
+            more = {name: options.pop(name) for name in ("zero_precision", "group") if name in options}
+            assert {name: getattr(expected, name) for name in options} == options, setting
+            assert more == {"zero": {"zero_precision": True}, "layer": {"group": "layer"}}.get(
+                setting.split("-")[0], {}
+            )
+
+
 def test_the_split_covers_the_budget() -> None:
     study = load_study("precision-split")
     for recipe in study.settings.values():
