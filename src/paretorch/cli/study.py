@@ -22,7 +22,9 @@ def study(
         str | None, typer.Option(help="Settings to run, such as dense,cs,gmp-0.9*.", show_default="all")
     ] = None,
     table: Annotated[bool, typer.Option("--table", help="Run nothing; show what the results so far say.")] = False,
-    layers: Annotated[bool, typer.Option("--layers", help="Run nothing; show the sparsity of each layer.")] = False,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Run nothing; show the sparsity, or the bits, of each layer.")
+    ] = False,
     curves: Annotated[bool, typer.Option("--curves", help="Run nothing; draw the metric over the epochs.")] = False,
     similarities: Annotated[
         bool, typer.Option("--similarities", help="Run nothing; draw how alike layers that share became.")
