@@ -94,14 +94,12 @@ def study(
     if chosen.tickets:
         if only:
             raise ConfigError(f"{name} is a study of ticket searches, which has no settings to choose by --only.")
-        if minutes is not None:
-            raise ConfigError(f"{name} is a study of ticket searches, which have no --minutes: stop them with Ctrl-C.")
         if layers or curves or similarities:
             raise ConfigError(
                 f"{name} is a study of ticket searches: use --table, or see {out / name}/tickets.jsonl and .svg."
             )
         with service(mps and parallel > 1 and not table):
-            _tickets(chosen, out, runs, parallel, options, table)
+            _tickets(chosen, out, runs, parallel, minutes, options, table)
         return
     patterns = only.split(",") if only else []
     asked = chosen.only(patterns) if patterns else chosen
@@ -185,12 +183,14 @@ def _draw_similarities(study: "Study", out: Path) -> None:
     typer.echo(str(similarities.draw_similarities(study, target, found)))
 
 
-def _tickets(study: "Study", out: Path, runs: Path, parallel: int, options: list[str], table: bool) -> None:
+def _tickets(
+    study: "Study", out: Path, runs: Path, parallel: int, minutes: float | None, options: list[str], table: bool
+) -> None:
     from paretorch.workflows.studies.results import require_some
     from paretorch.workflows.studies.tickets import run_tickets, ticket_lines
 
     if not table:
-        run_tickets(study, out, runs, parallel=parallel, options=options, tell=typer.echo)
+        run_tickets(study, out, runs, parallel=parallel, minutes=minutes, options=options, tell=typer.echo)
     lines = ticket_lines(study, out / study.name)
     require_some(study, lines, out)
     for line in (*lines, f"Claim: {study.claim}"):

@@ -116,6 +116,16 @@ def _rows(target: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (target / "tickets.jsonl").read_text().splitlines()]
 
 
+def test_what_time_is_left_for_is_done_and_the_rest_another_time(tmp_path: Path) -> None:
+    study = replace(parse_study("small", _SMALL), seeds=(0,))
+    places = {"results": tmp_path / "results", "runs": tmp_path / "runs", "options": ["--device", "cpu"]}
+    with pytest.raises(PareError, match=r"not finished in 0\.0 minutes \(imp\); the same command goes on"):
+        run_tickets(study, **places, minutes=0.0)  # type: ignore[arg-type]
+    assert not (tmp_path / "results").exists()
+    run_tickets(study, **places, minutes=5.0, tell=lambda line: None)  # type: ignore[arg-type]
+    assert len(_rows(tmp_path / "results" / "small")) == 3
+
+
 def test_a_search_that_fails_is_told(tmp_path: Path) -> None:
     study = parse_study("small", _SMALL.replace('"imp"', '"pim"'))
     with pytest.raises(PareError, match="pim"):
