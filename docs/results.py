@@ -87,6 +87,7 @@ KINDS: dict[str, Callable[[Rows], str]] = {
     "error": lambda rows: spread([100.0 - one for one in _of(rows, "test_accuracy", 100.0)], "{:.2f}"),
     "f1": lambda rows: spread(_of(rows, "test_f1", 100.0), "{:.1f}"),
     "bpc": lambda rows: spread(_of(rows, "test_bpc"), "{:.3f}"),
+    "validation-bpc": lambda rows: spread([row["test_bpc"] for row in rows], "{:.3f}"),
     "bits": _beside("bits", _accuracy, "{:.2f}"),
     "activations": _beside("activation_bits", _accuracy, "{:.2f}"),
     "sparsity": _beside("sparsity", _accuracy, "{:.1f} %", 100.0),
