@@ -6,9 +6,9 @@ how its schedules run (`schedule`), how it keeps to its target (`steer`, `round`
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, Self, cast
+from typing import Any, ClassVar, Protocol, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,12 +41,17 @@ class Method(Selection, ABC):
 
     order: ClassVar[int]  # innermost first: sharing 0, precision 1, sparsity 2
     scalars: ClassVar[tuple[str, ...]] = ()
+    before: ClassVar[Mapping[str, Any]] = {}  # options that older states lack, and what these had in their place
 
     def check(self) -> None:
         """Refuse options that cannot work, before anything is touched."""
         super().check()
         if self.optimizer is not None and not callable(self.optimizer):
             raise ConfigError("optimizer: give a function that takes a list of parameters and returns an optimizer")
+
+    def suit(self, model: nn.Module, sites: Sequence[Site]) -> Self:
+        """These options, with those that are left to the library ("auto") chosen for this model and these of its weights."""
+        return self
 
     @abstractmethod
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Relaxation:

@@ -146,11 +146,14 @@ class Plan:
 
     def _follow(self, hard: bool) -> None:
         """A state was loaded. By assignment it replaces decisions: what their optimizers know goes over to the new ones."""
-        self._set_phase(hard)
-        self._engine.take_loaded()
         for term in self._terms:
             if estimates := self._state.estimates(term.method.room):
                 term.method = replace(term.method, **estimates)
+                for relaxation, site in zip(term.relaxations, term.sites, strict=True):
+                    relaxation.adopt(term.method.for_site(site))
+        self._set_phase(hard)
+        self._engine.take_loaded()
+        for term in self._terms:
             follow_decisions(term)
 
     def step_on_host(self) -> int | None:

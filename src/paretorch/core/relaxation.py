@@ -5,7 +5,7 @@ afterwards it is read as rounded. Its state is fp32 and keeps its keys through a
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,9 @@ class Relaxation(nn.Module):
         self._root, self._shared = (root,), shared
         if shared:
             self.s = None
+
+    def adopt(self, options: Any) -> None:
+        """Take the options of the method with which a loaded state was begun."""
 
     def lie_like(self, weight: Tensor) -> None:
         """Lay a decision a weight out in memory as the weight is (channels_last, say), so that both are read in one go."""

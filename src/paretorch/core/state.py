@@ -8,6 +8,7 @@
 Buffers on the root and no submodule: a model that iterates over its children (`nn.Sequential`) is left alone.
 """
 
+import ast
 import json
 import math
 import re
@@ -44,12 +45,16 @@ class PlanState:
         estimated: frozenset[str] = frozenset(),
     ) -> None:
         self.root, self.steps = root, steps
-        # Options, such as "precision.target_bits", that a budget gave from the values at the start.
+        # Options, such as "precision.target_bits", that a budget, or a method itself, chose from the values at the start.
         self._estimated = estimated
         self.order = list(root.state_dict())
         config = {"steps": steps, "seed": seed, **{method.room: _describe(method) for method in methods}}
         self._config = json.dumps(config, sort_keys=True)
-        self._defaults = {f"{m.room}.{key}": value for m in methods for key, value in _defaults(m).items()}
+        self._defaults = {
+            f"{m.room}.{key}": value
+            for m in methods
+            for key, value in {**_defaults(m), **{name: _text(old) for name, old in m.before.items()}}.items()
+        }
         self._names = [f"{PREFIX}{name}" for name in ("step", "phase", "config", *(m.room for m in methods))]
         values = [
             torch.zeros((), dtype=torch.int64),
@@ -159,15 +164,15 @@ class PlanState:
         config, old = json.loads(self._config), json.loads(bytes(saved.tolist()))
         for key in self._estimated:
             room, _, option = key.partition(".")
-            config[room][option] = old[room][option]
+            config[room][option] = old[room].get(option, self._defaults[key])
         self._config = json.dumps(config, sort_keys=True)
         buffer = torch.tensor(list(self._config.encode()), dtype=torch.uint8, device=self.step.device)
         setattr(self.root, f"{PREFIX}config", buffer)
 
     def estimates(self, room: str) -> dict[str, Any]:
-        """The options of a method that a budget gave."""
+        """The options of a method that a budget, or the look of the weights, gave."""
         own = json.loads(self._config)[room]
-        return {option: float(own[option]) for option in own if f"{room}.{option}" in self._estimated}
+        return {option: ast.literal_eval(own[option]) for option in own if f"{room}.{option}" in self._estimated}
 
     def differences(self, saved: Tensor) -> dict[str, str]:
         """In which options a saved configuration differs from this one; one that it does not know is at its default."""
@@ -234,7 +239,12 @@ def _defaults(method: Method) -> dict[str, str]:
 
 
 def _are_near(old: str | None, new: str) -> bool:
-    """Whether two targets may come from one budget: it also pays for biases and norms, whose bytes depend on their values."""
+    """Whether two targets may come from one budget: it also pays for biases and norms, whose bytes depend on their values.
+
+    Names are chosen by the look of the weights, which may be others before the state is loaded.
+    """
+    if new.startswith("'"):
+        return old is not None
     return old not in (None, "None") and math.isclose(float(old), float(new), rel_tol=_NEAR)
 
 

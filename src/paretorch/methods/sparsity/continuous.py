@@ -15,35 +15,42 @@ same weight is learned too, so that the grid stays a grid). What differs from th
 - `target`: the share of weights with s + τ < 0 follows a cubic schedule to the target. One common shift τ (0 as
   printed) does it: at each step the best of a few moves, from 2⁻¹² to 1 times the spread of s either way (where whole
   channels go, which are few: the one that is best of all); which weights go is decided by their gradients alone.
+- `start`: the printed algorithm starts from equal decisions ("uniform") and was made for hundreds of epochs from scratch. On a trained
+  network, in 300 steps, their gradients are too small for β to decide anything. There s follows the weights' saliencies (see
+  `paretorch.methods.sparsity.saliency`), c is 1, and the network is whole at the first step. "auto" looks whether the network is trained.
 - Whole channels are chosen after 90 % of the steps, at the latest: one that comes back late upsets the norms behind it.
 """
 
 import math
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from paretorch.core.attach.sites import Site
-from paretorch.core.channels.coupling import Channels, Coupling, sum_rows
+from paretorch.core.channels.coupling import Coupling
 from paretorch.core.channels.threshold import threshold_for
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Couples, Term
-from paretorch.core.relaxation import Relaxation
 from paretorch.core.step.schedules import cubic, geometric, progress
 from paretorch.core.step.solvers import drop_rate, require_drops, sgd
 from paretorch.errors import ConfigError
 from paretorch.methods.sparsity.gates import GATES
+from paretorch.methods.sparsity.mask import Mask, opening
 from paretorch.methods.sparsity.pruning import Pruning
+from paretorch.methods.sparsity.saliency import Saliency, is_trained
 from paretorch.support.checks import require_count, require_number
 from paretorch.support.sharded import whole, write
 
 _STILL = 0.9  # of the steps: then whole channels, where these go, are chosen at the latest
 _STEEP = 1e6  # times the temperature: gates have no slope then
 _CLOSED = 1e-5  # of a gate at the start: less would be an error of rounding, by which c would multiply all weights
+_OPEN = 25.0  # a shift at which every gate is open, whatever the saliency
 _TINY = 1e-4  # the least |s + τ| after rounding: far above the rounding error of s + τ
+
+STARTS = ("auto", "saliency", "uniform")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,15 +58,17 @@ class ContinuousSparsification(Couples, Pruning):
     """Learn which weights to drop.
 
     target: share of the selected weights to drop, met exactly at `harden`; None: `init` and `penalty` decide.
-    init: s at the start. penalty: λ, the price of one kept weight. final_temperature: β at the end.
+    start: "saliency" (for trained networks; needs a target), "uniform" (for training from scratch), or "auto".
+    init: s at the start, if that is uniform. penalty: λ, the price of one kept weight. final_temperature: β at the end.
     anneal: share of the steps after which β and the target are reached. gradient_anneal: share after which the gradient is as
     steep as the gate; not above `anneal`: it is all along, as printed. gate: "sigmoid", "erf", "arctan", "algebraic".
-    lr, momentum: of the decisions' SGD. drops: shares of the steps after which its rate is a tenth of what it was.
+    lr, momentum: of the decisions' SGD, if the start is uniform. drops: shares of the steps after which its rate is a tenth of what it was.
     rescale: multiply the weights by c. Where whole channels go (group="channel" and an example): count, whether `target` is
     a share of the "weights" or of the "macs"; multiple, layers are filled up with zeros to a multiple of so many channels,
     and the target counts them (16 suits onnxruntime on AVX-512, which is slow at odd widths).
     """
 
+    start: str = "auto"
     init: float = 0.0
     penalty: float = 0.0
     final_temperature: float = 200.0
@@ -76,6 +85,7 @@ class ContinuousSparsification(Couples, Pruning):
     scalars: ClassVar[tuple[str, ...]] = ("temperature", "shift", "gradient_temperature")
     per_layer: ClassVar[frozenset[str]] = frozenset({"group", "init", "gate"})
     takes_complex: ClassVar[bool] = True
+    before: ClassVar[Mapping[str, Any]] = {"start": "uniform"}
 
     @classmethod
     def as_printed(
@@ -94,15 +104,21 @@ class ContinuousSparsification(Couples, Pruning):
             >>> ContinuousSparsification.as_printed(-0.3, drops=(0.5, 0.75)).rescale
             False
         """
-        printed: dict[str, Any] = {"anneal": 1.0, "gradient_anneal": 0.0, "rescale": False}
+        printed: dict[str, Any] = {"start": "uniform", "anneal": 1.0, "gradient_anneal": 0.0, "rescale": False}
         return cls(init=init, penalty=penalty, lr=lr, drops=drops, **printed, **options)
 
     def check(self) -> None:
         super().check()
         if self.gate not in tuple(GATES):
             raise ConfigError(f"gate={self.gate!r} is not known: use one of {', '.join(GATES)}")
+        if self.start not in STARTS:
+            raise ConfigError(f"start={self.start!r} is not known: use one of {', '.join(STARTS)}")
+        if self.start == "saliency" and self.target is None:
+            raise ConfigError('start="saliency" needs a target=, the share of weights to drop')
+        if self.start == "saliency" and self.penalty:
+            raise ConfigError('penalty= moves decisions that start="uniform": leave it out, the target decides')
         require_number("init", self.init, -10.0, 10.0, "give a number from -10 to 10; the thesis uses -0.3 to 0.3")
-        if _opening(self.gate, self.init) < _CLOSED:
+        if opening(self.gate, self.init) < _CLOSED:
             raise ConfigError(
                 f"init={self.init!r}: the {self.gate} gate lets nothing through there: give a number nearer to 0"
             )
@@ -161,14 +177,22 @@ class ContinuousSparsification(Couples, Pruning):
                 f"target={self.target!r}: every layer keeps {kept}, so at most {1 - least:.4f} of the {self.count} can go"
             )
 
-    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "Mask":
-        return Mask(self, grouping, site.weight.device, on_grid="precision" in together)
+    def suit(self, model: nn.Module, sites: Sequence[Site]) -> Self:
+        if self.start != "auto":
+            return self
+        is_free = self.target is None or self.penalty or self.optimizer is not None
+        return replace(self, start="uniform" if is_free or not is_trained(model, sites) else "saliency")
+
+    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Mask:
+        return Mask(self, site, grouping, on_grid="precision" in together)
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
+        if self.start == "saliency":
+            return Saliency(parameters, steps)
         return sgd(parameters, self.lr, self.momentum, drops=bool(self.drops))
 
     def schedule(self, term: Term, step: Tensor) -> None:
-        if self.drops and self.optimizer is None:
+        if self.drops and self.optimizer is None and self.start == "uniform":
             drop_rate(term.optimizer, self.lr, progress(step, term.steps), self.drops)
         forward = geometric(progress(step, self.anneal * term.steps), self.final_temperature)
         late = max(self.anneal, self.gradient_anneal) * term.steps
@@ -176,6 +200,8 @@ class ContinuousSparsification(Couples, Pruning):
         if term.coupling is not None:
             still = step >= max(late, _STILL * term.steps)
             forward, backward = (torch.where(still, _STEEP * one, one) for one in (forward, backward))
+        if self.start == "saliency":
+            term.set_scalar("shift", torch.where(step == 0, _OPEN, term.scalar("shift")))
         term.set_scalar("temperature", forward)
         term.set_scalar("gradient_temperature", backward)
 
@@ -225,11 +251,6 @@ class ContinuousSparsification(Couples, Pruning):
         }
 
 
-def _opening(gate: str, init: float) -> float:
-    """How much of each weight is kept at the start."""
-    return float(GATES[gate].value(*torch.tensor([init, 1.0], dtype=torch.float32)))
-
-
 def _moves(device: torch.device) -> Tensor:
     """0 and 4⁻ᵏ: by how many spreads of s the shift may move in one step."""
     powers = torch.exp2(-torch.arange(0, 13, 2, device=device, dtype=torch.float32))
@@ -243,147 +264,3 @@ def _sparsity(term: Term) -> Tensor:
         open_now = whole(term.decisions()[0]) + shift >= 0
         return 1.0 - term.coupling.share(open_now, term.method.counts, term.method.block)  # type: ignore[attr-defined]
     return term.mean(lambda _, s: (s + shift < 0).to(s.dtype))
-
-
-_FORWARD, _BACKWARD = 0, 2  # places of the two temperatures among the scalars
-
-
-def _once(grids: Sequence[Tensor]) -> list[Tensor]:
-    """Each decision once: that of coupled channels is one for all weights."""
-    return list({one.data_ptr(): one for one in grids}.values())
-
-
-def _again(values: Sequence[Tensor], grids: Sequence[Tensor]) -> list[Tensor]:
-    """From one value per decision to one per weight."""
-    if len(values) == len(grids):
-        return list(values)
-    own = dict(zip([one.data_ptr() for one in _once(grids)], values, strict=True))
-    return [own[one.data_ptr()].view(one.shape) for one in grids]
-
-
-def _expanded(members: Sequence["Mask"], masks: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
-    """Masks that broadcast against the weights, in their dtype."""
-    found = [mask if one.is_single else one.grouping.expand(mask) for one, mask in zip(members, masks, strict=True)]
-    dtype = like[0].dtype
-    return found if found[0].dtype == dtype else [mask.to(dtype) for mask in found]
-
-
-class Mask(Relaxation):
-    """W = c · w ⊙ σ(β(s + τ)); hard: c · w ⊙ 1{s + τ ≥ 0}."""
-
-    room: ClassVar[str] = "sparsity"
-
-    def __init__(
-        self, method: ContinuousSparsification, grouping: Grouping, device: torch.device, on_grid: bool
-    ) -> None:
-        super().__init__(grouping, method.init, device)
-        self.gate = GATES[method.gate]
-        start = _opening(method.gate, method.init)
-        self.on_grid = on_grid
-        self.lags = method.gradient_anneal > method.anneal
-        scale = 1.0 / start if method.rescale else 1.0
-        self.factor = 2.0 ** round(math.log2(scale)) if on_grid else scale
-        self.is_single = grouping.is_single
-
-    def batch_key(self) -> Hashable:
-        return (self.hard, self.training, self.gate, self.lags)
-
-    @property
-    def is_elementwise(self) -> bool:
-        return self.is_single
-
-    @classmethod
-    def apply_all(cls, members: Sequence["Mask"], grids: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
-        masks = torch._foreach_mul(cls._masks(members, grids, _FORWARD), [one.factor for one in members])
-        return list(torch._foreach_mul(list(weights), _expanded(members, masks, weights)))
-
-    @classmethod
-    def pull_all(
-        cls,
-        members: Sequence["Mask"],
-        grids: Sequence[Tensor],
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        decide: bool,
-    ) -> tuple[list[Tensor], list[Tensor] | None]:
-        # ∂W/∂w = c·m(γx) and ∂W/∂s = c·w·m'(γx), both at the gradient's temperature.
-        factors = [one.factor for one in members]
-        soft = cls._masks(members, grids, _BACKWARD)
-        own = torch._foreach_mul(list(gradients), _expanded(members, torch._foreach_mul(soft, factors), gradients))
-        if not decide:
-            return list(own), None
-        if inputs[0].is_complex():
-            moved = [(gradient * weight.conj()).real for gradient, weight in zip(gradients, inputs, strict=True)]
-        else:
-            moved = list(torch._foreach_mul(list(gradients), list(inputs)))
-        if moved[0].dtype != torch.float32:
-            moved = [value.to(torch.float32) for value in moved]
-        torch._foreach_mul_(moved, factors)
-        groupings = [one.grouping for one in members]
-        slopes = cls._slopes(members, grids, soft)
-        if all(isinstance(one, Channels) for one in groupings):  # one decision for all
-            return list(own), [sum_rows(groupings, moved) * slopes[0]]
-        if not all(one.is_single for one in members):
-            moved = [one.reduce(value) for one, value in zip(groupings, moved, strict=True)]
-        torch._foreach_mul_(moved, slopes)
-        return list(own), moved
-
-    @classmethod
-    def _masks(cls, members: Sequence["Mask"], grids: Sequence[Tensor], scalar: int) -> list[Tensor]:
-        """The masks on their grids, at the temperature that this scalar has; those of a shared decision are made once."""
-        first = members[0]
-        shifted = torch._foreach_add(_once(grids), first.scalar(1))
-        if first.hard:  # s + τ is never 0 once it is rounded
-            masks = list(torch._foreach_clamp_min(torch._foreach_sign(shifted), 0.0))
-        elif first.gate is GATES["sigmoid"]:
-            masks = list(torch._foreach_sigmoid(torch._foreach_mul(shifted, first.scalar(first._place(scalar)))))
-        else:
-            masks = [first.gate.value(x, first.scalar(first._place(scalar))) for x in shifted]
-        return _again(masks, grids)
-
-    def _place(self, scalar: int) -> int:
-        return scalar if self.lags and self.training else _FORWARD
-
-    @classmethod
-    def keep_all(cls, members: Sequence["Mask"], grids: Sequence[Tensor]) -> list[Tensor]:
-        return _expanded(members, cls._masks(members, grids, _FORWARD), grids)
-
-    @classmethod
-    def slopes_all(cls, members: Sequence["Mask"], grids: Sequence[Tensor]) -> list[Tensor]:
-        first = members[0]
-        place = _BACKWARD if first.lags else _FORWARD
-        shifted = torch._foreach_add(_once(grids), first.scalar(1))
-        return _again([first.gate.slope(x, first.scalar(place)) for x in shifted], grids)
-
-    @classmethod
-    def _slopes(cls, members: Sequence["Mask"], grids: Sequence[Tensor], soft: Sequence[Tensor]) -> list[Tensor]:
-        """dm/ds at the gradient's temperature, given the masks there: of a sigmoid it is γ m (1 − m)."""
-        first = members[0]
-        if first.gate is not GATES["sigmoid"]:
-            place = first._place(_BACKWARD)
-            shifted = torch._foreach_add(_once(grids), first.scalar(1))
-            return _again([first.gate.slope(x, first.scalar(place)) for x in shifted], grids)
-        slopes = torch._foreach_addcmul(list(soft), list(soft), list(soft), value=-1.0)
-        torch._foreach_mul_(slopes, first.scalar(first._place(_BACKWARD)))
-        return list(slopes)
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight * (self.keep(self.grid()) * self.factor).to(weight.dtype)
-
-    def keep(self, s: Tensor) -> Tensor:
-        if self.hard:
-            return self.survives(s)
-        return self.grouping.expand(self.gate.value(s + self.scalar(1), self.scalar(0)))
-
-    def threshold(self) -> Tensor:
-        return -self.scalar(1)
-
-    def survives(self, s: Tensor) -> Tensor:
-        return self.grouping.expand((s + self.scalar(1) >= 0).to(s.dtype))
-
-    def price_slope(self, s: Tensor) -> Tensor:
-        return self.gate.slope(s + self.scalar(1), self.scalar(2))
-
-    def scale_exponent(self) -> int | None:
-        return round(math.log2(self.factor)) if self.on_grid else None

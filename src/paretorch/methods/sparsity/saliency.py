@@ -1,0 +1,102 @@
+"""Decisions of a trained network: s is the logarithm of each weight's running saliency.
+
+    q = |θ ∂L/∂θ| + δ · mean |θ ∂L/∂θ| · |θ| / mean |θ|,   eˢ ← (1 − ρ) eˢ + ρ q / mean q,   ρ = max(1/t, 10/steps)
+
+|θ ∂L/∂θ| is how much the loss changes, to first order, if the weight is dropped. A mask σ(β(s + τ)) = vᵝ / (vᵝ + e⁻ᵝᵗ) then compares the running
+saliency v = eˢ with a threshold. Nothing here depends on the scale of the loss, the size of the network, the parametrisation of a layer (batch norm
+cancels its scale) or the number of steps. The second part of q, in which means are those of the layer, ranks weights that the data never reaches
+(rows of an embedding, say) by their magnitude; it is also where s starts from. For a group of weights θ ∂L/∂θ is summed within the group.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.attach.sites import Site
+from paretorch.core.groups import Grouping
+from paretorch.support.sharded import gather, is_sharded, local
+
+_UNSEEN = 0.05  # δ
+_WINDOW = 0.1  # of the steps, that the running saliency looks back
+_LEAST = 1e-7  # of the mean: s stays above -17
+_TAILS = 3.1  # kurtosis: a normal distribution has 3, a uniform one 1.8, trained weights have more
+_ENOUGH = 2**16  # weights of a layer tell its kurtosis
+
+
+def is_trained(model: nn.Module, sites: Iterable[Site]) -> bool:
+    """Whether the weights look trained: norms have seen batches; without such norms, the weights' tails are heavy."""
+    seen = [int(count) for name, count in model.named_buffers() if name.endswith("num_batches_tracked")]
+    if seen:
+        return max(seen) > 0
+    weighted = [(site.weight.numel(), _kurtosis(site.weight)) for site in sites]
+    return sum(n * tails for n, tails in weighted) > _TAILS * sum(n for n, _ in weighted)
+
+
+def _kurtosis(weight: Tensor) -> float:
+    flat = weight.detach().flatten()
+    values = flat[:: -(-flat.numel() // _ENOUGH)].abs() if flat.is_complex() else flat[:: -(-flat.numel() // _ENOUGH)]
+    centred = values.double() - values.double().mean()
+    square = centred.square().mean()
+    return float(centred.pow(4).mean() / square.square()) if square > 0 else 0.0
+
+
+def log_magnitude(weight: Tensor, grouping: Grouping) -> Tensor:
+    """ln(|θ| / mean |θ|) on the grid of decisions: where they start."""
+    size = grouping.reduce(weight.detach().abs().to(torch.float32)) / grouping.sizes
+    return (size / size.mean().clamp_min(torch.finfo(torch.float32).tiny)).clamp_min(_LEAST).log()
+
+
+class Saliency(torch.optim.Optimizer):
+    """Moves decisions s to the logarithm of the running saliency.
+
+    Args:
+        parameters: the decisions; the gradient of each is Σ θ ∂L/∂θ of its group.
+        steps: of the search.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], steps: int) -> None:
+        super().__init__(parameters, {"lr": 1.0, "least": min(1.0, 1.0 / (_WINDOW * steps))})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            parameters = [one for one in group["params"] if one.grad is not None]
+            if not parameters:
+                continue
+            states = [self._state_of(one) for one in parameters]
+            for state in states:
+                state["step"].add_(1.0)
+            rate = states[0]["step"].reciprocal().clamp_min(group["least"])
+            found = _saliencies(parameters, [state["start"] for state in states])
+            values: list[Tensor] = [local(one) for one in parameters]
+            # s + ln(1 + ρ (q e⁻ˢ − 1)): the running mean of q, in logarithms
+            ratio = torch._foreach_mul(torch._foreach_exp(torch._foreach_neg(values)), found)
+            torch._foreach_sub_(ratio, 1.0)
+            torch._foreach_mul_(ratio, rate)
+            torch._foreach_clamp_min_(ratio, _LEAST - 1.0)  # the first step has ρ = 1 and leaves nothing of the start
+            torch._foreach_add_(values, torch._foreach_log1p(ratio))
+            torch._foreach_clamp_min_(values, -17.0)
+
+    def _state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state["start"] = parameter.detach().exp()
+        return state
+
+
+def _saliencies(parameters: Sequence[nn.Parameter], starts: Sequence[Tensor]) -> list[Tensor]:
+    """q / mean q, of this rank's part of each tensor."""
+    gradients = [one.grad.detach() for one in parameters if one.grad is not None]
+    sizes = torch.stack([gather(one.abs().sum()) for one in gradients])
+    counts = torch.tensor([float(one.numel()) for one in gradients], dtype=torch.float32, device=sizes.device)
+    overall = (sizes.sum() / counts.sum()).clamp_min(torch.finfo(torch.float32).tiny)
+    within = _UNSEEN * sizes / counts / overall
+    own = torch._foreach_abs([local(one) if is_sharded(one) else one for one in gradients])
+    torch._foreach_div_(own, overall)
+    spread = torch._foreach_mul([local(one) for one in starts], list(within.unbind()))
+    torch._foreach_add_(own, spread)
+    torch._foreach_add_(own, _LEAST)
+    return list(own)
