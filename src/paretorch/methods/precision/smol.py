@@ -3,7 +3,7 @@
     W = w + σ(s) ⊙ ε, ε ~ U(−1, 1),   price λ Σ log₂(1 + e⁻ˢ),   w clipped to ±(2 − σ(s)),
     p = ⌊1 + log₂(1 + e⁻ˢ)⌋,   then W = Q(w, p) with straight-through gradients.
 
-What differs from the printed algorithm:
+What differs from the printed algorithm, which `SMOL.as_printed` is:
 
 - `target_bits`: λ follows the error of the average bits against a falling goal (proportional and integral), and at
   `harden` one common offset to all precisions makes the average exact.
@@ -14,7 +14,8 @@ What differs from the printed algorithm:
 - With zero precision and a target below half a bit, the noise of a weight that would be zero reaches as far as |w|: what it loses
   when it is rounded. As printed it would be larger than most weights, which then grow to be heard, and scales with them;
   a network without norms (an LSTM, say) does not train like that.
-- While fine-tuning, w is clipped to ±(2 − 2^(1−p)), the ends of its grid.
+- While fine-tuning, w is clipped to ±(2 − 2^(1−p)), the ends of its grid, unless `clip_finetuning` is False, as printed.
+- `rounding` is "floor", as in the thesis' experiments; Algorithm 5 prints "round".
 """
 
 import math
@@ -67,6 +68,7 @@ class SMOL(Steered, Method):
     allowed_bits: only these precisions. scale: of a layer's grid, 2^k: "auto" (what suits its weights at about the target's
     bits, and follows them), "fit" (1, or larger where its weights do not fit into ±2), or the exponent k.
     lr: of the decisions' Adam; None: 1e-3, or more where the steps would not suffice to reach the target.
+    clip_finetuning: keep weights within their grid after `harden`, too.
     """
 
     target_bits: float | None = None
@@ -78,6 +80,7 @@ class SMOL(Steered, Method):
     allowed_bits: tuple[int, ...] = ()
     scale: str | int = "auto"
     lr: float | None = None
+    clip_finetuning: bool = True
 
     room: ClassVar[str] = "precision"
     unit: ClassVar[str] = "bits"
@@ -86,6 +89,23 @@ class SMOL(Steered, Method):
     per_layer: ClassVar[frozenset[str]] = frozenset(
         {"group", "init_bits", "zero_precision", "rounding", "allowed_bits", "scale"}
     )
+
+    @classmethod
+    def as_printed(cls, penalty: float, *, init_bits: float = 8.0, rounding: str = "round", **options: Any) -> Self:
+        """Algorithm 5 to the letter: λ decides, the grid has no scale, s has Adam at 1e-3, no clipping after rounding.
+
+        Args:
+            penalty: λ.
+            init_bits: p_init.
+            rounding: As the algorithm has it; "floor" is what the thesis' experiments have.
+            options: Other fields, such as `group`, `zero_precision` and `exclude`.
+
+        Example:
+            >>> SMOL.as_printed(1e-6, rounding="floor").scale
+            0
+        """
+        printed: dict[str, Any] = {"scale": 0, "lr": 1e-3, "clip_finetuning": False}
+        return cls(penalty=penalty, init_bits=init_bits, rounding=rounding, **printed, **options)
 
     def check(self) -> None:
         super().check()
@@ -253,6 +273,7 @@ class Precision(Leveled):
         device = site.weight.device
         super().__init__(method, grouping, seed, device)
         self.lead, self.zero_precision, self.quiet = lead, method.zero_precision, quiet
+        self.clips_hard = method.clip_finetuning
         self.register_buffer("power", torch.tensor(exponent, dtype=torch.int32, device=device))
         shape = site.weight.shape if method.zero_precision else torch.Size(())
         self.register_buffer("zero", torch.zeros(shape, dtype=torch.bool, device=device))
@@ -331,7 +352,7 @@ class Precision(Leveled):
         first = members[0]
         scales = list(power_of_two(torch.stack([one.power for one in members])).unbind())
         if first.hard:
-            halves = [power_of_two(1 - one.levels(s)) for one, s in zip(members, grids, strict=True)]
+            halves = [one.half_step(s) for one, s in zip(members, grids, strict=True)]
         else:
             halves = list(torch._foreach_sigmoid(list(grids)))
         bounds = torch._foreach_mul(torch._foreach_add(torch._foreach_neg(halves), 2.0), scales)
@@ -373,8 +394,13 @@ class Precision(Leveled):
         return self.keep(s)
 
     def limit(self, s: Tensor) -> Tensor:
-        half = power_of_two(1 - self.levels(s)) if self.hard else torch.sigmoid(s)
+        half = self.half_step(s) if self.hard else torch.sigmoid(s)
         return self.scale * (2.0 - self.grouping.expand(half))
+
+    def half_step(self, s: Tensor) -> Tensor:
+        """Half of the distance between two values, once hard; −∞ lets weights leave the grid."""
+        half = power_of_two(1 - self.levels(s))
+        return half if self.clips_hard else torch.full_like(half, -torch.inf)
 
     def scale_exponent(self) -> int | None:
         return int(self.power)

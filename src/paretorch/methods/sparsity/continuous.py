@@ -3,8 +3,10 @@
     W = c · θ ⊙ σ(β(s + τ)),   price λ Σ σ(β(s + τ)),   β from 1 to β_final,   m = 1{s + τ ≥ 0}
 
 c = 1/σ(s_init) keeps the layers' scale at the first forward pass (rounded to a power of two where the precision of the
-same weight is learned too, so that the grid stays a grid). What differs from the printed algorithm:
+same weight is learned too, so that the grid stays a grid). What differs from the printed algorithm, which
+`ContinuousSparsification.as_printed` is:
 
+- c: printed is c = 1, which `rescale=False` gives.
 - β reaches its final value after `anneal` of the steps and stays there, and s keeps a constant learning rate: rounding
   then changes next to nothing, while with the printed schedule it does.
 - The forward pass has the mask of β, the backward pass that of a temperature γ ≤ β that gets to β_final later, after `gradient_anneal`
@@ -33,7 +35,7 @@ from paretorch.core.channels.threshold import threshold_for
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Couples, Term
 from paretorch.core.step.schedules import cubic, geometric, progress
-from paretorch.core.step.solvers import sgd
+from paretorch.core.step.solvers import drop_rate, require_drops, sgd
 from paretorch.errors import ConfigError
 from paretorch.methods.sparsity.gates import GATES
 from paretorch.methods.sparsity.mask import Mask, opening
@@ -60,7 +62,8 @@ class ContinuousSparsification(Couples, Pruning):
     init: s at the start, if that is uniform. penalty: λ, the price of one kept weight. final_temperature: β at the end.
     anneal: share of the steps after which β and the target are reached. gradient_anneal: share after which the gradient is as
     steep as the gate; not above `anneal`: it is all along, as printed. gate: "sigmoid", "erf", "arctan", "algebraic".
-    lr, momentum: of the decisions' SGD, if the start is uniform. Where whole channels go (group="channel" and an example): count, whether `target` is
+    lr, momentum: of the decisions' SGD, if the start is uniform. drops: shares of the steps after which its rate is a tenth of what it was.
+    rescale: multiply the weights by c. Where whole channels go (group="channel" and an example): count, whether `target` is
     a share of the "weights" or of the "macs"; multiple, layers are filled up with zeros to a multiple of so many channels,
     and the target counts them (16 suits onnxruntime on AVX-512, which is slow at odd widths).
 
@@ -85,11 +88,33 @@ class ContinuousSparsification(Couples, Pruning):
     momentum: float = 0.9
     count: str = "weights"
     multiple: int = 1
+    rescale: bool = True
+    drops: tuple[float, ...] = ()
 
     scalars: ClassVar[tuple[str, ...]] = ("temperature", "shift", "gradient_temperature")
     per_layer: ClassVar[frozenset[str]] = frozenset({"group", "init", "gate"})
     takes_complex: ClassVar[bool] = True
     before: ClassVar[Mapping[str, Any]] = {"start": "uniform"}
+
+    @classmethod
+    def as_printed(
+        cls, init: float, *, penalty: float = 1e-8, lr: float = 0.1, drops: tuple[float, ...] = (), **options: Any
+    ) -> Self:
+        """Algorithm 1 to the letter: c = 1, β grows over all steps, one temperature in both passes, no target.
+
+        Args:
+            init: s at the start, which decides the sparsity.
+            penalty: λ.
+            lr: Of the weights, which s has too.
+            drops: Shares of the steps after which the rate of the weights is a tenth of what it was; that of s is then, too.
+            options: Other fields, such as `final_temperature`, `momentum` and `exclude`.
+
+        Example:
+            >>> ContinuousSparsification.as_printed(-0.3, drops=(0.5, 0.75)).rescale
+            False
+        """
+        printed: dict[str, Any] = {"start": "uniform", "anneal": 1.0, "gradient_anneal": 0.0, "rescale": False}
+        return cls(init=init, penalty=penalty, lr=lr, drops=drops, **printed, **options)
 
     def check(self) -> None:
         super().check()
@@ -115,6 +140,7 @@ class ContinuousSparsification(Couples, Pruning):
         require_number("penalty", self.penalty, 0.0, math.inf, "a price is 0 or more")
         require_number("lr", self.lr, 0.0, math.inf, "give a positive rate", above=True)
         require_number("momentum", self.momentum, 0.0, 1.0, "give 0 to 1")
+        require_drops(self.drops)
         if self.count not in ("weights", "macs"):
             raise ConfigError(f'count={self.count!r}: use "weights" or "macs"')
         require_count("multiple", self.multiple, 1, "give a number of channels, such as 16")
@@ -172,9 +198,11 @@ class ContinuousSparsification(Couples, Pruning):
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
         if self.start == "saliency":
             return Saliency(parameters, steps)
-        return sgd(parameters, self.lr, self.momentum)
+        return sgd(parameters, self.lr, self.momentum, drops=bool(self.drops))
 
     def schedule(self, term: Term, step: Tensor) -> None:
+        if self.drops and self.optimizer is None and self.start == "uniform":
+            drop_rate(term.optimizer, self.lr, progress(step, term.steps), self.drops)
         forward = geometric(progress(step, self.anneal * term.steps), self.final_temperature)
         late = max(self.anneal, self.gradient_anneal) * term.steps
         backward = geometric(progress(step, late), self.final_temperature)

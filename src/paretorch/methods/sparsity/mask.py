@@ -30,6 +30,8 @@ class Options(Protocol):
     def gradient_anneal(self) -> float: ...
     @property
     def start(self) -> str: ...
+    @property
+    def rescale(self) -> bool: ...
 
 
 def opening(gate: str, init: float) -> float:
@@ -76,7 +78,7 @@ class Mask(Relaxation):
     def adopt(self, options: "Options") -> None:
         """Take the start that the options name: decisions that follow saliencies begin with the whole network open."""
         self.is_followed = options.start == "saliency"
-        start = 1.0 if self.is_followed else self._opening
+        start = self._opening if options.rescale and not self.is_followed else 1.0
         self.factor = 2.0 ** round(-math.log2(start)) if self.on_grid else 1.0 / start
 
     def batch_key(self) -> Hashable:
