@@ -37,9 +37,9 @@ from paretorch.core.method import Couples, Term
 from paretorch.core.step.schedules import cubic, geometric, progress
 from paretorch.core.step.solvers import drop_rate, require_drops, sgd
 from paretorch.errors import ConfigError
-from paretorch.methods.sparsity.gates import GATES
-from paretorch.methods.sparsity.mask import Mask, opening
+from paretorch.methods.sparsity.mask import GATES, Mask, opening
 from paretorch.methods.sparsity.pruning import Pruning
+from paretorch.methods.sparsity.quantile import by_sorting
 from paretorch.methods.sparsity.saliency import Saliency, is_trained
 from paretorch.support.checks import require_count, require_number
 from paretorch.support.sharded import whole, write
@@ -47,6 +47,7 @@ from paretorch.support.sharded import whole, write
 _STILL = 0.9  # of the steps: then whole channels, where these go, are chosen at the latest
 _STEEP = 1e6  # times the temperature: gates have no slope then
 _CLOSED = 1e-5  # of a gate at the start: less would be an error of rounding, by which c would multiply all weights
+_FAR, _NEARER = 0.5, 0.2  # of a shift that follows a sample: how far off it jumps, and how fast it moves otherwise
 _OPEN = 25.0  # a shift at which every gate is open, whatever the saliency
 _TINY = 1e-4  # the least |s + τ| after rounding: far above the rounding error of s + τ
 
@@ -226,6 +227,9 @@ class ContinuousSparsification(Couples, Pruning):
             s = whole(term.decisions()[0])
             term.set_scalar("shift", -threshold_for(term.coupling, s, goal, self.count, self.multiple, -shift))
             return
+        if self.start == "saliency":
+            term.set_scalar("shift", _at_quantile(term, self.room, 1.0 - goal))
+            return
         weigh = term.sample.share
         s = term.read(self.room) + shift
         error = torch.dot((s >= 0).to(s.dtype), weigh) - goal
@@ -258,6 +262,15 @@ class ContinuousSparsification(Couples, Pruning):
             "temperature": term.scalar("temperature"),
             "shift": term.scalar("shift"),
         }
+
+
+def _at_quantile(term: Term, room: str, dropped: Tensor) -> Tensor:
+    """The shift at which this share is dropped: saliencies may move too far in a step for small moves to follow."""
+    shift, wanted = term.scalar("shift"), -by_sorting(term.read(room), term.sample.share, dropped)
+    if term.sample.is_whole:
+        return wanted
+    # Another sample at each step has a quantile that is a little off: a steep gate would make much of that.
+    return torch.where((wanted - shift).abs() > _FAR, wanted, shift + _NEARER * (wanted - shift))
 
 
 def _moves(device: torch.device) -> Tensor:
