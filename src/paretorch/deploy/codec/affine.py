@@ -7,6 +7,8 @@ may be counted from a whole number per group, a zero point, if that takes fewer 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -34,6 +36,7 @@ from paretorch.deploy.codec.words import Planes, read_planes, to_words
 from paretorch.errors import ArtefactError
 
 _CHUNK = 1 << 20  # values computed at once
+_HEADER_BITS = 64.0  # of layout and form, about
 _BASE_SPAN = 1 << 12  # the largest zero point
 
 
@@ -55,7 +58,7 @@ class Affine:
         self._corrections = Symbols(found.corrections.astype(np.int32).ravel(), (rows, width))
         self._escaped = Planes(found.escaped, found.dtype) if found.escaped.size else None
         self.precisions = _precisions(found)
-        self.cost = sum(part.cost for part in self._parts)
+        self.cost = _HEADER_BITS + sum(part.cost for part in self._parts)
 
     @property
     def _parts(self) -> list[Coding | Symbols | Planes]:
@@ -100,44 +103,44 @@ class Affine:
         many = -(-width // length)
         steps = _read_vector(reader, (rows, many))
         offsets = _read_vector(reader, (rows, many)) if form else steps
-        base = None
-        if shifted:
-            tables = read_tables(index, reader.coded, rows * many)
-            base = np.empty(rows * many, dtype=np.float32)
-            decode_symbols(reader.coded, tables, tables.alphabet.astype(np.float32), base)
-            base = base.reshape(rows, many)
-        codes = _read_symbols(reader, (rows, width), np.float32)
+        base = _read_symbols(reader, (rows, many), np.int16, ()) if shifted else None
+        codes = _read_symbols(reader, (rows, width), np.int16)
         corrections = _read_symbols(reader, (rows, width), np.int8)
-        own = np.empty((rows, width), dtype=out.dtype)
+        own = out.reshape(rows, width) if axis in (0, FLAT) else np.empty((rows, width), dtype=out.dtype)
         size = max(1, _CHUNK // width)
         for start in range(0, rows, size):
             part = slice(start, start + size)
-            numbers = codes[part] if form == 0 else codes[part] + np.float32(low - 1)
+            numbers = codes[part].astype(np.float32) + np.float32(low - 1 if form else 0)
             if base is not None:
-                numbers = numbers + _spread(base[part], length, width)
+                numbers += _spread(base[part], length, width)
             made = products(form, numbers, steps[part], offsets[part], length)
             if form:
-                made = np.where(codes[part] == 0, np.float32(0), made)
+                made[codes[part] == 0] = 0.0
             words = to_words(torch.from_numpy(made).to(dtype)).reshape(made.shape)
             own[part] = words + corrections[part].astype(words.dtype)
-        away = corrections == ESCAPE
-        escaped = np.empty(int(np.count_nonzero(away)), dtype=out.dtype)
-        if escaped.size:
-            read_planes(reader, escaped, dtype)
-            own[away] = escaped
-        if axis in (FLAT, 0):
-            out[:] = own.ravel()
-        else:
+        _read_escaped(reader, own, corrections == ESCAPE, dtype)
+        if axis not in (0, FLAT):
             moved = np.moveaxis(out.reshape(shape), axis, 0)
             moved[...] = own.reshape(moved.shape)
 
 
-def _read_symbols(reader: PartsReader, shape: tuple[int, int], dtype: type[np.generic]) -> Array:
-    tables = read_tables(reader.index, reader.coded, shape[0] * shape[1], shape)
-    if np.abs(tables.alphabet).max() > np.iinfo(np.int16).max:
+def _read_escaped(reader: PartsReader, own: Array, away: Array, dtype: torch.dtype) -> None:
+    escaped = np.empty(int(np.count_nonzero(away)), dtype=own.dtype)
+    if escaped.size:
+        read_planes(reader, escaped, dtype)
+        own[away] = escaped
+
+
+def _read_symbols(
+    reader: PartsReader, shape: tuple[int, int], dtype: type[np.signedinteger[Any]], known: Shape | None = None
+) -> Array:
+    """Read integers of this shape; `known` is what the coder knew of it, all of it by default."""
+    known = shape if known is None else known
+    tables = read_tables(reader.index, reader.coded, shape[0] * shape[1], known)
+    if np.abs(tables.alphabet).max() > np.iinfo(dtype).max:
         raise ArtefactError("The artefact has codes larger than any")
     symbols = np.empty(shape[0] * shape[1], dtype=dtype)
-    decode_symbols(reader.coded, tables, tables.alphabet.astype(dtype), symbols, shape)
+    decode_symbols(reader.coded, tables, tables.alphabet.astype(dtype), symbols, known)
     return symbols.reshape(shape)
 
 

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paretorch.deploy.codec.lines import fit_codes
-from paretorch.deploy.codec.multiples import MAX_CODE, Codes, Floats, Mask, fit_multiples
+from paretorch.deploy.codec.multiples import MAX_CODE, Codes, Floats, Mask, are_multiples, fit_multiples
 
 FLAT = 2  # in place of an axis: one row of all values
-_ROWS = 24  # in which beginnings are looked for
+_ROWS = 16  # in which beginnings are looked for
 _WIDEST = 1 << 14  # values of a row that are looked at
 _GROUPS = 96  # by which a length is judged
 _USUAL = (16, 32, 64, 96, 128, 192, 256, 384, 512, 1024)
@@ -89,6 +89,8 @@ def _lengths(rows: Floats, lines: bool) -> list[int]:
     if width < _LEAST:
         return []
     sample = np.ascontiguousarray(rows[_pick(len(rows), _ROWS), :_WIDEST])
+    if _fits(sample, lines).mean() > _ALL:
+        return [width] if width <= _WIDEST else [width, *_USUAL[::-1]]
     found = set(_beginnings(sample, lines).tolist())
     twice = np.where(repeated(sample), sample, np.float32(0))
     if max(found) < width and 2 * np.count_nonzero(twice) > np.count_nonzero(sample):
@@ -167,7 +169,7 @@ def _fit(groups: Floats, lines: bool, others: Floats | None = None) -> tuple[Cod
 
 
 def _fits(groups: Floats, lines: bool) -> Mask:
-    return fit_codes(groups)[3] if lines else fit_multiples(groups).fits
+    return fit_codes(groups)[3] if lines else are_multiples(groups)
 
 
 def repeated(groups: Floats) -> Mask:

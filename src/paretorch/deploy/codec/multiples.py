@@ -21,6 +21,7 @@ Words = NDArray[np.int64]  # bit patterns of positive fp32 numbers, which are in
 
 MAX_CODE = 1 << 11  # |c|: beyond it, chance makes multiples of anything
 _MOST_LEAST = 48  # what the least code of a group may be
+_AT_ONCE = 1 << 12  # groups whose possible steps are tried together
 _SAMPLE = 8  # values of a group that are looked at first
 _NEAR = 4.0 * 2.0**-24  # two values, their ratio and a product are each off by half a unit in the last place
 _COMMON = (2, 3, 5, 7)  # factors that all codes of a group may have in common by chance
@@ -70,28 +71,40 @@ def fit_multiples(values: Floats) -> Multiples:
     return Multiples(np.where(values < 0, -codes, codes), first, last, fits | empty, exact | empty)
 
 
+def are_multiples(values: Floats) -> Mask:
+    """Return which groups (groups, values) are near multiples of some step; as `fit_multiples`, without the codes."""
+    sizes = np.abs(values).astype(np.float64)
+    return np.asarray((_coarsest(sizes) > 0) | ~sizes.any(1))
+
+
 def _coarsest(sizes: Wide) -> Wide:
     """Return the largest step per group of which all values are near multiples; 0 if there is none."""
     least, most = np.where(sizes > 0, sizes, np.inf).min(1), sizes.max(1)
-    step = np.zeros(len(sizes))
-    left = np.flatnonzero(most > 0)
+    step = np.where((most > 0) & (most <= MAX_CODE * least) & _are_near(sizes, least), least, 0.0)
+    left = np.flatnonzero((step == 0) & (most > 0))
     sample = sizes[:, :: max(1, sizes.shape[1] // _SAMPLE)]
-    for k in range(1, _MOST_LEAST + 1):
-        left = left[most[left] * k <= MAX_CODE * least[left]]
-        if not left.size:
-            break
-        guess = least[left] / k
-        likely = np.flatnonzero(_are_near(sample[left], guess))
-        fits = likely[_are_near(sizes[left[likely]], guess[likely])]
-        step[left[fits]] = guess[fits]
-        left = np.delete(left, fits)
-    return step
+    for start in range(0, left.size, _AT_ONCE):
+        some = left[start : start + _AT_ONCE]
+        ks = np.arange(2, _MOST_LEAST + 1)
+        guesses = least[some, None] / ks
+        likely = _are_near(sample[some, None], guesses) & (most[some, None] <= MAX_CODE * guesses)
+        while some.size:  # the smallest k that the sample allows, until all values allow it
+            some, guesses, likely = (part[likely.any(1)] for part in (some, guesses, likely))
+            first = likely.argmax(1)
+            guess = guesses[np.arange(some.size), first]
+            fits = _are_near(sizes[some], guess)
+            step[some[fits]] = guess[fits]
+            likely[np.arange(some.size), first] = False
+            some, guesses, likely = some[~fits], guesses[~fits], likely[~fits]
+    return np.asarray(step)
 
 
 def _are_near(sizes: Wide, step: Wide) -> Mask:
-    ratios = sizes / step[:, None]
-    whole = np.rint(ratios)
-    return np.asarray((np.abs(ratios - whole) <= _NEAR * whole).all(1))
+    """Return for each step whether all values, along the last axis, are near multiples of it."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratios = sizes / step[..., None]
+        whole = np.rint(ratios)
+        return np.asarray((np.abs(ratios - whole) <= _NEAR * whole).all(-1))
 
 
 def _round(sizes: Wide, step: Wide) -> Codes:
