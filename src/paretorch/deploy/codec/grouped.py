@@ -68,7 +68,7 @@ def read_groups(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> Gro
     return Grouped(layout, form, codes, steps, offsets, corrections, own == 0, own[away], dtype)
 
 
-def products(form: int, codes: NDArray[np.number], steps: Floats, offsets: Floats, length: int) -> Floats:  # type: ignore[type-arg]
+def products(form: int, codes: Array, steps: Floats, offsets: Floats, length: int) -> Floats:
     """Return the values that codes, steps and offsets give; forged ones may give anything."""
     width = codes.shape[1]
     numbers = codes.astype(np.float32)

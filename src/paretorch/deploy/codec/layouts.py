@@ -65,8 +65,9 @@ def as_rows(values: NDArray[Any], axis: int) -> NDArray[Any]:
 
 def find_layout(values: Floats) -> Layout | None:
     """Return the layout by which a sample of the values takes the fewest bits; None if none is worth it."""
-    density = np.count_nonzero(values) / values.size
-    best, least = None, _WORTH * _VALUE_BITS * density
+    density = float(np.count_nonzero(values) / values.size)
+    best: Layout | None = None
+    least = _WORTH * _VALUE_BITS * density
     for lines in (False, True):
         for axis in (0, 1, FLAT):
             if axis != FLAT and (axis >= values.ndim or values.shape[axis] < 2):

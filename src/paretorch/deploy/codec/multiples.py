@@ -24,7 +24,7 @@ _MOST_LEAST = 48  # what the least code of a group may be
 _AT_ONCE = 1 << 12  # groups whose possible steps are tried together
 _SAMPLE = 8  # values of a group that are looked at first
 _NEAR = 4.0 * 2.0**-24  # two values, their ratio and a product are each off by half a unit in the last place
-_COMMON = (2, 3, 5, 7)  # factors that all codes of a group may have in common by chance
+_COMMON, _FEW = (2, 3, 5, 7), 3  # factors that so many different codes may have in common by chance
 _TOP = np.finfo(np.float32).max
 
 
@@ -57,8 +57,8 @@ def fit_multiples(values: Floats) -> Multiples:
     codes = _round(sizes, guess)
     first, last = _steps(sizes, codes)
     exact = _matches(sizes, codes, first, last)
-    off = np.flatnonzero(fits & ~exact)
-    for factor in _COMMON:  # 3s, 6s and 9s are no exact multiples of fl(3s)
+    off = np.flatnonzero(fits & ~exact & _are_few(codes))
+    for factor in _COMMON:  # 3s and 9s, say, are no exact multiples of fl(3s)
         if not off.size:
             break
         finer = _round(sizes[off], guess[off] / factor)
@@ -71,6 +71,11 @@ def fit_multiples(values: Floats) -> Multiples:
     return Multiples(np.where(values < 0, -codes, codes), first, last, fits | empty, exact | empty)
 
 
+def _are_few(codes: Codes) -> Mask:
+    """Return which groups have so few different codes that these may have a factor in common by chance."""
+    return np.asarray((np.diff(np.sort(codes, axis=1), axis=1) > 0).sum(1) <= _FEW)
+
+
 def are_multiples(values: Floats) -> Mask:
     """Return which groups (groups, values) are near multiples of some step; as `fit_multiples`, without the codes."""
     sizes = np.abs(values).astype(np.float64)
@@ -79,7 +84,7 @@ def are_multiples(values: Floats) -> Mask:
 
 def _coarsest(sizes: Wide) -> Wide:
     """Return the largest step per group of which all values are near multiples; 0 if there is none."""
-    least, most = np.where(sizes > 0, sizes, np.inf).min(1), sizes.max(1)
+    least, most = np.where(sizes > 0, sizes, np.inf).min(1, initial=np.inf), sizes.max(1, initial=0.0)
     step = np.where((most > 0) & (most <= MAX_CODE * least) & _are_near(sizes, least), least, 0.0)
     left = np.flatnonzero((step == 0) & (most > 0))
     sample = sizes[:, :: max(1, sizes.shape[1] // _SAMPLE)]
@@ -116,8 +121,8 @@ def _steps(sizes: Wide, codes: Codes) -> tuple[Words, Words]:
     """Return the bit patterns of the least and the largest step that give the values of a group."""
     half = np.spacing(np.minimum(sizes, _TOP / 2).astype(np.float32)).astype(np.float64) / 2
     with np.errstate(divide="ignore", invalid="ignore"):
-        low = np.where(codes > 0, (sizes - half) / codes, 0.0).max(1)
-        high = np.where(codes > 0, (sizes + half) / codes, np.inf).min(1)
+        low = np.where(codes > 0, (sizes - half) / codes, 0.0).max(1, initial=0.0)
+        high = np.where(codes > 0, (sizes + half) / codes, np.inf).min(1, initial=np.inf)
     coded = codes.any(1)
     return words_within(np.where(coded, low, 1.0), np.where(coded, np.minimum(high, _TOP), 1.0))
 

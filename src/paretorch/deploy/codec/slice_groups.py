@@ -132,7 +132,7 @@ def find_groups(
 
 def _classify(cube: Array, block: Cube, alphabet: Array, levels: Array) -> Array | None:
     """Return the class of every block; None if classes would not pay."""
-    shape: Cube = cube.shape  # type: ignore[assignment]
+    shape: Cube = cube.shape
     grid = places(block, shape)
     count = int(np.prod(grid))
     pool = np.arange(levels.size)
@@ -175,7 +175,7 @@ def _row_parts(shape: Cube, rows: int, most: int) -> Iterator[slice]:
 
 def _histogram(cube: Array, block: Cube, pool: Array, labels: Array | None = None) -> NDArray[np.int64]:
     """Count (block, pooled symbol), or (class, pooled symbol) if classes are given; a chunk of outputs at a time."""
-    shape: Cube = cube.shape  # type: ignore[assignment]
+    shape: Cube = cube.shape
     grid = places(block, shape)
     size = int(pool.max()) + 1
     of = np.arange(int(np.prod(grid))).reshape(grid) if labels is None else labels.astype(np.int64)

@@ -208,7 +208,9 @@ def read_tables(
         alphabet = first + np.concatenate([[0], np.cumsum(gaps + 1)]).astype(np.int64)
     if size == 1:
         return Tables(alphabet, np.zeros((1, 1), dtype=np.int64), 1)
-    groups = _read_groups(index, coded, as_cube(shape), nested) if shape else index.number(0) or None
+    groups = _read_groups(index, coded, as_cube(shape), nested) if shape else None
+    if not shape:
+        index.number(0)  # no classes
     classes = 1 if groups is None else int(groups.of.max()) + 1
     if smooth:
         rows = levels_of(alphabet)
