@@ -8,7 +8,7 @@ exactly, and a few outliers do no harm.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from paretorch.deploy.codec.words import to_floats, to_words
 ESCAPE = 4  # in place of a correction
 _CHUNK = 1 << 20  # values fitted at once
 _WIDEST = 1 << 11  # |c| of a value that other values of its group have not confirmed
+_MANY_CORRECTED = 0.02  # of all values: enough to look for another form
 _MOST_ESCAPES = 0.25  # of all values
 
 
@@ -53,17 +54,25 @@ def read_groups(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> Gro
     layout = find_layout(values) if np.isfinite(values).all() else None
     if layout is None:
         return None
+    found = _grouped(layout, values, words, dtype)
+    if not layout.lines and np.count_nonzero(found.corrections) > _MANY_CORRECTED * values.size:
+        # fl(q · s) − fl(z · s) is near a multiple of s, and exact as a line
+        other = _grouped(replace(layout, lines=True), values, words, dtype)
+        if 2 * np.count_nonzero(other.corrections) < np.count_nonzero(found.corrections):
+            found = other
+    return found if found.escaped.size <= _MOST_ESCAPES * values.size else None
+
+
+def _grouped(layout: Layout, values: Floats, words: Array, dtype: torch.dtype) -> Grouped:
+    """Return steps, codes and corrections in a given layout."""
     codes, steps, offsets, form = _fit_all(layout, values)
-    own = np.ascontiguousarray(layout.rows(words.reshape(shape)))
+    own = np.ascontiguousarray(layout.rows(words.reshape(values.shape)))
     corrections = np.empty(own.shape, dtype=np.int8)
     for part in _parts(*own.shape):
-        made = to_words(
-            torch.from_numpy(products(form, codes[part], steps[part], offsets[part], layout.length)).to(dtype)
-        )
-        corrections[part] = _corrections(own[part], made.reshape(own[part].shape))
+        made = products(form, codes[part], steps[part], offsets[part], layout.length)
+        rounded = to_words(torch.from_numpy(made).to(dtype))
+        corrections[part] = _corrections(own[part], rounded.reshape(made.shape))
     away = corrections == ESCAPE
-    if np.count_nonzero(away) > _MOST_ESCAPES * own.size:
-        return None
     codes = np.where(away | (own == 0), 0, codes)
     return Grouped(layout, form, codes, steps, offsets, corrections, own == 0, own[away], dtype)
 

@@ -22,6 +22,7 @@ from paretorch.deploy.structure import activations_of, macs_by_tensor, shared_of
 from paretorch.edits import Edit, KeepChannels, Share, edits_of, read_edits
 from paretorch.errors import ConfigError
 from paretorch.support.checks import require_number
+from paretorch.support.warn import warn
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -37,7 +38,8 @@ def report(
 ) -> Report:
     """Measure what a module, or an artefact by its path, costs, and return the record.
 
-    A zoo network that has lost channels or was folded is compared with the whole one, with or without `baseline`.
+    A zoo network that has lost channels or was folded is compared with the whole one, with or without `baseline`. Warns if
+    the weights take clearly more bytes than their bits say, and names what takes them.
 
     Args:
         example: A batch of inputs, to count MACs and to measure latency.
@@ -84,7 +86,10 @@ def report(
     quantized = activations_of(source) if isinstance(source, nn.Module) else ()
     whole = baseline if baseline is not None else _whole(source, edits)
     before = None if whole is None else sum(tensor.nbytes for tensor in whole.state_dict().values())
-    return Report(name, found, layers, accuracy, before, tuple(timed), quantized, shared, buffers)
+    made = Report(name, found, layers, accuracy, before, tuple(timed), quantized, shared, buffers)
+    if made.excess is not None:
+        warn(made.excess)
+    return made
 
 
 def _whole(source: nn.Module | Mapping[str, Tensor], edits: Iterable[Edit]) -> nn.Module | None:
