@@ -127,6 +127,18 @@ def test_groups_cost_codes_steps_and_offsets(
     assert found.total < 1.04 * ideal + 150
 
 
+@pytest.mark.parametrize(
+    ("dtype", "bits"), [(torch.bfloat16, 2), (torch.bfloat16, 5), (torch.float16, 4), (torch.float16, 8)]
+)
+@pytest.mark.parametrize("how", ["none", "whole"])
+@pytest.mark.parametrize("length", [32, 128])
+def test_groups_in_half_precision(dtype: torch.dtype, bits: int, how: str, length: int, tmp_path: Path) -> None:
+    values, ideal = quantized(150, 3, length, bits, how, np.float16)
+    found = saved(torch.from_numpy(values).to(dtype), tmp_path)
+    assert found.coding == "affine"
+    assert found.total < 1.03 * ideal + 150
+
+
 @pytest.mark.parametrize("how", ["none", "whole", "q * s + o"])
 @pytest.mark.parametrize("bits", [3, 4, 8])
 def test_a_row_may_have_an_offset_too(how: str, bits: int, tmp_path: Path) -> None:

@@ -51,11 +51,15 @@ class Grouped:
 def read_groups(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> Grouped | None:
     """Return steps and codes of groups, if the values have some; None if not."""
     values = to_floats(words, dtype).reshape(shape)
-    layout = find_layout(values) if np.isfinite(values).all() else None
+    layout = find_layout(values, dtype) if np.isfinite(values).all() else None
     if layout is None:
         return None
     found = _grouped(layout, values, words, dtype)
-    if not layout.lines and np.count_nonzero(found.corrections) > _MANY_CORRECTED * values.size:
+    if (
+        not layout.lines
+        and dtype == torch.float32
+        and np.count_nonzero(found.corrections) > _MANY_CORRECTED * values.size
+    ):
         # fl(q · s) − fl(z · s) is near a multiple of s, and exact as a line
         other = _grouped(replace(layout, lines=True), values, words, dtype)
         if 2 * np.count_nonzero(other.corrections) < np.count_nonzero(found.corrections):
@@ -65,7 +69,7 @@ def read_groups(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> Gro
 
 def _grouped(layout: Layout, values: Floats, words: Array, dtype: torch.dtype) -> Grouped:
     """Return steps, codes and corrections in a given layout."""
-    codes, steps, offsets, form = _fit_all(layout, values)
+    codes, steps, offsets, form = _fit_all(layout, values, dtype)
     own = np.ascontiguousarray(layout.rows(words.reshape(values.shape)))
     corrections = np.empty(own.shape, dtype=np.int8)
     for part in _parts(*own.shape):
@@ -88,12 +92,12 @@ def products(form: int, codes: Array, steps: Floats, offsets: Floats, length: in
         return FORMS[form - 1](numbers, step, np.repeat(offsets, length, axis=1)[:, :width])
 
 
-def _fit_all(layout: Layout, values: Floats) -> tuple[Codes, Floats, Floats, int]:
+def _fit_all(layout: Layout, values: Floats, dtype: torch.dtype) -> tuple[Codes, Floats, Floats, int]:
     """Return codes (rows, values in a row), steps and offsets (rows, groups in a row), and the form."""
     groups = layout.groups(values)
     rows, width = layout.rows(values).shape
     plan = plan_lines(groups) if layout.lines else None
-    parts = [_fit(groups[part], plan) for part in _parts(len(groups), layout.length)]
+    parts = [_fit(groups[part], plan, dtype) for part in _parts(len(groups), layout.length)]
     codes, first, last, offsets = (np.concatenate(part) for part in zip(*parts, strict=True))
     codes = codes.reshape(rows, -1)[:, :width]
     first, last, offsets = first.reshape(rows, -1), last.reshape(rows, -1), offsets.reshape(rows, -1)
@@ -108,13 +112,13 @@ def _parts(count: int, width: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, count, size))
 
 
-def _fit(groups: Floats, plan: Plan | None) -> tuple[Codes, Words, Words, Floats]:
+def _fit(groups: Floats, plan: Plan | None, dtype: torch.dtype) -> tuple[Codes, Words, Words, Floats]:
     """Return codes, steps (from, to) and offsets; groups that lie on no grid are fitted by the values that occur twice."""
-    codes, first, last, offsets, fits = _fit_once(groups, plan)
+    codes, first, last, offsets, fits = _fit_once(groups, plan, dtype)
     off = np.flatnonzero(~fits)
     if off.size:
         twice = repeated(groups[off])
-        again = _fit_once(np.where(twice, groups[off], np.float32(0)), plan and plan.all_tries)
+        again = _fit_once(np.where(twice, groups[off], np.float32(0)), plan and plan.all_tries, dtype)
         steps = as_floats(again[1])[:, None]
         if plan is None:
             with np.errstate(all="ignore"):
@@ -127,9 +131,9 @@ def _fit(groups: Floats, plan: Plan | None) -> tuple[Codes, Words, Words, Floats
     return codes, first, last, offsets
 
 
-def _fit_once(groups: Floats, plan: Plan | None) -> tuple[Codes, Words, Words, Floats, Mask]:
+def _fit_once(groups: Floats, plan: Plan | None, dtype: torch.dtype) -> tuple[Codes, Words, Words, Floats, Mask]:
     if plan is None:
-        found = fit_multiples(groups)
+        found = fit_multiples(groups, dtype)
         return found.codes, found.first, found.last, np.zeros(len(groups), dtype=np.float32), found.fits
     line = fit_lines(groups, plan)
     steps = line.steps.view(np.uint32).astype(np.int64)

@@ -129,7 +129,7 @@ def _smallest(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple
 
 def _grouped(words: Array, dtype: torch.dtype, shape: tuple[int, ...], on_grid: Grid | None) -> Affine | Steps | None:
     """Return steps (and offsets) of groups, rows or columns; None if the values look as if they had none."""
-    if dtype != torch.float32 or len(shape) < 2 or words.size < _LEAST_GROUPED:
+    if dtype not in (torch.float32, *HALF) or len(shape) < 2 or words.size < _LEAST_GROUPED:
         return None
     if (on_grid is not None and on_grid.digits <= _FEW_DIGITS) or not _repeats_nearby(words, shape):
         return None
