@@ -30,8 +30,8 @@ from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Steered, Term
 from paretorch.core.step.noise import uniform_all
+from paretorch.core.step.optimizers import adam
 from paretorch.core.step.schedules import cubic, progress
-from paretorch.core.step.solvers import adam
 from paretorch.errors import ConfigError, MissedTargetWarning
 from paretorch.methods.precision.allocate import allocate, make_room
 from paretorch.methods.precision.grid import (

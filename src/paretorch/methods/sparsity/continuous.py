@@ -34,8 +34,8 @@ from paretorch.core.channels.coupling import Coupling
 from paretorch.core.channels.threshold import threshold_for
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Couples, Term
+from paretorch.core.step.optimizers import drop_rate, require_drops, sgd
 from paretorch.core.step.schedules import cubic, geometric, progress
-from paretorch.core.step.solvers import drop_rate, require_drops, sgd
 from paretorch.errors import ConfigError
 from paretorch.methods.sparsity.mask import GATES, Mask, opening
 from paretorch.methods.sparsity.pruning import Pruning

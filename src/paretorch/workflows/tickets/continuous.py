@@ -23,7 +23,7 @@ from typing import ClassVar
 import torch
 
 from paretorch.core.attach.sites import Selector
-from paretorch.core.step.solvers import adam, require_drops
+from paretorch.core.step.optimizers import adam, require_drops
 from paretorch.errors import ConfigError
 from paretorch.methods.sparsity.continuous import ContinuousSparsification
 from paretorch.workflows.tickets.rhythm import RoundEnd, TicketMethod, require_rate

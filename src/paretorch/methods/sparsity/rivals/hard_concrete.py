@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
-from paretorch.core.step.solvers import sgd
+from paretorch.core.step.optimizers import sgd
 from paretorch.methods.sparsity.rivals.sampling import Drawn
 from paretorch.methods.sparsity.rivals.steered import SteeredRival
 from paretorch.support.checks import require_number

@@ -20,7 +20,7 @@ from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Group, Grouping
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Relaxation
-from paretorch.core.step.solvers import sgd
+from paretorch.core.step.optimizers import sgd
 from paretorch.methods.sparsity.rivals.rival import boundary
 from paretorch.methods.sparsity.rivals.steered import SteeredRival
 from paretorch.support.checks import require_a_group, require_number
