@@ -18,7 +18,7 @@ from paretorch.support.eval_mode import in_eval
 from paretorch.workflows.posttraining.calibration import run
 from paretorch.workflows.posttraining.layers import Layer, input_rows
 
-MOST_ROWS = 8192  # samples per layer and batch
+MOST_ROWS = 2048  # samples per layer and batch
 _STAGE_BYTES = 1 << 30  # of moments at once
 
 
