@@ -158,7 +158,7 @@ def rival(bed: Bed, seed: int, batches: int, bits: int, group: int) -> dict[str,
 
 
 def _environment() -> dict[str, Any]:
-    words = [Path(word).name if word.endswith(".py") else word for word in sys.argv[1:]]
+    words = [Path(word).name if word.endswith((".py", ".json")) else word for word in sys.argv[1:]]
     cores = f"{os.cpu_count()} CPU cores"
     return {
         "command": shlex.join(["python", "benchmarks/post_training.py", *words]),

@@ -29,7 +29,7 @@ Progress = Callable[[str, int, int], None]
 DAMPING = 0.01  # of the mean diagonal of H
 _STAGES = 12
 _SENSITIVITY_SHARE = 8  # one in so many batches measures sensitivity
-_CORRECTION = 1.25  # by which the price may change between stages
+_CORRECTION = 1.5  # by which the price may change between stages
 
 
 @dataclass(frozen=True, eq=False)
