@@ -19,7 +19,7 @@ def _by_column(_: str, weight: Tensor) -> Tensor:
 
 METHODS: dict[str, Callable[[], tuple[Method, ...]]] = {
     "sparsity": lambda: (ContinuousSparsification(target=0.6),),
-    "sparsity-trained": lambda: (ContinuousSparsification(target=0.6, start="saliency", final_temperature=4.0),),
+    "sparsity-trained": lambda: (ContinuousSparsification(target=0.6, start="saliency", final_temperature=1.0),),
     "sparsity-printed": lambda: (ContinuousSparsification(init=-0.2, penalty=1e-4, anneal=1.0),),
     "sparsity-channel": lambda: (ContinuousSparsification(target=0.5, group="channel"),),
     "sparsity-block": lambda: (ContinuousSparsification(target=0.5, group=(2, 1), gate="erf"),),
