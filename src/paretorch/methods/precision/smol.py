@@ -15,11 +15,14 @@ What differs from the printed algorithm:
   when it is rounded. As printed it would be larger than most weights, which then grow to be heard, and scales with them;
   a network without norms (an LSTM, say) does not train like that.
 - While fine-tuning, w is clipped to ±(2 − 2^(1−p)), the ends of its grid.
+- `scale="real"`, for trained weights: a real step per group on a grid with zero, by what the loss feels (see
+  `paretorch.methods.precision.stepped` and `paretorch.methods.precision.step_sizes`). Bits are those that the codes take when entropy coded.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +30,7 @@ from torch import Tensor, nn
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Steered, Term
+from paretorch.core.relaxation import PREFIX
 from paretorch.core.step.schedules import cubic, progress
 from paretorch.core.step.solvers import adam
 from paretorch.errors import ConfigError, MissedTargetWarning
@@ -34,6 +38,18 @@ from paretorch.methods.precision.allocate import allocate, make_room
 from paretorch.methods.precision.grid import MAX_BITS, level_above, real_bits, require_digits, s_of_bits
 from paretorch.methods.precision.noisy import Precision
 from paretorch.methods.precision.scales import Scaled, check_scale, exponent_for, follow, lead_for
+from paretorch.methods.precision.step_sizes import (
+    count_bits,
+    follow_price,
+    follow_target,
+    goal_for,
+    members_of,
+    settle,
+    spread_by_sensitivity,
+    start,
+    steps_of,
+)
+from paretorch.methods.precision.stepped import Stepped
 from paretorch.methods.precision.zeros import are_found, count_search
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole
@@ -43,6 +59,9 @@ _QUIET = 0.5  # bits of a target: below, the noise of what will be zero is held 
 _FELT = 0.05  # bits above the target that are worth a word
 _UNKNOWN_BITS = 3.0  # of a kept weight, that "auto" scales for where no target says
 _FOLLOW = 8  # steps after which scales are looked at on a GPU
+_MEASURED = 0.08  # share of the steps in which real steps learn what the loss feels
+_COUNTS = 10  # times in a search that the bits of real steps are counted; in between a formula says how they change
+_TRAVEL = 0.3  # how far s of a real step may go
 _PROPORTIONAL, _INTEGRAL = 40.0, 800.0  # of ln λ against the relative error of the bits
 
 
@@ -55,7 +74,8 @@ class SMOL(Steered, Method):
     is the thesis' 1e-6 for ResNet-20). init_bits: precision at the start. anneal: share of the steps until the target.
     zero_precision: give 0 bits to weights that are nearer to zero than to their grid. rounding: "floor" or "round".
     allowed_bits: only these precisions. scale: of a layer's grid, 2^k: "auto" (what suits its weights at about the target's
-    bits, and follows them), "fit" (1, or larger where its weights do not fit into ±2), or the exponent k.
+    bits, and follows them), "fit" (1, or larger where its weights do not fit into ±2), or the exponent k; "real": with a target, steps of
+    any size, one per group. None: "real" if weights are grouped and have a target or a budget, else "auto".
     lr: of the decisions' Adam; None: 1e-3, or more where the steps would not suffice to reach the target.
     """
 
@@ -66,7 +86,7 @@ class SMOL(Steered, Method):
     zero_precision: bool = False
     rounding: str = "floor"
     allowed_bits: tuple[int, ...] = ()
-    scale: str | int = "auto"
+    scale: str | int | None = None
     lr: float | None = None
 
     room: ClassVar[str] = "precision"
@@ -77,6 +97,18 @@ class SMOL(Steered, Method):
         {"group", "init_bits", "zero_precision", "rounding", "allowed_bits", "scale"}
     )
 
+    def __post_init__(self) -> None:
+        if self.scale is None:
+            object.__setattr__(self, "scale", "real" if self._suits_real() else "auto")
+
+    def _suits_real(self) -> bool:
+        """Whether real steps can do what these options ask for: no option of the printed search is used."""
+        searched = self.penalty is not None or (self.init_bits, self.anneal, self.rounding) != (8.0, 0.85, "floor")
+        overrides = self.overrides.values() if isinstance(self.overrides, Mapping) else ()
+        own = [{"group": self.group, "zero_precision": self.zero_precision, "allowed_bits": self.allowed_bits}]
+        layers = [options for options in (*own, *overrides) if isinstance(options, Mapping)]
+        return not searched and not any(_is_printed(options) for options in layers)
+
     def check(self) -> None:
         super().check()
         hint = f"give more than 1 and at most {MAX_BITS}"
@@ -84,7 +116,7 @@ class SMOL(Steered, Method):
         if self.target_bits is not None:
             hint = f"give the average bits, above 0, up to {MAX_BITS}"
             require_number("target_bits", self.target_bits, 0.0, MAX_BITS, hint, above=True)
-            if self.target_bits > self.init_bits:
+            if self.target_bits > self.init_bits and not self.is_real:
                 raise ConfigError(
                     f"target_bits={self.target_bits!r} is above init_bits={self.init_bits!r}: start with more bits than you aim for"
                 )
@@ -107,11 +139,39 @@ class SMOL(Steered, Method):
             raise ConfigError(
                 f"target_bits={self.target_bits!r} is above the largest of allowed_bits, {most}: allow more"
             )
-        check_scale(self.scale)
+        if self.scale == "real":
+            self._check_real()
+        else:
+            check_scale(self.binary_scale)
+
+    @property
+    def is_real(self) -> bool:
+        """Whether steps are real numbers, not powers of two; without a target nothing says how large they should be."""
+        return self.scale == "real" and self.target_bits is not None
+
+    @property
+    def binary_scale(self) -> str | int:
+        """The scale of a grid of powers of two."""
+        return "auto" if self.scale is None or self.scale == "real" else self.scale
+
+    def _check_real(self) -> None:
+        if self.group == "weight":
+            raise ConfigError(
+                'scale="real" has one step per group: use group="channel", "layer", or a block shape such as (1, 32)'
+            )
+        if self.penalty is not None:
+            raise ConfigError('scale="real" needs no penalty: give target_bits, or a budget')
+        if self.zero_precision or self.allowed_bits:
+            option = "zero_precision" if self.zero_precision else "allowed_bits"
+            raise ConfigError(f'scale="real" has zeros, and steps of any size: leave out {option}, or use scale="auto"')
 
     def for_site(self, site: Site) -> Self:
         # A target is about all layers together: one of them may well be held below it, or above.
         own = super(SMOL, replace(self, target_bits=None)).for_site(site)
+        if (own.scale == "real") != (self.scale == "real"):
+            raise ConfigError(
+                f'overrides: {site.name} cannot differ in scale="real": use it for all layers, or for none'
+            )
         return replace(own, target_bits=self.target_bits)
 
     def check_beside(self, rooms: set[str]) -> None:
@@ -120,6 +180,7 @@ class SMOL(Steered, Method):
             self.target_bits is not None
             and self.target_bits < lowest
             and not self.zero_precision
+            and not self.is_real
             and rooms == {self.room}
         ):
             raise ConfigError(
@@ -127,16 +188,20 @@ class SMOL(Steered, Method):
                 "or a sparsity method beside it"
             )
 
-    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "Precision":
+    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Precision | Stepped:
+        if self.is_real:
+            return Stepped(grouping, site.weight.device)
         # Beside masks a target counts the dropped weights too, and so says nothing of those that are kept.
         target = None if "sparsity" in together else self.target_bits
         lead = lead_for(_UNKNOWN_BITS if target is None else target, self.zero_precision)
-        exponent = exponent_for(site, self.scale, lead)
+        exponent = exponent_for(site, self.binary_scale, lead)
         require_digits(site.name, site.weight.dtype, level_above(self.init_bits, self.allowed_bits))
         quiet = self.zero_precision and target is not None and target < _QUIET
-        return Precision(self, site, grouping, seed, exponent, lead if self.scale == "auto" else None, quiet)
+        return Precision(self, site, grouping, seed, exponent, lead if self.binary_scale == "auto" else None, quiet)
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
+        if self.is_real:
+            return adam(parameters, _TRAVEL / steps if self.lr is None else self.lr)
         lr = 1e-3 if self.lr is None else self.lr
         if self.lr is None and self.target_bits is not None:
             way = float(s_of_bits(max(self.target_bits, 1.2)) - s_of_bits(self.init_bits))
@@ -144,13 +209,27 @@ class SMOL(Steered, Method):
         return adam(parameters, lr)
 
     def schedule(self, term: Term, step: Tensor) -> None:
-        if self.target_bits is None:
+        if self.is_real:
+            if term.optimizer is None and term.count is None and int(step) == 0:
+                self._start_real(term)
+        elif self.target_bits is None:
             term.set_scalar("price", self._start_price(term))
+
+    def _start_real(self, term: Term) -> None:
+        """The first steps, and the bits by the formula that go with them, which the search keeps to."""
+        assert self.target_bits is not None
+        members = members_of(term)
+        for r in members:
+            r.measured = max(1, round(_MEASURED * term.steps))
+        start(term, self.target_bits, alone=all(len(chain.relaxations()) == 1 for chain in term.chains))
+        term.set_scalar("integral", goal_for(term, self.target_bits))
 
     def _start_price(self, term: Term) -> float:
         return self.penalty if self.penalty is not None else 0.27 / max(term.weights, 1)
 
     def price(self, term: Term) -> Tensor | None:
+        if self.is_real:
+            follow_price(term)
         return term.scalar("price")
 
     @property
@@ -158,6 +237,9 @@ class SMOL(Steered, Method):
         return self.target_bits is not None
 
     def steer(self, term: Term, step: Tensor) -> None:
+        if self.is_real:
+            self._steer_real(term, step)
+            return
         # Weights move slowly, and a scale by whole powers of two: on a GPU, where launches cost, not at every step.
         if term.count is None or term.count % _FOLLOW == 0 or not step.is_cuda:
             _follow_weights(term)
@@ -175,7 +257,23 @@ class SMOL(Steered, Method):
         exponent = (_PROPORTIONAL * error + _INTEGRAL * integral).clamp(-30.0, 30.0)
         term.set_scalar("price", self._start_price(term) * torch.exp(exponent))
 
+    def _steer_real(self, term: Term, step: Tensor) -> None:
+        assert self.target_bits is not None
+        measured = members_of(term)[0].measured
+        if term.count is None or term.count == measured:
+            spread_by_sensitivity(term, step)
+        if term.count is not None and term.count % max(1, term.steps // _COUNTS) == measured % max(
+            1, term.steps // _COUNTS
+        ):
+            term.set_scalar("integral", goal_for(term, self.target_bits))
+        if term.count is None or term.count % _FOLLOW == 0 or not step.is_cuda:
+            follow_target(term, term.scalar("integral"))
+
     def round(self, term: Term, factor: float) -> None:
+        if self.is_real:
+            assert self.target_bits is not None
+            settle(term, self.target_bits * factor, untrained=int(_counter(term)) == 0)
+            return
         budget = None
         if self.target_bits is not None or factor != 1.0:
             target = self.target_bits if self.target_bits is not None else float(_average(term))
@@ -198,11 +296,28 @@ class SMOL(Steered, Method):
         return self.target_bits
 
     def aim(self, share: float) -> Self:
-        most = min(self.init_bits, max(self.allowed_bits, default=MAX_BITS))
+        most = MAX_BITS if self.scale == "real" else min(self.init_bits, max(self.allowed_bits, default=MAX_BITS))
         return self if self.target_bits is not None else replace(self, target_bits=min(share, most))
 
     def measure(self, term: Term) -> dict[str, Tensor]:
+        if self.is_real:
+            return {"bits": torch.tensor(count_bits(term, steps_of(term)) / term.weights)}
         return {"bits": _average(term), "bit_price": term.scalar("price")}
+
+
+def _is_printed(options: Mapping[str, Any]) -> bool:
+    """Whether some of the options, of all layers or of some, have a meaning on the binary grid alone."""
+    binary = (
+        options.keys() & {"init_bits", "rounding", "scale"}
+        or options.get("zero_precision")
+        or options.get("allowed_bits")
+    )
+    return bool(binary) or options.get("group") in ("weight", "network")
+
+
+def _counter(term: Term) -> Tensor:
+    counter: Tensor = getattr(term.root, f"{PREFIX}step")
+    return counter
 
 
 def _follow_weights(term: Term) -> None:
