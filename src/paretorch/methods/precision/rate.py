@@ -16,7 +16,9 @@ from torch import Tensor
 
 TABLE_BITS = 8.0  # what a file pays for each symbol of a table of frequencies, about
 _CLASSES = 2.0  # tables of frequencies per doubling of the step relative to the weights
-_MAX_CODE = 2**15
+_MOST_CLASSES = 16
+_WIDE = 6.0  # log₂ of the magnitude over the step, above which a code has digits that are random
+_MAX_CODE = 2**10
 _SMALL_RATIO, _LARGE_RATIO = 2.0**-16, 64.0
 
 
@@ -38,30 +40,31 @@ def _binary_entropy(p: Tensor) -> Tensor:
     return -nats / math.log(2.0)
 
 
-def coded_bits(codes: Tensor, levels: Tensor, kept: Tensor | None = None) -> float:
+def coded_bits(codes: Tensor, levels: Tensor, kept: Tensor | None = None, share: float = 1.0) -> Tensor:
     """Bits of a tensor of codes: their entropy and the tables that say how frequent each is, or a fixed width if that is less.
 
     Args:
         codes: Whole numbers, as floats.
         levels: log₂ of the weights' magnitude over the step of each code. Codes of about the same level share a table.
         kept: 1 for codes that count, else 0.
+        share: How many codes each of these stands for.
     """
-    table = torch.round(_CLASSES * levels.expand(codes.shape)).flatten()
-    whole = codes.flatten().clamp(-_MAX_CODE, _MAX_CODE)
-    if kept is not None:
-        chosen = kept.expand(codes.shape).flatten() > 0
-        table, whole = table[chosen], whole[chosen]
-    if not whole.numel():
-        return 0.0
-    table = table.to(torch.int64) - int(table.min())
-    low = int(whole.min())
-    width = int(whole.max()) - low + 1
-    counts = torch.bincount(table * width + (whole.to(torch.int64) - low), minlength=(int(table.max()) + 1) * width)
-    counts = counts.view(-1, width).double()
+    own = torch.ones_like(codes) if kept is None else (kept.expand(codes.shape) > 0).to(codes.dtype)
+    codes, levels = codes * own, levels.expand(codes.shape)
+    number = own.sum()
+    width = number * torch.log2(codes.max() - codes.min() + 1.0)
+    # The last binary digits of large codes are as good as random: they cost a bit each, and the tables stay small.
+    digits = torch.floor(levels - _WIDE).clamp_min(0.0)
+    short = torch.round(codes * torch.exp2(-digits)).clamp(-_MAX_CODE, _MAX_CODE)
+    table = torch.round(_CLASSES * levels).clamp(-_MOST_CLASSES, _MOST_CLASSES) + _MOST_CLASSES
+    place = (table * (2 * _MAX_CODE + 1) + short + _MAX_CODE).to(torch.int64).flatten()
+    shape = (2 * _MOST_CLASSES + 1, 2 * _MAX_CODE + 1)
+    counts = torch.zeros(math.prod(shape), dtype=torch.float64, device=codes.device)
+    counts = counts.scatter_add_(0, place, own.flatten().double()).view(shape)
     total = counts.sum(1)
-    entropy = torch.xlogy(total, total).sum() - torch.xlogy(counts, counts).sum()
-    own = float(entropy) / math.log(2.0) + TABLE_BITS * float((counts > 0).sum())
-    return min(own, len(whole) * math.log2(width))
+    entropy = (torch.xlogy(total, total).sum() - torch.xlogy(counts, counts).sum()) / math.log(2.0)
+    coded: Tensor = share * (entropy + (digits * own).sum()) + TABLE_BITS * (counts > 0).sum()
+    return torch.minimum(coded, share * width.double())
 
 
 def short_steps(steps: Tensor, sizes: Tensor | float) -> Tensor:

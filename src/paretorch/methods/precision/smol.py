@@ -220,7 +220,7 @@ class SMOL(Steered, Method):
         assert self.target_bits is not None
         members = members_of(term)
         for r in members:
-            r.measured = max(1, round(_MEASURED * term.steps))
+            r.measured = self._spreads(term.steps)[-1]
         start(term, self.target_bits, alone=all(len(chain.relaxations()) == 1 for chain in term.chains))
         term.set_scalar("integral", goal_for(term, self.target_bits))
 
@@ -257,14 +257,17 @@ class SMOL(Steered, Method):
         exponent = (_PROPORTIONAL * error + _INTEGRAL * integral).clamp(-30.0, 30.0)
         term.set_scalar("price", self._start_price(term) * torch.exp(exponent))
 
+    def _spreads(self, steps: int) -> list[int]:
+        """The steps after which real steps follow what was measured: the first share, and each doubling up to half of the search."""
+        first = max(1, round(_MEASURED * steps))
+        return [first * 2**i for i in range(steps.bit_length()) if i == 0 or first * 2**i <= steps // 2]
+
     def _steer_real(self, term: Term, step: Tensor) -> None:
         assert self.target_bits is not None
-        measured = members_of(term)[0].measured
-        if term.count is None or term.count == measured:
-            spread_by_sensitivity(term, step)
-        if term.count is not None and term.count % max(1, term.steps // _COUNTS) == measured % max(
-            1, term.steps // _COUNTS
-        ):
+        if term.count is None or term.count in self._spreads(term.steps):
+            spread_by_sensitivity(term, step, self._spreads(term.steps))
+        every = max(1, term.steps // _COUNTS)
+        if term.count is not None and (term.count % every == 0 or term.count in self._spreads(term.steps)):
             term.set_scalar("integral", goal_for(term, self.target_bits))
         if term.count is None or term.count % _FOLLOW == 0 or not step.is_cuda:
             follow_target(term, term.scalar("integral"))
@@ -301,7 +304,7 @@ class SMOL(Steered, Method):
 
     def measure(self, term: Term) -> dict[str, Tensor]:
         if self.is_real:
-            return {"bits": torch.tensor(count_bits(term, steps_of(term)) / term.weights)}
+            return {"bits": count_bits(term, steps_of(term))}
         return {"bits": _average(term), "bit_price": term.scalar("price")}
 
 

@@ -23,12 +23,14 @@ from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.method import Term
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import Relaxation
+from paretorch.core.step.sample import some, stride_for
 from paretorch.errors import ConfigError
 from paretorch.methods.precision.rate import coded_bits, laplace_bits, laplace_slope, short_steps
 from paretorch.methods.precision.stepped import TINY, Stepped
 from paretorch.support.sharded import whole
 
 _ROUNDS = 24
+_SEEN = 2**14  # weights of a layer, until the target is near
 _NEAR = 2e-4  # bits per weight that a target may be missed by
 _FAR = 24.0  # log₂ of the largest common factor
 
@@ -53,15 +55,23 @@ def plain_steps(r: Stepped, weight: Tensor, bits: float) -> Tensor:
     return (top / (2.0 ** (bits - 1.0) - 1.0)).clamp_min(TINY) if bits > 1.0 else torch.full_like(top, math.inf)
 
 
-def count_bits(term: Term, steps: Sequence[Tensor]) -> float:
-    """Bits of all weights, if each group is rounded to its step."""
-    found = 0.0
+def count_bits(term: Term, steps: Sequence[Tensor], seen: int | None = None) -> Tensor:
+    """Bits per weight, on average, if each group is rounded to its step; device operations only.
+
+    Args:
+        seen: Count about as many weights of each layer, evenly spread; None: all.
+    """
+    found = []
     for index, (r, step) in enumerate(zip(members_of(term), steps, strict=True)):
-        weight = whole(term.latent(index)).to(torch.float32)
-        levels = r.grouping.expand(torch.log2(_magnitudes(r, weight) / step))
-        codes = torch.round(weight / r.grouping.expand(step))
-        found += coded_bits(codes, levels, term.chains[index].survives())
-    return found
+        weight, kept = whole(term.latent(index)), term.chains[index].survives()
+        every = 1 if seen is None else stride_for(weight.numel(), seen)
+        wide = some(r.grouping.expand(step), every, weight)
+        own = some(weight, every, weight).to(torch.float32)
+        levels = some(r.grouping.expand(torch.log2(_magnitudes(r, weight) / step)), every, weight)
+        used = None if kept is None else some(kept, every, weight)
+        share = weight.numel() / own.numel()
+        found.append(coded_bits(torch.round(own / wide), levels, used, share))
+    return (torch.stack(found).sum() / term.weights).to(torch.float32)
 
 
 def steps_of(term: Term) -> list[Tensor]:
@@ -71,7 +81,7 @@ def steps_of(term: Term) -> list[Tensor]:
 
 def goal_for(term: Term, target: float) -> Tensor:
     """The bits by the formula at which the codes would take the target: what both take now is known."""
-    return term.mean(_formula) + (target - count_bits(term, steps_of(term)) / term.weights)
+    return term.mean(_formula) + (target - count_bits(term, steps_of(term)))
 
 
 def _formula(r: Relaxation, s: Tensor) -> Tensor:
@@ -103,25 +113,26 @@ def start(term: Term, target: float, alone: bool) -> None:
 
 def _meet(term: Term, steps: Callable[[float], list[Tensor]], target: float) -> list[Tensor]:
     """The steps, by a common factor, whose codes take `target` bits per weight, as nearly as can be from below."""
-    low, high = -_FAR, _FAR  # log₂ of the factor: too many bits at `low`
-    guess, best = 0.0, steps(2.0**high)
+    start = _bisect(lambda guess: float(count_bits(term, steps(2.0**guess), _SEEN)) - target, 0.0, _FAR)
+    exact = _bisect(lambda guess: float(count_bits(term, steps(2.0**guess))) - target, start, 2.0)
+    return steps(2.0**exact)
+
+
+def _bisect(off: Callable[[float], float], guess: float, reach: float) -> float:
+    """Where a function that falls by about 1 for each unit comes below 0, within `reach` of the guess."""
+    low, high = guess - reach, guess + reach  # above 0 at `low`
     for number in range(_ROUNDS):
-        found = steps(2.0**guess)
-        off = count_bits(term, found) / term.weights - target
-        if off <= 0.0:
-            high, best = guess, found
-        else:
-            low = guess
-        if -_NEAR < off <= 0.0 or high - low < 1e-6:
+        found = off(guess)
+        low, high = (low, guess) if found <= 0.0 else (guess, high)
+        if -_NEAR < found <= 0.0 or high - low < 1e-6:
             break
-        # A bit less for each doubling, nearly; halves of the bracket if that does not lead anywhere.
-        near = guess + off + (0.5 * _NEAR if off > 0 else -0.5 * _NEAR)
+        near = guess + found + (0.5 * _NEAR if found > 0 else -0.5 * _NEAR)
         guess = near if low < near < high and number < _ROUNDS // 2 else (low + high) / 2
-    return best
+    return high
 
 
-def settle(term: Term, target: float, untrained: bool) -> float:
-    """Write the final steps, on target, but for those that were given. Returns the bits per weight."""
+def settle(term: Term, target: float, untrained: bool) -> None:
+    """Write the final steps, on target, but for those that were given."""
     members = members_of(term)
     given = [bool(r.given) for r in members]
     now = steps_of(term)
@@ -137,7 +148,6 @@ def settle(term: Term, target: float, untrained: bool) -> float:
         steps = [step if given[i] else _no_worse(term, i, step, target) for i, step in enumerate(steps)]
     for r, step in zip(members, steps, strict=True):
         r.step_size.copy_(step)
-    return count_bits(term, steps) / term.weights
 
 
 def _no_worse(term: Term, index: int, step: Tensor, bits: float) -> Tensor:
@@ -149,14 +159,14 @@ def _no_worse(term: Term, index: int, step: Tensor, bits: float) -> Tensor:
         wide = r.grouping.expand(steps)
         return float((weight - torch.round(weight / wide) * wide).double().square().sum())
 
-    return plain if bool((step <= plain).all()) and error(plain) < error(step) else step
+    return plain if bits > 1.0 and error(plain) < error(step) else step
 
 
 @torch.no_grad()
-def spread_by_sensitivity(term: Term, step: Tensor) -> None:
-    """Once gradients are measured: steps by Δ² ∝ 1/H, their average (of log₂ Δ, over the weights) as before; device operations only."""
+def spread_by_sensitivity(term: Term, step: Tensor, when: Sequence[int]) -> None:
+    """At these steps of the plan: Δ² ∝ 1/H, the average (of log₂ Δ, over the weights) as before; device operations only."""
     members = members_of(term)
-    due = step == members[0].measured
+    due = torch.stack([step == one for one in when]).any()
     moves, total = [], torch.zeros((), device=step.device)
     for r in members:
         mean = (r.heat * r.grouping.sizes).sum() / math.prod(r.grouping.shape)
