@@ -30,11 +30,11 @@ from torch import Tensor, nn
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Steered, Term
-from paretorch.core.relaxation import PREFIX
 from paretorch.core.step.schedules import cubic, progress
 from paretorch.core.step.solvers import adam
 from paretorch.errors import ConfigError, MissedTargetWarning
 from paretorch.methods.precision.allocate import allocate, make_room
+from paretorch.methods.precision.felt import noise_size, rounding_error, step_of, warn_felt
 from paretorch.methods.precision.grid import MAX_BITS, level_above, real_bits, require_digits, s_of_bits
 from paretorch.methods.precision.noisy import Precision
 from paretorch.methods.precision.scales import Scaled, check_scale, exponent_for, follow, lead_for
@@ -62,6 +62,8 @@ _FOLLOW = 8  # steps after which scales are looked at on a GPU
 _MEASURED = 0.08  # share of the steps in which real steps learn what the loss feels
 _COUNTS = 10  # times in a search that the bits of real steps are counted; in between a formula says how they change
 _TRAVEL = 0.3  # how far s of a real step may go
+_NOISIER = 3.0  # times the noise of the search: rounding to the bits below at most doubles it
+_MOVED = 0.25  # of log₂ of a step
 _PROPORTIONAL, _INTEGRAL = 40.0, 800.0  # of ln λ against the relative error of the bits
 
 
@@ -275,7 +277,9 @@ class SMOL(Steered, Method):
     def round(self, term: Term, factor: float) -> None:
         if self.is_real:
             assert self.target_bits is not None
-            settle(term, self.target_bits * factor, untrained=int(_counter(term)) == 0)
+            moved = settle(term, self.target_bits * factor, untrained=step_of(term) == 0)
+            if factor == 1.0 and moved > _MOVED:
+                warn_felt(term, f"steps change by a factor of {2.0**moved:.2g} on average to meet the target")
             return
         budget = None
         if self.target_bits is not None or factor != 1.0:
@@ -285,7 +289,12 @@ class SMOL(Steered, Method):
         if budget is not None:
             _follow_weights(term)  # a smaller factor may have made room before
             make_room(term, members, budget)
+        trained_with = noise_size(term, members)
         bits, least = allocate(term, members, budget)
+        if factor == 1.0:
+            ratio = rounding_error(term, members) / max(trained_with, 1e-30)
+            if ratio > _NOISIER:
+                warn_felt(term, f"weights move {ratio:.2g} times as far as by the noise that they were trained with")
         if self.target_bits is not None and factor == 1.0 and least > (self.target_bits + _FELT) * term.weights:
             zeros = "weights above half of their layer's scale keep a bit: use a sparsity method beside it"
             others = (
@@ -316,11 +325,6 @@ def _is_printed(options: Mapping[str, Any]) -> bool:
         or options.get("allowed_bits")
     )
     return bool(binary) or options.get("group") in ("weight", "network")
-
-
-def _counter(term: Term) -> Tensor:
-    counter: Tensor = getattr(term.root, f"{PREFIX}step")
-    return counter
 
 
 def _follow_weights(term: Term) -> None:

@@ -105,7 +105,10 @@ def start(term: Term, target: float, alone: bool) -> None:
         most.append(plain if alone else torch.full_like(plain, math.inf))
 
     def steps(factor: float) -> list[Tensor]:
-        return [torch.minimum(one * factor, top) for one, top in zip(spread, most, strict=True)]
+        return [
+            short_steps(torch.minimum(one * factor, top), r.grouping.sizes)
+            for one, top, r in zip(spread, most, members, strict=True)
+        ]
 
     for r, step in zip(members, _meet(term, steps, target), strict=True):
         r.base.copy_(step)
@@ -131,11 +134,14 @@ def _bisect(off: Callable[[float], float], guess: float, reach: float) -> float:
     return high
 
 
-def settle(term: Term, target: float, untrained: bool) -> None:
-    """Write the final steps, on target, but for those that were given."""
+def settle(term: Term, target: float, untrained: bool) -> float:
+    """Write the final steps, on target, but for those that were given.
+
+    Returns by how much log₂ of the steps changes, on average over the weights.
+    """
     members = members_of(term)
     given = [bool(r.given) for r in members]
-    now = steps_of(term)
+    now = [r.real_steps(r.grid(whole(r.decision))) for r in members]
 
     def short(factor: float) -> list[Tensor]:
         return [
@@ -146,8 +152,11 @@ def settle(term: Term, target: float, untrained: bool) -> None:
     steps = now if all(given) else _meet(term, short, target)
     if untrained:
         steps = [step if given[i] else _no_worse(term, i, step, target) for i, step in enumerate(steps)]
-    for r, step in zip(members, steps, strict=True):
+    moved = 0.0
+    for r, step, before in zip(members, steps, now, strict=True):
         r.step_size.copy_(step)
+        moved += float((torch.log2(step / before).abs() * r.grouping.sizes).sum())
+    return moved / term.weights
 
 
 def _no_worse(term: Term, index: int, step: Tensor, bits: float) -> Tensor:

@@ -17,17 +17,13 @@ from torch import Tensor
 from paretorch.core.groups import Grouping
 from paretorch.core.relaxation import Relaxation
 from paretorch.methods.precision.grid import LOG2
-from paretorch.methods.precision.rate import laplace_bits, laplace_slope
+from paretorch.methods.precision.rate import laplace_bits, laplace_slope, short_steps
 
 TINY = 1e-30  # of a step or a magnitude: a group of zeros has none
 
 
 class Stepped(Relaxation):
-    """W = Δ round(w/Δ), Δ = 2 a σ(s) while searching, and `step` once hard.
-
-    Args:
-        measured: Steps at the beginning during which squared gradients are added up.
-    """
+    """W = Δ round(w/Δ), Δ = 2 a σ(s) to a few digits while searching, and `step_size` once hard."""
 
     room: ClassVar[str] = "precision"
     given: Tensor
@@ -44,11 +40,18 @@ class Stepped(Relaxation):
         self.register_buffer("size", ones.clone())  # mean magnitude of the weights of each group
         self.register_buffer("heat", torch.zeros_like(ones))  # mean squared gradients of each group, added up
         self.register_buffer("given", torch.zeros((), dtype=torch.bool, device=device))
-        self.measured = 0
+        self.measured = 0  # steps at the beginning during which squared gradients are added up
 
     def steps(self, s: Tensor) -> Tensor:
-        """Δ of each group."""
-        return self.step_size if self.hard else 2.0 * self.base * torch.sigmoid(s)
+        """Δ of each group, to the digits that will be kept: weights adapt to the very steps that they will be rounded to."""
+        if self.hard:
+            return self.step_size
+        own = self.real_steps(s)
+        return torch.where(self.given, own, short_steps(own, self.grouping.sizes))
+
+    def real_steps(self, s: Tensor) -> Tensor:
+        """Δ of each group while searching, with all of its digits."""
+        return 2.0 * self.base * torch.sigmoid(s)
 
     def batch_key(self) -> Hashable:
         return (self.hard, self.measured)
@@ -96,7 +99,7 @@ class Stepped(Relaxation):
 
     def ratio(self, s: Tensor) -> Tensor:
         """The step of each group over the mean magnitude of its weights."""
-        return self.steps(s) / self.size.clamp_min(TINY)
+        return (self.step_size if self.hard else self.real_steps(s)) / self.size.clamp_min(TINY)
 
     def bits(self, s: Tensor) -> Tensor:
         return self.grouping.expand(laplace_bits(self.ratio(s)))
