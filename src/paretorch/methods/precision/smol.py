@@ -81,6 +81,14 @@ class SMOL(Steered, Method):
     any size, one per group. None: "real" if weights are grouped and have a target or a budget, else "auto".
     lr: of the decisions' Adam; None: 1e-3, or more where the steps would not suffice to reach the target.
     clip_finetuning: keep weights within their grid after `harden`, too.
+
+    Example:
+        >>> import torch, paretorch as pt
+        >>> model = torch.nn.Linear(64, 64)
+        >>> plan = pt.compress(model, pt.SMOL(target_bits=2.0), steps=100)
+        >>> small = plan.finalize()  # after 100 steps of your loop
+        >>> small.weight.unique().numel()  # values that two bits tell apart
+        4
     """
 
     target_bits: float | None = None
