@@ -22,7 +22,6 @@ from torch import Tensor
 from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.method import Term
 from paretorch.core.plan import Plan
-from paretorch.core.relaxation import Relaxation
 from paretorch.core.step.sample import some, stride_for
 from paretorch.errors import ConfigError
 from paretorch.methods.precision.rate import coded_bits, laplace_bits, laplace_slope, short_steps
@@ -81,12 +80,19 @@ def steps_of(term: Term) -> list[Tensor]:
 
 def goal_for(term: Term, target: float) -> Tensor:
     """The bits by the formula at which the codes would take the target: what both take now is known."""
-    return term.mean(_formula) + (target - count_bits(term, steps_of(term)))
+    bits, _ = _formula(term)
+    return bits / term.weights + (target - count_bits(term, steps_of(term)))
 
 
-def _formula(r: Relaxation, s: Tensor) -> Tensor:
-    assert isinstance(r, Stepped)
-    return laplace_bits(r.ratio(s))
+def _formula(term: Term) -> tuple[Tensor, Tensor]:
+    """Bits of all weights that are kept, by the formula, and their change per doubling of the steps."""
+    bits, slopes = [], []
+    for index, r in enumerate(members_of(term)):
+        ratio, kept = r.ratio(r.grid(whole(r.decision))), term.chains[index].survives()
+        sizes = r.grouping.sizes if kept is None else r.grouping.reduce(kept.expand(r.grouping.shape))
+        bits.append((laplace_bits(ratio) * sizes).sum())
+        slopes.append((laplace_slope(ratio) * sizes).sum())
+    return torch.stack(bits).sum(), torch.stack(slopes).sum()
 
 
 def _magnitudes(r: Stepped, weight: Tensor) -> Tensor:
@@ -210,15 +216,10 @@ def follow_price(term: Term) -> None:
 @torch.no_grad()
 def follow_target(term: Term, goal: Tensor) -> None:
     """A common factor to all steps, so that the bits by the formula stay at their goal; device operations only."""
-    bits, slopes = [], []
     for index, r in enumerate(members_of(term)):
         r.size.copy_(_magnitudes(r, whole(term.latent(index))))
-        ratio, kept = r.ratio(r.grid(whole(r.decision))), term.chains[index].survives()
-        sizes = r.grouping.sizes if kept is None else r.grouping.reduce(kept.expand(r.grouping.shape))
-        bits.append((laplace_bits(ratio) * sizes).sum())
-        slopes.append((laplace_slope(ratio) * sizes).sum())
-    off = torch.stack(bits).sum() - goal * term.weights
-    move = (off / -torch.stack(slopes).sum().clamp_max(-TINY)).clamp(-1.0, 1.0)
+    bits, slope = _formula(term)
+    move = ((bits - goal * term.weights) / -slope.clamp_max(-TINY)).clamp(-1.0, 1.0)
     for r in members_of(term):
         r.base.mul_(torch.exp2(torch.where(r.given, 0.0, move)))
 
