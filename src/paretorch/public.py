@@ -1,6 +1,7 @@
-"""`compress` as users call it: the core's, with byte budgets measured by the artefact's own encoder."""
+"""`compress` as users call it: the core's, with byte budgets measured by the artefact's own encoder; `distillation_loss`."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -9,19 +10,21 @@ from paretorch.core.finish.byte_budget import Meter
 from paretorch.core.method import Method
 from paretorch.core.plan import Plan
 from paretorch.edits import Edit
+from paretorch.support.inputs import Example
 
 
 def compress(
     model: nn.Module,
     *methods: Method,
     steps: int,
-    example: Tensor | None = None,
+    example: Example | None = None,
     budget: int | None = None,
     seed: int = 0,
 ) -> Plan:
     """Attach the methods to the model's weights and return the plan that trains, rounds and removes them.
 
-    steps: optimizer steps until `harden`. example: a batch of inputs, where channels are to be removed (`group="channel"`).
+    steps: optimizer steps until `harden`. example: a batch of inputs, if channels are to be removed (`group="channel"`) or
+    activations quantized: a tensor, a tuple of the model's arguments, or a dict of keyword arguments.
     budget: bytes of the saved file, kept at `finalize`. seed: of the noise.
     Load pretrained weights before; wrap in DDP, FSDP2, compile or an average after.
     """
@@ -33,3 +36,28 @@ def compress(
             return encoded_size(state, model, edits)
 
     return _compress(model, *methods, steps=steps, example=example, budget=budget, seed=seed, meter=meter)
+
+
+def distillation_loss(
+    student_outputs: Any, teacher_outputs: Any, temperature: float = 1.0, *, mask: Tensor | None = None, dim: int = -1
+) -> Tensor:
+    """Return how far the student's outputs are from the teacher's, as a tensor of no dimensions to call `backward` on.
+
+    Of logits it is the mean KL divergence of the student from the teacher, times the square of the temperature; of an
+    encoder's `last_hidden_state` the squared error relative to the teacher's squares. Outputs may be tensors, tuples, dicts,
+    dataclasses or transformers outputs. The teacher gets no gradient; run it in evaluation mode.
+
+    Args:
+        temperature: Above 0. A larger one counts classes that the teacher finds unlikely.
+        mask: Which rows count, such as a tokenizer's `attention_mask`: the shape of the logits without their classes.
+        dim: The dimension of the classes.
+
+    Example:
+        >>> import torch, paretorch as pt
+        >>> student, teacher = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 2.0]])
+        >>> round(float(pt.distillation_loss(student, teacher)), 4)
+        0.3278
+    """
+    from paretorch.training.distillation import distillation_loss as loss  # training is too much to import for all
+
+    return loss(student_outputs, teacher_outputs, temperature, mask=mask, dim=dim)

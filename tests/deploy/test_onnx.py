@@ -75,7 +75,9 @@ def test_errors_are_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         export_onnx(nn.Linear(3, 2).half(), half, tmp_path / "net.onnx", calibrate=[half])
     with pytest.raises(ConfigError, match="batch"):
         export_onnx(nn.Linear(3, 2), torch.tensor(1.0), tmp_path / "net.onnx")
-    with pytest.raises(ConfigError, match="one tensor"):
+    with pytest.raises(ConfigError, match="returns tensors, not str"):
+        export_onnx(Then(lambda y: "nothing"), torch.randn(2, 4), tmp_path / "net.onnx")
+    with pytest.raises(ConfigError, match="onnxruntime cannot run"):  # the sequence comes first, and is no batch
         export_onnx(nn.LSTM(3, 2), torch.randn(2, 4, 3), tmp_path / "net.onnx")
     monkeypatch.setattr(onnx_module, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"paretorch\[export\]"):

@@ -18,6 +18,7 @@ import typer
 from paretorch.cli.options import HOW, SMALL, WHAT
 from paretorch.cli.values import DATA, assignments, numbers
 from paretorch.errors import ConfigError
+from paretorch.training.distillation import ALPHA
 from paretorch.training.recipe import ACTIVATIONS, OPTIMIZERS, PRUNING, QUANTIZATION, Recipe
 from paretorch.training.recipe_keys import by_place, place_of
 from paretorch.training.recipe_values import parse_bytes, read_config, recipe_from
@@ -44,6 +45,7 @@ class Flag:
         panel: The panel of --help.
         default: What --help shows; None: the default of the field.
         parse: From the text to the value, if typer does not do it.
+        field: The dotted place of the field, if it is not that of the flat name.
     """
 
     name: str
@@ -52,15 +54,16 @@ class Flag:
     panel: str
     default: str | None = None
     parse: Callable[[str], Any] | None = None
+    field: str | None = None
 
     @property
     def place(self) -> str:
         """Where it goes in the recipe."""
-        return place_of(self.name)
+        return self.field or place_of(self.name)
 
     def parameter(self) -> inspect.Parameter:
         """The parameter from which typer makes the option; one that is left out is None, and leaves its field as it is."""
-        default = _DEFAULTS[self.place] if self.default is None else self.default
+        default = _DEFAULTS.get(self.place) if self.default is None else self.default
         shown = False if default is None or default == [] else str(default)
         option = typer.Option(help=self.help, show_default=shown, rich_help_panel=self.panel)
         annotation = Annotated[self.kind | None, option]  # type: ignore[name-defined]
@@ -86,6 +89,21 @@ FLAGS = (
         "Epochs of the drops, such as 80,120.",
         HOW,
         parse=functools.partial(numbers, flag="--milestones"),
+    ),
+    Flag(
+        "teacher",
+        str,
+        "A network to learn from: a model.pare, or the checkpoint.pt of a dense run.",
+        HOW,
+        field="distillation.teacher",
+    ),
+    Flag(
+        "teacher_weight",
+        float,
+        "Weight of the teacher's loss; the rest is the task's.",
+        HOW,
+        default=str(ALPHA),
+        field="distillation.alpha",
     ),
     Flag("sparsity", float, "Fraction of zeros, such as 0.95.", SMALL),
     Flag("pruning", str, f"By which method: {', '.join(PRUNING)}.", SMALL, default="cs"),

@@ -35,6 +35,8 @@ _METRICS = {
     "weight_decay",
     "schedule",
     "milestones",
+    "teacher",
+    "teacher_weight",
     "sparsity",
     "pruning",
     "bits",
@@ -83,6 +85,8 @@ def train(
         pare train --network lstm-300 --data ptb-char --optimizer avagrad --lr 1 --set clip_norm=0.25 --root data
 
         pare train --network vgg16 --data cifar10 --sparsity 0.9 --set sparsity_options.group=channel --set optimizer.momentum=0.8
+
+        pare train --network resnet20 --data cifar10 --start dense/model.pare --teacher dense/model.pare --bits 3 --epochs 10
 
         pare train --config recipe.toml --lr 0.05 --out runs/mine
 

@@ -29,6 +29,7 @@ from paretorch.core.step.sample import Sample
 from paretorch.edits.mixed import MixedWeight
 from paretorch.errors import ConfigError
 from paretorch.support.checks import require_count
+from paretorch.support.inputs import Example, read_example
 from paretorch.support.sharded import is_sharded
 
 
@@ -36,7 +37,7 @@ def compress(
     model: nn.Module,
     *methods: Method,
     steps: int,
-    example: Tensor | None = None,
+    example: Example | None = None,
     budget: int | None = None,
     seed: int = 0,
     meter: Meter | None = None,
@@ -49,7 +50,8 @@ def compress(
 
     Args:
         steps: Optimizer steps until `harden`.
-        example: A batch of inputs, if channels are to be removed (`group="channel"`) or activations are quantized.
+        example: A batch of inputs, if channels are to be removed (`group="channel"`) or activations are quantized: a tensor, a
+            tuple of the model's arguments, or a dict of keyword arguments.
         budget: Bytes of the saved file, kept at `finalize`.
         seed: Of the noise.
         meter: Counts the bytes of a state.
@@ -73,7 +75,7 @@ class _Draft:
     model: nn.Module
     methods: tuple[Method, ...]
     steps: int
-    example: Tensor | None
+    example: Example | None
     budget: int | None
     seed: int
     meter: Meter | None
@@ -232,13 +234,13 @@ def _after(meter: Meter, before: Sequence[Edit], state: Mapping[str, Tensor], ed
     return meter(state, [*before, *edits])
 
 
-def _removes(method: Method, example: Tensor | None) -> bool:
+def _removes(method: Method, example: Example | None) -> bool:
     """Whether the method is to remove channels."""
     return isinstance(method, Couples) and method.group == "channel" and example is not None
 
 
 def _couple(
-    method: Method, model: nn.Module, chosen: list[Site], example: Tensor | None, spots: Sequence[tuple[Spot, Chain]]
+    method: Method, model: nn.Module, chosen: list[Site], example: Example | None, spots: Sequence[tuple[Spot, Chain]]
 ) -> Coupling | None:
     """The coupled channels of a method that removes them; None where each weight decides for itself."""
     if example is None or not _removes(method, example):
@@ -247,10 +249,9 @@ def _couple(
         raise ConfigError(
             'with group="channel" and an example every layer goes by channels: leave layers out with exclude='
         )
-    if not isinstance(example, Tensor) or example.dim() < 2 or not len(example):
-        raise ConfigError("example: give a batch of inputs, a tensor as the model takes it")
+    call = read_example(example, dims=2)
     with zeros_moved(spots):
-        coupling = couple(model, example, {site.name for site in chosen}, type(method).__name__)
+        coupling = couple(model, call, {site.name for site in chosen}, type(method).__name__)
     if isinstance(method, Couples):
         method.check_coupling(coupling)
     return coupling
@@ -271,7 +272,7 @@ def _relax(methods: list[Method], site: Site, seed: int, couplings: Mapping[str,
 
 
 def _relax_outputs(
-    methods: Sequence[Method], model: nn.Module, example: Tensor | None, seed: int, cut: bool
+    methods: Sequence[Method], model: nn.Module, example: Example | None, seed: int, cut: bool
 ) -> list[tuple[Spot, Chain]]:
     """The spots of the methods on activations, each with the chain that will sit there. cut: channels will be removed."""
     made: list[tuple[Spot, Chain]] = []

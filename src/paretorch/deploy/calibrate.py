@@ -9,7 +9,7 @@ percentile  what is left after cutting (100 − q)/2 % of the values from either
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from paretorch.core.attach.activations import BOUNDED
 from paretorch.errors import ConfigError
 from paretorch.support.checks import require_number
 from paretorch.support.eval_mode import run_example, watched
+from paretorch.support.inputs import ModelCall, batch_call
 
 _ACTIVATIONS: tuple[type[nn.Module], ...] = (nn.ReLU, nn.GELU, nn.SiLU, nn.LeakyReLU, *BOUNDED)
 _SAMPLE = 2**16  # values per activation and batch from which a percentile is computed
@@ -31,15 +32,15 @@ def activation_ranges(
     """Return, for each activation module by name, the range of its outputs in eval mode over all batches.
 
     Args:
-        batches: Tensors, or tuples that begin with one.
+        batches: Tensors, tuples that begin with the inputs, or dicts of keyword arguments; see `support.inputs.batch_call`.
         percentile: Cut outliers, and average the ranges of the batches. Default: the smallest and largest value.
     """
     check_percentile(percentile)
     activations = {module: name for name, module in model.named_modules() if isinstance(module, _ACTIVATIONS)}
     seen: dict[str, list[tuple[float, float]]] = {name: [] for name in activations.values()}
     with watched(model, {module: _recorder(seen[name], percentile) for module, name in activations.items()}):
-        for inputs in inputs_of(batches):
-            run_example(model, inputs)
+        for call in calls_of(model, batches):
+            run_example(model, call)
     return {name: _joined(calls, percentile) for name, calls in seen.items() if calls}
 
 
@@ -49,17 +50,23 @@ def check_percentile(percentile: float | None) -> None:
         require_number("percentile", percentile, 50.0, 100.0, _HINT, above=True)
 
 
-def inputs_of(batches: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield the input tensor of each batch; raise if there is none."""
-    if isinstance(batches, Tensor) or not isinstance(batches, Iterable):
+def calls_of(model: nn.Module, batches: Iterable[Any], like: ModelCall | None = None) -> Iterator[ModelCall]:
+    """Yield the call of each batch, without its labels; raise if there is none.
+
+    Args:
+        like: The example that the model was exported with, if the calls must have the same arguments.
+    """
+    if isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
         raise ConfigError("Calibration needs batches of inputs: a list or a loader of tensors, such as [x]")
     found = False
     for batch in batches:
-        inputs = batch[0] if isinstance(batch, tuple | list) else batch
-        if not isinstance(inputs, Tensor) or inputs.dim() < 1 or not len(inputs):
-            raise ConfigError("Calibration needs batches of inputs: tensors, or tuples that begin with one")
+        call = batch_call(model, batch, like)
+        if not call.batch:
+            raise ConfigError(
+                "Calibration needs batches of inputs: tensors, tuples that begin with one, or dicts of keyword arguments"
+            )
         found = True
-        yield inputs
+        yield call
     if not found:
         raise ConfigError("Calibration needs at least one batch of inputs")
 

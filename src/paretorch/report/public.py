@@ -6,12 +6,14 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from paretorch.deploy.measure import record
 from paretorch.deploy.measure.report import report as measure_report
 from paretorch.report.page import write_html
+from paretorch.support.inputs import Example
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,9 +28,9 @@ class Report(record.Report):
 def report(
     model: nn.Module | str | os.PathLike[str],
     *,
-    example: Tensor | None = None,
+    example: Example | None = None,
     accuracy: float | None = None,
-    data: Iterable[tuple[Tensor, Tensor]] | None = None,
+    data: Iterable[Any] | None = None,
     baseline: nn.Module | None = None,
     latency: bool = True,
 ) -> Report:
@@ -37,9 +39,10 @@ def report(
     A zoo network that has lost channels or was folded is compared with the whole one, with or without `baseline`.
 
     Args:
-        example: A batch of inputs, to count MACs and to measure latency.
+        example: A batch of inputs, to count MACs and to measure latency: a tensor, a tuple of the model's arguments, or a dict
+            of keyword arguments.
         accuracy: A fraction, shown as it is. Default: measured on `data`, or read from the file's summary.
-        data: Batches of inputs and classes, to measure accuracy on.
+        data: Batches of inputs and classes, to measure accuracy on: (inputs, classes), or dicts with "labels".
         baseline: The dense network, to compare sizes and latency with.
         latency: Whether to measure latency, in processes of their own.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.errors import ConfigError, PareError
+from paretorch.support.inputs import ModelCall
 
 Hook = Callable[[nn.Module, Any, Any], None]
 
@@ -53,11 +54,12 @@ def doubles(model: nn.Module) -> dict[str, str]:
     return {one: own[0] if one != own[0] else own[1] for own in names.values() if len(own) > 1 for one in own}
 
 
-def run_example(model: nn.Module, example: Tensor) -> None:
+def run_example(model: nn.Module, example: Tensor | ModelCall) -> Any:
     """Run the model on an example, on the model's device; one that does not run is the caller's mistake."""
+    call = example if isinstance(example, ModelCall) else ModelCall((example,))
     parameter = next(model.parameters(), None)
-    with trying(example):
-        model(example if parameter is None else example.to(parameter.device))
+    with trying(*call.tensors):
+        return call.to(None if parameter is None else parameter.device)(model)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
+from paretorch.training.distillation import Teacher
 from paretorch.training.task import Batch, mix, shuffled
 from paretorch.zoo.data import Augment, Images, augment
 
@@ -22,6 +23,7 @@ class ImageClassification:
 
     tallies: tuple[str, ...] = ("accuracy",)
     splits = True
+    teacher: Teacher | None = None
 
     def __init__(
         self,
@@ -58,6 +60,8 @@ class ImageClassification:
         pixels, labels = batch
         logits = self._logits(model, pixels)
         loss = F.cross_entropy(logits, labels, label_smoothing=self._smoothing)
+        if (teacher := self.teacher) is not None:
+            loss = teacher.mix(loss, logits, teacher.outputs(lambda other: self._logits(other, pixels)))
         return loss, ((logits.detach().argmax(1) == labels).float().mean(),)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:

@@ -11,12 +11,21 @@
 
 Decisions are rounded after `steps` optimizer steps; the others fine-tune. Then `small = mine.plan.finalize()`. Checkpoints hold the plan
 too, so that `fit(ckpt_path=…)` goes on with it. Sparsity, bits and the like are logged as plan/….
+
+`PlanCallback(teacher=dense)` adds distillation: the loss of `training_step` becomes alpha · distillation + (1 − alpha) · loss. The
+teacher runs on what the network with the plan is called with in `training_step`, and their outputs are compared.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
 from paretorch.errors import ConfigError, MissingExtraError
+from paretorch.support.inputs import ModelCall
 from paretorch.training.callback import Follower
+from paretorch.training.distillation import ALPHA, Teacher
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -25,9 +34,17 @@ except ImportError as error:
 
 
 class PlanCallback(Callback):
-    """Steps and rounds the plan of the model that is trained, once for each optimizer step (not for each batch)."""
+    """Steps and rounds the plan of the model that is trained, once for each optimizer step (not for each batch).
 
-    def __init__(self) -> None:
+    Args:
+        teacher: A network to learn from, which takes what the network with the plan takes, such as a copy of it made before
+            `compress`. It is moved to the same device, and put into evaluation mode for good. Default: none.
+        alpha: The weight of the teacher's loss, from 0 to 1.
+        temperature: Of the logits that are compared; see `pt.distillation_loss`.
+    """
+
+    def __init__(self, teacher: nn.Module | None = None, alpha: float = ALPHA, temperature: float = 1.0) -> None:
+        self._lessons = None if teacher is None else _Lessons(Teacher(teacher, alpha, temperature))
         self._follower: Follower | None = None
         self._loaded: dict[str, Any] = {}
         self._seen = 0
@@ -41,6 +58,15 @@ class PlanCallback(Callback):
         if self._loaded:
             self._follower.plan.load_state_dict(self._loaded)
             self._loaded = {}  # a later fit begins with a plan of its own
+        if self._lessons is not None:
+            self._lessons.begin(pl_module, self._follower.plan.model)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._lessons is not None:
+            self._lessons.end(pl_module)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.on_train_end(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if self._follower is None or trainer.global_step == self._seen:
@@ -49,9 +75,61 @@ class PlanCallback(Callback):
         self._follower.after_step(trainer.optimizers[0])
         if self._seen % max(getattr(trainer, "log_every_n_steps", 50), 1) == 0:
             pl_module.log_dict({f"plan/{name}": value for name, value in self._follower.plan.metrics().items()})
+            if self._lessons is not None and self._lessons.last is not None:
+                pl_module.log("plan/distillation", self._lessons.last)
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._follower is None else self._follower.plan.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict
+
+
+class _Lessons:
+    """Adds the teacher's loss to what `training_step` returns: while it trains, the module has a step of its own."""
+
+    def __init__(self, teacher: Teacher) -> None:
+        self._teacher = teacher
+        self._heard: list[tuple[ModelCall, Any]] = []
+        self._hook: Any = None
+        self.last: Tensor | None = None
+
+    def begin(self, module: LightningModule, student: nn.Module) -> None:
+        if not module.automatic_optimization:
+            raise ConfigError(
+                "teacher= adds to the loss that training_step returns, and manual optimization returns none: add "
+                "pt.distillation_loss to your own"
+            )
+        self._teacher.prepare(student, module.device)
+        self._hook = student.register_forward_hook(self._hear, with_kwargs=True)
+        step = module.training_step
+
+        def taught(*args: Any, **kwargs: Any) -> Any:
+            self._heard.clear()
+            return self._added(step(*args, **kwargs))
+
+        module.__dict__["training_step"] = taught  # found before the method of its class
+
+    def end(self, module: LightningModule) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+            module.__dict__.pop("training_step", None)
+
+    def _hear(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if torch.is_grad_enabled():
+            self._heard.append((ModelCall(args, kwargs), output))
+
+    def _added(self, result: Any) -> Any:
+        if result is None:  # the batch is skipped
+            return None
+        if not self._heard:
+            raise ConfigError(
+                "training_step does not call the network with the plan: there is nothing to compare with teacher="
+            )
+        distilled = torch.stack([self._teacher.repeat(call, output) for call, output in self._heard]).mean()
+        self._heard.clear()
+        self.last = distilled.detach()
+        if isinstance(result, Mapping):
+            return {**result, "loss": self._teacher.add(result["loss"], distilled)}
+        return self._teacher.add(result, distilled)

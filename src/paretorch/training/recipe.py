@@ -1,4 +1,4 @@
-"""What decides a run's result: one frozen record with a section each for data, optimizer, schedule and compression.
+"""What decides a run's result: one frozen record with a section each for data, optimizer, schedule, compression, distillation.
 
 Where and how it runs (device, compilation, checkpoints) is kept apart, in `Runtime`: a run may be resumed under another
 runtime but never under another recipe. Recipes are read from plain values by `paretorch.training.recipe_values`.
@@ -6,6 +6,7 @@ runtime but never under another recipe. Recipes are read from plain values by `p
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from paretorch.errors import ConfigError
 from paretorch.methods.precision.samples import MOST
 from paretorch.methods.registry import entries
 from paretorch.support.checks import require_at_least, require_one_of
+from paretorch.training.distillation import ALPHA
 from paretorch.training.schedules import SCHEDULES
 from paretorch.zoo.registry import shares
 
@@ -227,6 +229,31 @@ class CompressionRecipe:
 
 
 @dataclass(frozen=True)
+class DistillationRecipe:
+    """The network to learn from, and how much of the loss is its; see `paretorch.training.distillation`.
+
+    Args:
+        teacher: A file of it: an artefact (model.pare), or the checkpoint.pt of a dense run; None: there is no teacher.
+        alpha: The weight of the teacher's loss, from 0 to 1; the rest is the task's.
+        temperature: Of the logits, above 0.
+    """
+
+    teacher: str | None = None
+    alpha: float = ALPHA
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise ConfigError(f"distillation.alpha must be a number from 0 to 1, not {self.alpha}")
+        if not 0 < self.temperature < math.inf:
+            raise ConfigError(f"distillation.temperature must be above 0, not {self.temperature}")
+        if self.teacher is None and (self.alpha, self.temperature) != (ALPHA, 1.0):
+            raise ConfigError(
+                "distillation.alpha and distillation.temperature need a teacher: set distillation.teacher"
+            )
+
+
+@dataclass(frozen=True)
 class Recipe:
     """Network, data, optimizer, schedule and what to compress.
 
@@ -237,7 +264,7 @@ class Recipe:
             `start` right away, by mp or amc.
         dtype: "fp32", "bf16" (autocast), or "auto": bf16 on a GPU and fp32 elsewhere.
         seed: Decides every random number.
-        data, optimizer, schedule, compression: The sections.
+        data, optimizer, schedule, compression, distillation: The sections.
 
     Example:
         >>> recipe = Recipe("digits-cnn", epochs=12, data=DataRecipe("digits"), optimizer=OptimizerRecipe(lr=0.05))
@@ -256,6 +283,7 @@ class Recipe:
     optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
     schedule: ScheduleRecipe = field(default_factory=ScheduleRecipe)
     compression: CompressionRecipe = field(default_factory=CompressionRecipe)
+    distillation: DistillationRecipe = field(default_factory=DistillationRecipe)
 
     def __post_init__(self) -> None:
         require_one_of("dtype", self.dtype, ("auto", "bf16", "fp32"))
@@ -292,6 +320,8 @@ class Recipe:
             raise ConfigError("precision_options.samples are of the noise of learned precisions: set bits")
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields as JSON would give them back, a table per section."""
+        """The fields as JSON would give them back, a table per section; distillation only if there is a teacher."""
         plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        if self.distillation.teacher is None:  # as in runs and storages that were begun before there were teachers
+            del plain["distillation"]
         return plain

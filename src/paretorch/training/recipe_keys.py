@@ -9,7 +9,7 @@ from typing import Any
 
 from paretorch.errors import ConfigError
 
-SECTIONS = ("data", "optimizer", "schedule", "compression")
+SECTIONS = ("data", "optimizer", "schedule", "compression", "distillation")
 
 _FLAT = {
     "": ("network", "network_options", "start", "epochs", "finetune", "dtype", "seed"),

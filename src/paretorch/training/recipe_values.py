@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import ArtefactError, ConfigError
-from paretorch.training.recipe import CompressionRecipe, DataRecipe, OptimizerRecipe, Recipe, ScheduleRecipe
+from paretorch.training.recipe import (
+    CompressionRecipe,
+    DataRecipe,
+    DistillationRecipe,
+    OptimizerRecipe,
+    Recipe,
+    ScheduleRecipe,
+)
 from paretorch.training.recipe_keys import SECTIONS, by_place, nested
 
 _SECTIONS = {
@@ -20,6 +27,7 @@ _SECTIONS = {
     "optimizer": OptimizerRecipe,
     "schedule": ScheduleRecipe,
     "compression": CompressionRecipe,
+    "distillation": DistillationRecipe,
 }
 
 

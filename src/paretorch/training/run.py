@@ -22,6 +22,7 @@ from paretorch.training.runtime import Runtime
 from paretorch.training.task import Task
 from paretorch.training.tasks.choose import choose
 from paretorch.training.tasks.limits import Carrying, Drawing, clip_gradients, suited
+from paretorch.training.teacher import teach
 from paretorch.training.tracking import require_tensorboard
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
     model = model.to(device)
     if isinstance(task, ImageClassification):
         _check_fit(model, task.example()[:1], recipe)
+    teach(task, model, recipe, wanted)
     # Faster on GPUs, and on CPUs too: ResNet-20 takes three quarters of the time there.
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Setup(model, task, attach(model, recipe, steps=recipe.epochs * task.steps, example=task.example()), device)

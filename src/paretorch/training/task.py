@@ -20,7 +20,8 @@ class Task(Protocol):
     values on the host, to find the shape of its batch, so that a step cannot be replayed from a CUDA graph; `compiles`
     is False where `torch.compile` would not pay. One is False where it is not: `splits` is True where every tensor of a
     batch has a row for each example, so that a step may take the batch in parts. A method `inputs(number, count)` may be
-    there: up to `count` training batches of an epoch as the model sees them, to estimate statistics with.
+    there: up to `count` training batches of an epoch as the model sees them, to estimate statistics with. A task with an
+    attribute `teacher`, None or a `Teacher`, can be distilled: `loss` mixes in the teacher's, run on the same batch.
     """
 
     tallies: tuple[str, ...]

@@ -8,9 +8,13 @@
 
 Checkpoints hold the plan too (`plan.pt`), and `trainer.train(resume_from_checkpoint=True)` goes on with it, in the same
 `output_dir`. Sparsity, bits and the like are in `trainer.state.log_history`.
+
+`PlanCallback(teacher=dense)` adds distillation: while training, the loss that the model returns becomes alpha · distillation +
+(1 − alpha) · loss. Evaluation has the loss alone.
 """
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,9 @@ import torch
 from torch import nn
 
 from paretorch.errors import ConfigError, MissingExtraError
+from paretorch.support.inputs import ModelCall
 from paretorch.training.callback import Follower
+from paretorch.training.distillation import ALPHA, Teacher
 from paretorch.training.files import write_atomically
 
 try:
@@ -27,13 +33,22 @@ except ImportError as error:
     raise MissingExtraError("PlanCallback needs transformers: pip install 'paretorch[transformers]'.") from error
 
 _FILE = "plan.pt"
+_ITEMS = "num_items_in_batch"  # which the trainer passes to models that take it
 _TIES = "_tied_weights_keys"  # of a model: which of its keys are other names of the same tensor, and are not saved
 
 
 class PlanCallback(TrainerCallback):
-    """Steps and rounds the plan of the model that is trained."""
+    """Steps and rounds the plan of the model that is trained.
 
-    def __init__(self) -> None:
+    Args:
+        teacher: A model to learn from, which takes what the trained one takes, such as a copy of it made before `compress`. It
+            is moved to the same device, and put into evaluation mode for good. Default: none.
+        alpha: The weight of the teacher's loss, from 0 to 1.
+        temperature: Of the logits that are compared; see `pt.distillation_loss`.
+    """
+
+    def __init__(self, teacher: nn.Module | None = None, alpha: float = ALPHA, temperature: float = 1.0) -> None:
+        self._lessons = None if teacher is None else _Lessons(Teacher(teacher, alpha, temperature))
         self._follower: Follower | None = None
 
     def on_train_begin(
@@ -46,11 +61,15 @@ class PlanCallback(TrainerCallback):
         if state.global_step:
             self._follower.plan.load_state_dict(_plan_state(_checkpoint(args, state) / _FILE))
         _tell_ties(kwargs["model"])
+        if self._lessons is not None:
+            self._lessons.begin(kwargs["model"], args)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         kwargs["model"].__dict__.pop(_TIES, None)
+        if self._lessons is not None:
+            self._lessons.end()
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -62,12 +81,63 @@ class PlanCallback(TrainerCallback):
         if self._follower is not None and state.log_history:
             numbers = self._follower.plan.metrics()
             state.log_history[-1] |= {f"plan_{name}": value for name, value in numbers.items()}
+            if self._lessons is not None and self._lessons.last is not None:
+                state.log_history[-1]["plan_distillation"] = float(self._lessons.last)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._follower is not None and state.is_world_process_zero:
             buffer = io.BytesIO()
             torch.save(self._follower.plan.state_dict(), buffer)
             write_atomically(_checkpoint(args, state) / _FILE, buffer.getbuffer())
+
+
+class _Lessons:
+    """Adds the teacher's loss to the one that the model returns, by a hook: a callback sees neither loss nor batches."""
+
+    def __init__(self, teacher: Teacher) -> None:
+        self._teacher = teacher
+        self._hook: Any = None
+        self._autocast: Any = None
+        self._share = 1.0
+        self.last: torch.Tensor | None = None
+
+    def begin(self, model: nn.Module, args: TrainingArguments) -> None:
+        if args.label_smoothing_factor:
+            raise ConfigError(
+                "label_smoothing_factor computes a loss beside the model's, which teacher= does not reach: set it to 0"
+            )
+        self.end()  # of a training that did not come to its end
+        self._teacher.prepare(model, args.device)
+        self._autocast = torch.autocast(args.device.type, torch.bfloat16, enabled=args.bf16)
+        # A model that divides by the items of all batches of a step is not divided by their number again.
+        ranks = args.world_size if args.average_tokens_across_devices else 1
+        self._share = 1 / (args.gradient_accumulation_steps * ranks)
+        self._hook = model.register_forward_hook(self._add, with_kwargs=True)
+
+    def end(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def _add(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if not model.training:
+            return None
+        given = {name: value for name, value in kwargs.items() if name != _ITEMS}
+        loss = output.get("loss") if isinstance(output, Mapping) else output[0] if isinstance(output, tuple) else None
+        if not isinstance(loss, torch.Tensor) or loss.dim():
+            raise ConfigError(
+                "the model returns no loss for teacher= to add to: give it labels, and leave compute_loss_func out"
+            )
+        with self._autocast:
+            distilled = self._teacher.repeat(ModelCall(args, given), output)
+        self.last = distilled.detach()
+        mixed = self._teacher.add(loss, distilled if kwargs.get(_ITEMS) is None else distilled * self._share)
+        if isinstance(output, tuple):
+            return (mixed, *output[1:])
+        if isinstance(output, dict):  # a transformers output is one
+            output["loss"] = mixed
+            return output
+        return {**output, "loss": mixed}
 
 
 def _tell_ties(model: nn.Module) -> None:

@@ -21,6 +21,7 @@ from paretorch.edits import QuantizeActivation
 from paretorch.edits.quantize_activation import has_state, replace_module
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import Hook, run_example, watched
+from paretorch.support.inputs import Example, read_example
 
 BOUNDED: tuple[type[nn.Module], ...] = (nn.Sigmoid, nn.Hardsigmoid, nn.Tanh, nn.Softsign, nn.Hardtanh)  # ReLU6 is one
 _CHILD = f"{PREFIX}activation"
@@ -67,19 +68,21 @@ class OutputRelaxation(Relaxation):
         """The structural edit that makes such a module of the activation under these names."""
 
 
-def find_spots(model: nn.Module, example: Tensor | None, asked_by: str) -> list[Spot]:
+def find_spots(model: nn.Module, example: Example | None, asked_by: str) -> list[Spot]:
     """Every leaf module that the example passes, in order of names; the model itself is none."""
-    if not isinstance(example, Tensor) or example.dim() < 2 or len(example) < 1:
+    try:
+        call = read_example(example, dims=2)
+    except ConfigError:
         raise ConfigError(
             f"{asked_by} needs example=, a batch of inputs as the model takes them, to know the shapes of its activations"
-        )
+        ) from None
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if name and not module._modules:
             names.setdefault(module, []).append(name)
     seen: dict[nn.Module, list[tuple[torch.Size, float, torch.device]]] = {module: [] for module in names}
     with watched(model, {module: _recorder(calls) for module, calls in seen.items()}):
-        run_example(model, example)
+        run_example(model, call)
     spots = []
     for module, calls in seen.items():
         if calls:

@@ -17,31 +17,32 @@ from paretorch.core.channels.labels import Network
 from paretorch.core.channels.trace import trace
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import doubles, in_eval, run_example
+from paretorch.support.inputs import Example, ModelCall, read_example, tensors_in
 
 _TOLERANCE = 1e-4  # of the largest output: sums of fewer terms are rounded differently
 
 
-def couple(model: nn.Module, example: Tensor, chosen: set[str], asked_by: str) -> Coupling:
+def couple(model: nn.Module, example: Example, chosen: set[str], asked_by: str) -> Coupling:
     """The coupled channels whose producing weights are all among the chosen.
 
     Args:
-        example: a batch of inputs; its first is used.
+        example: a batch of inputs; its first row is used.
         chosen: names of weights whose channels may be removed.
         asked_by: who is named by an error.
     """
     parameter = next(model.parameters())
-    example = example[:1].to(parameter.device)
+    call = read_example(example).first().to(parameter.device)
     with in_eval(model):
-        run_example(model, example)
-    net = trace(model, example)
+        run_example(model, call)
+    net = trace(model, call)
     _fix_tied(net, model)
     for layer in net.layers.values():
         if layer.weight not in chosen:
             net.fix(layer.rows)
     coupling = Coupling(net, model, chosen)
-    if coupling.count and not _Trial(model, example, coupling).holds(coupling.parts):
-        exact, example = _in_double(model, example)
-        trial = _Trial(exact, example, coupling)
+    if coupling.count and not _Trial(model, call, coupling).holds(coupling.parts):
+        exact, call = _in_double(model, call)
+        trial = _Trial(exact, call, coupling)
         if exact is model or not trial.holds(coupling.parts):
             coupling = _without_what_fails(net, trial, chosen)
     if not coupling.count:
@@ -104,16 +105,16 @@ def _failing_alone(trial: "_Trial", parts: list[Tensor]) -> list[Tensor]:
     return [part for part in parts if not trial.holds([part])]
 
 
-def _in_double(model: nn.Module, example: Tensor) -> tuple[nn.Module, Tensor]:
+def _in_double(model: nn.Module, example: ModelCall) -> tuple[nn.Module, ModelCall]:
     """A copy in float64 to try things out with, so that bfloat16 or TF32 are not taken for a difference; if that runs."""
     coarse = any(parameter.dtype.itemsize < 4 for parameter in model.parameters())
-    if not (coarse or example.is_cuda):
+    if not (coarse or any(tensor.is_cuda for tensor in example.tensors)):
         return model, example
-    exact = example.double() if example.is_floating_point() else example
+    exact = example.double()
     try:
         twin = copy.deepcopy(model).double()
         with in_eval(twin):
-            twin(exact)
+            exact(twin)
     except Exception:  # a type is written into the forward pass, or the device has no such numbers
         return model, example
     return twin, exact
@@ -122,7 +123,7 @@ def _in_double(model: nn.Module, example: Tensor) -> tuple[nn.Module, Tensor]:
 class _Trial:
     """Whether removing channels of a model does what zeroing them does."""
 
-    def __init__(self, model: nn.Module, example: Tensor, coupling: Coupling) -> None:
+    def __init__(self, model: nn.Module, example: ModelCall, coupling: Coupling) -> None:
         self.model, self.example, self.coupling = model, example, coupling
         self._shaken = copy.deepcopy(model).eval()
         _shake(self._shaken)
@@ -186,10 +187,10 @@ def _shallow_copy(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def _drawn_alike(model: nn.Module, example: Tensor) -> object:
+def _drawn_alike(model: nn.Module, example: ModelCall) -> object:
     """The outputs; what the model draws by chance is the same each time."""
-    with torch.random.fork_rng(devices=[example.device] if example.is_cuda else []):
-        return model(example)
+    with torch.random.fork_rng(devices={tensor.device for tensor in example.tensors if tensor.is_cuda}):
+        return example(model)
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
@@ -209,8 +210,4 @@ def _shake(model: nn.Module) -> None:
 
 
 def _tensors(output: object) -> list[Tensor]:
-    if isinstance(output, dict):
-        output = list(output.values())
-    if isinstance(output, list | tuple):
-        return [tensor for one in output for tensor in _tensors(one)]
-    return [output] if isinstance(output, Tensor) and output.is_floating_point() else []
+    return [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]

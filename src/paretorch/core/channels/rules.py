@@ -277,4 +277,4 @@ def _caller(node: torch.fx.Node) -> str:
     """The module in whose forward pass an operation stands."""
     stack = node.meta.get("nn_module_stack") or {"": ("", None)}
     name: str = list(stack.values())[-1][0]
-    return name
+    return name.partition(".")[2]  # the model itself is a child of a TensorFunction

@@ -20,16 +20,17 @@ from paretorch.core.channels.labels import Named, Network, Value, leaves, unlabe
 from paretorch.core.channels.rules import CASTS, MOVES, Rules, arguments_of, operation_name
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import first_sentence
+from paretorch.support.inputs import ModelCall, TensorFunction
 from paretorch.support.silence import quiet
 
 
-def trace(model: nn.Module, example: Tensor) -> Network:
-    """Trace one example through the network, in eval mode; the model is left as it is."""
+def trace(model: nn.Module, call: ModelCall) -> Network:
+    """Trace a call of the network, with one row, in eval mode; the model is left as it is."""
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()
         with torch.no_grad(), quiet():
-            exported = torch.export.export(model, (example[:1],), strict=False)
+            exported = torch.export.export(TensorFunction(model, call), tuple(call.tensors), strict=False)
     except Exception as error:
         raise ConfigError(
             f"the channels of this model cannot be followed, since torch.export fails: {first_sentence(error)}"
@@ -45,8 +46,12 @@ class _Tracer:
 
     def __init__(self, model: nn.Module, exported: torch.export.ExportedProgram) -> None:
         signature = exported.graph_signature
-        self.graph, self.named = exported.graph, {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-        self.rules = Rules(model, set(signature.inputs_to_parameters.values()))
+        parameters, buffers = (
+            {node: name.removeprefix(TensorFunction.PREFIX) for node, name in names.items()}
+            for names in (signature.inputs_to_parameters, signature.inputs_to_buffers)
+        )
+        self.graph, self.named = exported.graph, {**parameters, **buffers}
+        self.rules = Rules(model, set(parameters.values()))
         self.values: dict[torch.fx.Node, Any] = {}
 
     def run(self) -> Network:

@@ -8,13 +8,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import in_eval
+from paretorch.support.inputs import batch_call
 
 
 def recalibrate_norms(model: nn.Module, batches: Iterable[Any]) -> None:
-    """Average the batch statistics over the given inputs (a tensor, or a tuple that begins with it, a batch).
+    """Average the batch statistics over the given batches: tensors, tuples that begin with the inputs, or dicts of arguments.
 
-    They may be anywhere, as a data loader gives them: each goes to where the model is. Where one fails, or there is none,
-    the statistics are what they were.
+    `batch_call` says which parts of a batch are inputs. They may be anywhere, as a data loader gives them: each goes to
+    where the model is. If one fails, or there is none, the statistics are what they were.
     """
     if isinstance(batches, Tensor) or not any(hasattr(batches, name) for name in ("__iter__", "__getitem__")):
         given = "one tensor" if isinstance(batches, Tensor) else repr(batches)
@@ -33,8 +34,7 @@ def recalibrate_norms(model: nn.Module, batches: Iterable[Any]) -> None:
                 norm.momentum = None  # a plain average over all batches
                 norm.train()
             for batch in batches:
-                inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
-                model(inputs.to(place) if isinstance(inputs, Tensor) else inputs)
+                batch_call(model, batch).to(place)(model)
                 seen = True
             if not seen:
                 raise ConfigError("recalibrate: the loader gave no batch")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from paretorch.deploy.fast.timers import Call, Timer, is_faster, speedup, timer
 from paretorch.deploy.plain import copied
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import first_sentence, trying
+from paretorch.support.inputs import Example, ModelCall, read_example, tensors_in
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Optimized(NamedTuple):
 
 def optimize(
     model: nn.Module,
-    example: Tensor | tuple[Any, ...],
+    example: Example,
     *,
     tolerance: float | None = None,
     rounds: int = 7,
@@ -92,7 +93,7 @@ def optimize(
     eval mode.
 
     Args:
-        example: A batch of inputs as it will come, or a tuple of the model's arguments.
+        example: A batch of inputs as it will come: a tensor, a tuple of the model's arguments, or a dict of keyword arguments.
         tolerance: The largest difference of an output to accept, relative to the largest output. Default: 1e-4 for
             float32, 2e-2 for bf16.
         rounds: How often each candidate is timed.
@@ -102,11 +103,7 @@ def optimize(
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"optimize takes a module, not {type(model).__name__}")
-    arguments = example if isinstance(example, tuple) else (example,)
-    if not tensors_of(arguments):
-        raise ConfigError(
-            "example: give a batch of inputs as it will come, a tensor or a tuple of the model's arguments"
-        )
+    call = read_example(example, dims=0)
     if rounds < 1 or seconds <= 0:
         raise ConfigError(f"rounds must be at least 1 and seconds above 0, not {rounds} and {seconds}")
     if tolerance is not None and not tolerance > 0:
@@ -115,14 +112,14 @@ def optimize(
         )
     reference = copied(model, "optimize")
     layers = {module: name for name, module in reference.named_modules() if could_be_replaced(module)}
-    layer_timer = timer or _default_timer(reference, arguments, rounds, seconds, graphs)
+    layer_timer = timer or _default_timer(reference, call, rounds, seconds, graphs)
     # Settings of one kernel differ by less than Python takes to launch it.
-    kernel_timer = timer or _default_timer(reference, arguments, rounds, seconds, True)
+    kernel_timer = timer or _default_timer(reference, call, rounds, seconds, True)
     with torch.no_grad():
-        expected = _run(reference, arguments)
-        limit = tolerance or max(_TOLERANCE.get(t.dtype, _COARSE) for t in tensors_of(expected))
+        expected = _run(reference, call)
+        limit = tolerance or max(_TOLERANCE.get(t.dtype, _COARSE) for t in tensors_in(expected))
         kept = {layer: reason for layer in layers if (reason := why_kept(layer)) is not None}
-        inputs = capture_inputs(reference, arguments, [layer for layer in layers if layer not in kept])
+        inputs = capture_inputs(reference, call, [layer for layer in layers if layer not in kept])
         swaps: dict[nn.Module, nn.Module] = {}
         choices = []
         for layer, name in layers.items():
@@ -136,19 +133,19 @@ def optimize(
         if not swaps:
             return Optimized(model, Summary(tuple(choices), False, "no layer was measured to be faster"))
         fast = replace_modules(reference, swaps)
-        summary = _compare(tuple(choices), reference, fast, arguments, expected, layer_timer, limit)
+        summary = _compare(tuple(choices), reference, fast, call, expected, layer_timer, limit)
     return Optimized(fast if summary.changed else model, summary)
 
 
-def _default_timer(model: nn.Module, arguments: tuple[Any, ...], rounds: int, seconds: float, graphs: bool) -> Timer:
-    tensor = next((t for t in [*model.parameters(), *tensors_of(arguments)]), None)
+def _default_timer(model: nn.Module, call: ModelCall, rounds: int, seconds: float, graphs: bool) -> Timer:
+    tensor = next((t for t in [*model.parameters(), *call.tensors]), None)
     return timer(torch.device("cpu") if tensor is None else tensor.device, rounds, seconds, graphs)
 
 
-def _run(model: nn.Module, arguments: tuple[Any, ...]) -> Any:
-    with trying(*tensors_of(arguments)):
-        output = model(*arguments)
-    if not tensors_of(output):
+def _run(model: nn.Module, call: ModelCall) -> Any:
+    with trying(*call.tensors):
+        output = call(model)
+    if not tensors_in(output):
         raise ConfigError(f"optimize needs a module that returns tensors, not {type(output).__name__}")
     return output
 
@@ -187,19 +184,19 @@ def _compare(
     choices: tuple[Choice, ...],
     reference: nn.Module,
     fast: nn.Module,
-    arguments: tuple[Any, ...],
+    call: ModelCall,
     expected: Any,
     layer_timer: Timer,
     limit: float,
 ) -> Summary:
     """Compare the whole copy with the whole model."""
     try:
-        apart = difference(expected, fast(*arguments))
+        apart = difference(expected, call(fast))
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         return Summary(choices, False, f"with the faster layers it does not run: {first_sentence(error)}")
     if apart > limit:
         return Summary(choices, False, f"outputs differ by {apart:.1e}, more than {limit:.0e}", difference=apart)
-    times: Mapping[str, Any] = layer_timer({"before": lambda: reference(*arguments), "after": lambda: fast(*arguments)})
+    times: Mapping[str, Any] = layer_timer({"before": lambda: call(reference), "after": lambda: call(fast)})
     before, after = (statistics.median(times[key]) for key in ("before", "after"))
     words = f"{before:.3f} ms before, {after:.3f} ms after"
     faster = is_faster(times["before"], times["after"])
@@ -208,21 +205,11 @@ def _compare(
     return Summary(choices, faster, reason, before, after, apart)
 
 
-def tensors_of(output: Any) -> list[Tensor]:
-    """Return all tensors in nested tuples, lists and mappings, in order."""
-    if isinstance(output, Tensor):
-        return [output]
-    if isinstance(output, Mapping):
-        output = list(output.values())
-    if isinstance(output, Sequence) and not isinstance(output, str):
-        return [tensor for part in output for tensor in tensors_of(part)]
-    return []
-
-
 def difference(expected: Any, got: Any) -> float:
     """Return the largest difference of an element, relative to the largest element of its tensor; inf if shapes differ."""
-    pairs = list(zip(tensors_of(expected), tensors_of(got), strict=False))
-    if len(tensors_of(expected)) != len(tensors_of(got)) or any(a.shape != b.shape for a, b in pairs):
+    ours, others = tensors_in(expected), tensors_in(got)
+    pairs = list(zip(ours, others, strict=False))
+    if len(ours) != len(others) or any(a.shape != b.shape for a, b in pairs):
         return float("inf")
     return max((_difference(a, b) for a, b in pairs if a.numel()), default=0.0)
 

@@ -17,6 +17,7 @@ from paretorch.deploy.fast.layers import PackedLinear, SparseLinear, SparsePoint
 from paretorch.deploy.fast.timers import Timer
 from paretorch.deploy.fast.tuning import fastest_setting
 from paretorch.errors import ConfigError
+from paretorch.support.inputs import ModelCall
 
 _MIN_ZEROS = 0.5
 """Below, compressed rows, which have an index for every value, are no smaller than the dense weight."""
@@ -103,9 +104,7 @@ def _packed_layer(layer: nn.Linear, inputs: list[Tensor], timer: Timer) -> Repla
     return Replacement("packed", packed, f"{found.setting}: the best of {found.tried}")
 
 
-def capture_inputs(
-    model: nn.Module, arguments: tuple[Any, ...], layers: Iterable[nn.Module]
-) -> dict[nn.Module, list[Tensor]]:
+def capture_inputs(model: nn.Module, call: ModelCall, layers: Iterable[nn.Module]) -> dict[nn.Module, list[Tensor]]:
     """Run the model once and return, for each layer, the inputs of all of its calls; none if it is not reached."""
     inputs: dict[nn.Module, list[Tensor]] = {layer: [] for layer in layers}
 
@@ -115,7 +114,7 @@ def capture_inputs(
 
     handles = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in inputs]
     try:
-        model(*arguments)
+        call(model)
     finally:
         for handle in handles:
             handle.remove()

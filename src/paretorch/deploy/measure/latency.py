@@ -18,12 +18,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from paretorch.deploy.onnx import export_onnx
 from paretorch.deploy.plain import copied
 from paretorch.errors import ConfigError
 from paretorch.support.children import module_command
+from paretorch.support.inputs import Example, ModelCall, TensorFunction, read_example
 from paretorch.support.silence import quiet
 
 _TIMEOUT = 600  # seconds the measuring process may take
@@ -51,7 +52,7 @@ class Latency:
 
 def measure_latency(
     models: nn.Module | Mapping[str, nn.Module],
-    example: Tensor,
+    example: Example,
     *,
     rounds: int = 5,
     seconds: float = 0.3,
@@ -61,11 +62,13 @@ def measure_latency(
 
     Args:
         models: One, or several by name, to be compared.
+        example: A batch of inputs: a tensor, a tuple of the models' arguments, or a dict of keyword arguments.
         seconds: Of each round of each module.
         threads: Default: as many as torch uses here.
     """
     if rounds < 1 or seconds <= 0:
         raise ConfigError(f"rounds must be at least 1 and seconds above 0, not {rounds} and {seconds}")
+    call = read_example(example).map(lambda tensor: tensor.detach()).to("cpu")
     named = {"model": models} if isinstance(models, nn.Module) else dict(models)
     threads = threads or torch.get_num_threads()
     with_onnx = find_spec("onnxruntime") is not None and find_spec("onnxscript") is not None
@@ -75,15 +78,15 @@ def measure_latency(
         files: dict[str, tuple[str, str]] = {}
         for i, (name, model) in enumerate(named.items()):
             for runtime in runtimes:
-                if _write(model, example, folder / f"{i}.{runtime}", runtime):
+                if _write(model, call, folder / f"{i}.{runtime}", runtime):
                     files[f"{i}.{runtime}"] = (name, runtime)
-        medians = _in_own_process(folder, list(files), example, rounds, seconds, threads)
+        medians = _in_own_process(folder, list(files), call, rounds, seconds, threads)
     found = {files[file]: (values, True) for file, values in medians.items()}
     for name, model in named.items():
         if (name, "torch") not in found:
-            found[name, "torch"] = (_here(model, example, rounds, seconds, threads), False)
+            found[name, "torch"] = (_here(model, call, rounds, seconds, threads), False)
     return [
-        Latency(*key, statistics.median(values), min(values), max(values), rounds, len(example), threads, isolated)
+        Latency(*key, statistics.median(values), min(values), max(values), rounds, call.batch, threads, isolated)
         for key, (values, isolated) in sorted(found.items(), key=lambda item: list(named).index(item[0][0]))
     ]
 
@@ -106,28 +109,31 @@ def timed_rounds(calls: Mapping[str, Call], rounds: int, seconds: float) -> dict
     return medians
 
 
-def _write(model: nn.Module, example: Tensor, path: Path, runtime: str) -> bool:
+def _write(model: nn.Module, call: ModelCall, path: Path, runtime: str) -> bool:
     """Export the module; return False if it cannot be exported."""
     try:
         if runtime == "onnxruntime":
-            export_onnx(model, example, path)
+            export_onnx(model, call, path)
         else:
+            network = TensorFunction(copied(model, "torch").cpu(), call)
             with quiet(), path.open("wb") as file:
-                torch.export.save(torch.export.export(copied(model, "torch").cpu(), (example.detach().cpu(),)), file)
+                torch.export.save(torch.export.export(network, tuple(call.tensors)), file)
     except Exception:  # exporters raise their own types, on many layers
         return False
     return True
 
 
 def _in_own_process(
-    folder: Path, files: list[str], example: Tensor, rounds: int, seconds: float, threads: int
+    folder: Path, files: list[str], call: ModelCall, rounds: int, seconds: float, threads: int
 ) -> dict[str, list[float]]:
     """Return the rounds' medians by file; an empty dict if the process fails."""
     if not files:
         return {}
     from safetensors.torch import save_file
 
-    save_file({"example": example.detach().cpu().contiguous()}, folder / "example.safetensors")
+    # Copies: several arguments may be views of one tensor, which the file cannot hold.
+    arguments = {str(i): tensor.contiguous().clone() for i, tensor in enumerate(call.tensors)}
+    save_file(arguments, folder / "example.safetensors")
     job = json.dumps({"files": files, "rounds": rounds, "seconds": seconds, "threads": threads})
     command = module_command("paretorch.deploy.measure.latency_process", str(folder), job)
     try:
@@ -138,13 +144,13 @@ def _in_own_process(
     return medians
 
 
-def _here(model: nn.Module, example: Tensor, rounds: int, seconds: float, threads: int) -> list[float]:
+def _here(model: nn.Module, call: ModelCall, rounds: int, seconds: float, threads: int) -> list[float]:
     """Time as in a process of its own: on the CPU, with so many threads, whatever this process uses."""
-    plain, batch = copied(model, "a measurement of latency").cpu(), example.detach().cpu()
+    plain = copied(model, "a measurement of latency").cpu()
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
         with torch.inference_mode():
-            return timed_rounds({"here": lambda: plain(batch)}, rounds, seconds)["here"]
+            return timed_rounds({"here": lambda: call(plain)}, rounds, seconds)["here"]
     finally:
         torch.set_num_threads(before)

@@ -17,24 +17,26 @@ from paretorch.deploy.measure.latency import Call, timed_rounds
 def main(folder: Path, job: dict[str, Any]) -> dict[str, list[float]]:
     """Return the rounds' medians by file."""
     torch.set_num_threads(job["threads"])
-    example = load_file(folder / "example.safetensors")["example"]
-    calls = {name: _call(folder / name, example, job["threads"]) for name in job["files"]}
+    stored = load_file(folder / "example.safetensors")
+    arguments = [stored[str(i)] for i in range(len(stored))]
+    calls = {name: _call(folder / name, arguments, job["threads"]) for name in job["files"]}
     with torch.inference_mode():
         return timed_rounds(calls, job["rounds"], job["seconds"])
 
 
-def _call(path: Path, example: Tensor, threads: int) -> Call:
+def _call(path: Path, arguments: list[Tensor], threads: int) -> Call:
     if path.suffix == ".onnxruntime":
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        feed = {session.get_inputs()[0].name: example.numpy()}
+        names = [one.name for one in session.get_inputs()]
+        feed = {name: tensor.numpy() for name, tensor in zip(names, arguments, strict=True)}
         return lambda: session.run(None, feed)
     with path.open("rb") as file:
         module = torch.export.load(file).module()
-    return lambda: module(example)
+    return lambda: module(*arguments)
 
 
 if __name__ == "__main__":

@@ -13,15 +13,17 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from paretorch.core.attach.sites import is_conv1d
 from paretorch.support.eval_mode import Hook, run_example, watched
+from paretorch.support.inputs import Example, read_example
 
 
-def count_macs(model: nn.Module, example: Tensor) -> dict[str, int]:
+def count_macs(model: nn.Module, example: Example) -> dict[str, int]:
     """Return MACs for the first example of the batch, by module name. A module that runs several times counts each run."""
     kinds = _ConvNd | nn.Linear | nn.MultiheadAttention
     counted = {m: name for name, m in model.named_modules() if isinstance(m, kinds) or is_conv1d(m)}
     found = dict.fromkeys(counted.values(), 0)
+    call = read_example(example)
     with watched(model, {module: _counter(name, found) for module, name in counted.items()}):
-        run_example(model, example[:1])
+        run_example(model, call.first())
     return found
 
 

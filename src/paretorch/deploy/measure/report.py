@@ -22,6 +22,7 @@ from paretorch.deploy.structure import activations_of, macs_by_tensor, shared_of
 from paretorch.edits import Edit, KeepChannels, Share, edits_of, read_edits
 from paretorch.errors import ConfigError
 from paretorch.support.checks import require_number
+from paretorch.support.inputs import Example, read_example
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -29,9 +30,9 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 def report(
     model: nn.Module | StrPath,
     *,
-    example: Tensor | None = None,
+    example: Example | None = None,
     accuracy: float | None = None,
-    data: Iterable[tuple[Tensor, Tensor]] | None = None,
+    data: Iterable[Any] | None = None,
     baseline: nn.Module | None = None,
     latency: bool = True,
 ) -> Report:
@@ -40,15 +41,16 @@ def report(
     A zoo network that has lost channels or was folded is compared with the whole one, with or without `baseline`.
 
     Args:
-        example: A batch of inputs, to count MACs and to measure latency.
+        example: A batch of inputs, to count MACs and to measure latency: a tensor, a tuple of the model's arguments, or a dict
+            of keyword arguments.
         accuracy: A fraction, shown as it is. Default: measured on `data`, or read from the file's summary.
-        data: Batches of inputs and classes, to measure accuracy on.
+        data: Batches of inputs and classes, to measure accuracy on; see `measure_accuracy`.
         baseline: The dense network, to compare sizes and latency with.
         latency: Whether to measure latency, in processes of their own.
     """
     head: Mapping[str, Any] = {}
-    if example is not None and not (isinstance(example, Tensor) and example.dim() and len(example)):
-        raise ConfigError("example must be a tensor whose first dimension is the batch, with at least one row")
+    if example is not None:
+        read_example(example)
     baseline = None if baseline is None else plain(baseline, "baseline=")
     if accuracy is not None:
         require_number("accuracy", accuracy, 0.0, 1.0, "give a fraction, such as 0.912")

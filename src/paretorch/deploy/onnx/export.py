@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.deploy.artefact import StrPath
-from paretorch.deploy.calibrate import check_percentile
+from paretorch.deploy.calibrate import calls_of, check_percentile
 from paretorch.deploy.codec.container import beside
-from paretorch.deploy.onnx.graph import INPUT, OUTPUT, Model, merge_equal, optimize, prune, shared, trace
+from paretorch.deploy.onnx.graph import Model, merge_equal, optimize, prune, shared, trace
 from paretorch.deploy.onnx.int8 import SIGNS, narrow, quantize_int8, share_codes
 from paretorch.deploy.onnx.pack import CODES, FORMS, LOW, STEPS, Packing, find_packing, finished, pack
 from paretorch.deploy.plain import copied
@@ -25,6 +25,7 @@ from paretorch.edits import QuantizedActivation
 from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.support.checks import require_number
 from paretorch.support.eval_mode import trying
+from paretorch.support.inputs import Example, ModelCall, TensorFunction, named_tensors, read_example
 
 _QUANTIZED_TOLERANCE = 0.05  # a value between two levels may be rounded to either
 _HALF_TOLERANCE = 1e-2  # fp16 has three digits
@@ -32,7 +33,7 @@ _HALF_TOLERANCE = 1e-2  # fp16 has three digits
 
 def export_onnx(
     model: nn.Module,
-    example: Tensor,
+    example: Example,
     path: StrPath,
     *,
     weights: str = "packed",
@@ -43,10 +44,13 @@ def export_onnx(
     """Write the module, in eval mode, as one ONNX file and return its path.
 
     The file is run with onnxruntime on the example, and on its first row alone. If an output differs from the module's too
-    much, nothing is written and an error says by how much. A weight that several layers read is stored once.
+    much, nothing is written and an error says by how much. A weight that several layers read is stored once. One tensor is
+    called "input" or "output" in the file; several have the names of the model's arguments and of the parts of its output, and
+    "output_0", "output_1" for those of a tuple. The batch size is dynamic.
 
     Args:
-        example: A batch of inputs.
+        example: A batch of inputs: a tensor, a tuple of the model's arguments, or a dict of keyword arguments. Every tensor
+            whose first dimension is as long as that of most of them has the batch there.
         weights: "packed": a weight whose values are whole multiples of a step (SMOL's precisions, LSQ and others; read off
             the values, exact in fp32 and fp16) is stored as codes of 2 to 16 bits that onnxruntime multiplies out when it
             loads the file, and runs as fast as fp32. "qdq": the same with DequantizeLinear, for compilers that keep the
@@ -54,7 +58,7 @@ def export_onnx(
             `benchmarks/onnx_export.py`). "fp32": plain numbers.
         tolerance: The largest difference of an output to accept, relative to the largest output. At least 0.05 with
             quantized activations (a value between two levels may be rounded to either), and 0.01 in fp16.
-        calibrate: Batches of inputs; with them the file is int8: weights per channel, those on a grid with their own values
+        calibrate: Batches of inputs, as the example or with labels after them; with them the file is int8: weights per channel, those on a grid with their own values
             (in fewer bits on disk if "packed"), activations by the ranges that these batches give. It is run, but not
             compared: measure its accuracy.
         percentile: With `calibrate`, cut the ranges at this percentile instead of the smallest and largest value.
@@ -62,8 +66,7 @@ def export_onnx(
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(package) is None:
             raise MissingExtraError(f"export_onnx needs {package}: pip install 'paretorch[export]'")
-    if not isinstance(example, Tensor) or example.dim() < 1 or len(example) < 1:
-        raise ConfigError("example must be a tensor whose first dimension is the batch, with at least one row")
+    call = read_example(example).map(lambda tensor: tensor.detach()).to("cpu")
     if weights not in (*FORMS, "fp32"):
         raise ConfigError(f'weights={weights!r}: use "packed", "qdq" or "fp32"')
     if percentile is not None and calibrate is None:
@@ -71,55 +74,68 @@ def export_onnx(
     check_percentile(percentile)
     require_number("tolerance", tolerance, 0.0, math.inf, "give the largest difference, relative to the largest output")
     plain = copied(plain_module(model, "export_onnx"), "export_onnx").cpu()
-    kinds = {tensor.dtype for tensor in (*plain.parameters(), example) if tensor.is_floating_point()}
-    if torch.bfloat16 in kinds:
-        raise ConfigError(
-            "onnxruntime does not compute in bfloat16 on a CPU: export model.float(), with a float example"
-        )
-    if torch.float16 in kinds and calibrate is not None:
-        raise ConfigError("onnxruntime does not turn fp16 into int8: export model.float(), with a float example")
-    if torch.float16 in kinds:
-        tolerance = max(tolerance, _HALF_TOLERANCE)
-    if any(isinstance(module, QuantizedActivation) for module in plain.modules()):
-        tolerance = max(tolerance, _QUANTIZED_TOLERANCE)
-    rows = example.detach().cpu()
-    if len(rows) == 1:
-        rows = torch.cat([rows, rows])  # the exporter takes a batch of one for a constant
+    tolerance = max(tolerance, _least_tolerance(plain, call, calibrate is not None))
+    if call.batch == 1:
+        call = call.rows(lambda rows: torch.cat([rows, rows]))  # the exporter takes a batch of one for a constant
     target = Path(path)
     if target.is_dir():
         raise ConfigError(f"{target} is a folder: give the file, such as {target / 'model.onnx'}")
-    wanted = []
-    for part in (rows, rows[:1]):
-        with trying(part), torch.no_grad():
-            wanted.append((part, plain(part)))
-        if isinstance(wanted[-1][1], Tensor) and bool(wanted[-1][1].isnan().any()):
-            raise ConfigError("Outputs of the module on the example are NaN, so that no file can be compared with it")
-    if not isinstance(wanted[0][1], Tensor):
-        raise ConfigError(f"export_onnx needs a module that returns one tensor, not {type(wanted[0][1]).__name__}")
+    wanted = [(part, _outputs(plain, part)) for part in (call, call.first())]
     form = weights
     if calibrate is not None:
         form = "int8" if weights == "packed" else "fp32"  # what onnxruntime's quantizer reads
     with beside(target, ".onnx") as temporary:
-        _export(plain, rows, temporary, form)
+        _export(plain, call, temporary, form)
         for part, expected in wanted:
-            _verify(temporary, part, expected, tolerance)
+            _verify(temporary, plain, part, expected, tolerance)
         if calibrate is not None:
-            quantize_int8(temporary, temporary, calibrate, percentile)
+            names = call.names(plain)
+            feeds = (dict(zip(names, one.tensors, strict=True)) for one in calls_of(plain, calibrate, call))
+            quantize_int8(temporary, temporary, feeds, percentile)
             _finish_int8(temporary)
-            _verify(temporary, *wanted[0], math.inf)
+            _verify(temporary, plain, *wanted[0], math.inf)
     return target
 
 
-def _export(model: nn.Module, rows: Tensor, path: str, weights: str) -> None:
-    if {INPUT, OUTPUT} & {*model._parameters, *model._buffers}:
-        model = nn.Sequential(model)  # so that no tensor is named like an input or output of the graph
+def _least_tolerance(model: nn.Module, call: ModelCall, int8: bool) -> float:
+    """Return the difference that the module's types make anyway; raise for types that onnxruntime does not run."""
+    kinds = {tensor.dtype for tensor in (*model.parameters(), *call.tensors) if tensor.is_floating_point()}
+    if torch.bfloat16 in kinds:
+        raise ConfigError(
+            "onnxruntime does not compute in bfloat16 on a CPU: export model.float(), with a float example"
+        )
+    if torch.float16 in kinds and int8:
+        raise ConfigError("onnxruntime does not turn fp16 into int8: export model.float(), with a float example")
+    quantized = any(isinstance(module, QuantizedActivation) for module in model.modules())
+    return max(_HALF_TOLERANCE if torch.float16 in kinds else 0.0, _QUANTIZED_TOLERANCE if quantized else 0.0)
+
+
+def _outputs(model: nn.Module, call: ModelCall) -> dict[str, Tensor]:
+    """Return the tensors that the module gives for a call, by their names in the file."""
+    with trying(*call.tensors), torch.no_grad():
+        output = call(model)
+    found = named_tensors(output)
+    if not found:
+        raise ConfigError(f"export_onnx needs a module that returns tensors, not {type(output).__name__}")
+    if any(bool(tensor.isnan().any()) for tensor in found.values()):
+        raise ConfigError("Outputs of the module on the example are NaN, so that no file can be compared with it")
+    taken = set(call.names(model))
+    return {f"output_{name}" if name in taken else name: tensor for name, tensor in found.items()}
+
+
+def _export(model: nn.Module, call: ModelCall, path: str, weights: str) -> None:
+    inputs, outputs = call.names(model), list(_outputs(model, call))
+    module = model
+    # No tensor may be named like an input or output of the graph.
+    if inputs != ["input"] or outputs != ["output"] or {*inputs, *outputs} & {*model._parameters, *model._buffers}:
+        module = TensorFunction(model, call)
     values = {
         name: parameter.detach().numpy()
-        for name, parameter in model.named_parameters(remove_duplicate=False)
+        for name, parameter in module.named_parameters(remove_duplicate=False)
         if parameter.dtype in ((torch.float32, torch.float16) if weights in FORMS else (torch.float32,))
     }
     packing = find_packing(values, weights) if weights != "fp32" else Packing({}, {})
-    graph = trace(model, rows, packing.opset)
+    graph = trace(module, call, outputs, inputs, packing.opset)
     if weights == "int8":
         packing = Packing({}, {})  # onnxruntime's quantizer needs plain weights; the opset is for the packing after it
     graph = optimize(graph, shared(graph) | packing.grids.keys())
@@ -162,22 +178,27 @@ def _summary(graph: Model, merged: int) -> str:
     return f"weights: {words}" + (f"; {merged} bytes of equal tensors merged" if merged else "")
 
 
-def _verify(path: str, rows: Tensor, expected: Tensor, tolerance: float) -> None:
+def _verify(path: str, model: nn.Module, call: ModelCall, expected: Mapping[str, Tensor], tolerance: float) -> None:
+    """Run the file with onnxruntime, and raise if an output differs from the expected one."""
     import onnxruntime
 
+    feed = {name: tensor.numpy() for name, tensor in zip(call.names(model), call.tensors, strict=True)}
     try:
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        output = session.run(None, {session.get_inputs()[0].name: rows.numpy()})[0].astype(np.float64)
+        found = session.run(list(expected), feed)
     except Exception as error:  # onnxruntime raises types of its own
-        hint = "; export model.float(), with a float example" if expected.dtype == torch.float64 else ""
+        double = any(tensor.dtype == torch.float64 for tensor in expected.values())
+        hint = "; export model.float(), with a float example" if double else ""
         raise ConfigError(f"onnxruntime cannot run the exported network: {str(error).splitlines()[0]}{hint}") from error
-    wanted = expected.detach().numpy().astype(np.float64)
-    scale = max(float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)), 1e-6)
-    apart = math.inf
-    if output.shape == wanted.shape:
-        other = output != wanted  # equal infinities have no difference
-        apart = float(np.abs(output[other] - wanted[other]).max(initial=0.0))
-    if not apart <= tolerance * scale:
-        raise ConfigError(
-            f"onnxruntime's output differs from torch's by {apart:.2g}; tolerance is {tolerance * scale:.2g}"
-        )
+    for (name, tensor), output in zip(expected.items(), found, strict=True):
+        wanted = tensor.detach().numpy().astype(np.float64)
+        scale = max(float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)), 1e-6)
+        apart = math.inf
+        if output.shape == wanted.shape:
+            other = output.astype(np.float64) != wanted  # equal infinities have no difference
+            apart = float(np.abs(output[other] - wanted[other]).max(initial=0.0))
+        if not apart <= tolerance * scale:
+            which = "output" if len(found) == 1 else name
+            raise ConfigError(
+                f"onnxruntime's {which} differs from torch's by {apart:.2g}; tolerance is {tolerance * scale:.2g}"
+            )

@@ -6,52 +6,65 @@ A batch norm after a packed weight is multiplied into its steps: γ(c·s ∗ x +
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from paretorch.deploy.codec.grids import Grid
 from paretorch.errors import ConfigError
+from paretorch.support.inputs import ModelCall, TensorFunction
 from paretorch.support.silence import quiet
 
-INPUT, OUTPUT = "input", "output"  # of the graph
 OPSET = 20  # unless something needs a later one
 _NO_COPY = ("Shape", "Size", "CastLike", "Slice", "Split")  # reads that, folded, do not double a weight
 Graph = Any  # onnx.GraphProto and its parts have no types that a checker knows
 Model = Any
 
 
-def trace(model: nn.Module, rows: Tensor, opset: int) -> Model:
-    """Return the module as torch exports it, not optimized: parameters keep their names, the batch size is dynamic."""
+def trace(module: nn.Module, call: ModelCall, outputs: Sequence[str], inputs: Sequence[str], opset: int) -> Model:
+    """Return the module as torch exports it, not optimized: parameters keep their names, the batch size is dynamic.
+
+    Args:
+        module: Takes one tensor, or is a `TensorFunction` that takes those of the call.
+        outputs, inputs: Their names in the graph.
+    """
+    batch = torch.export.Dim("batch")
+    has_batch = [call.has_batch(tensor) for tensor in call.tensors]
+    shapes = tuple({0: batch} if own else None for own in has_batch)
     try:
         with quiet():
             program = torch.onnx.export(
-                model,
-                (rows,),
+                module,
+                tuple(call.tensors),
                 dynamo=True,
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                dynamic_shapes=(shapes,) if isinstance(module, TensorFunction) else shapes,
                 opset_version=opset,
                 external_data=False,
-                input_names=[INPUT],
-                output_names=[OUTPUT],
+                input_names=inputs,
+                output_names=outputs,
                 verbose=False,
                 optimize=False,
             )
             assert program is not None
             graph = program.model_proto
     except Exception as error:  # the exporter raises its own types, on many layers
-        raise ConfigError(f"{type(model).__name__} cannot be exported to ONNX: {_reason(error)}") from error
-    if not graph.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
-        raise ConfigError(
-            f"{type(model).__name__} cannot be exported to ONNX: its forward pass makes a constant of the batch size; "
-            "write x.shape[0] where it has len(x) or int(x.shape[0])"
-        )
+        raise ConfigError(f"{_name(module)} cannot be exported to ONNX: {_reason(error)}") from error
+    for value, own in zip(graph.graph.input, has_batch, strict=False):
+        if own and not value.type.tensor_type.shape.dim[0].dim_param:
+            raise ConfigError(
+                f"{_name(module)} cannot be exported to ONNX: its forward pass makes a constant of the batch size; "
+                "write x.shape[0] where it has len(x) or int(x.shape[0])"
+            )
     return graph
+
+
+def _name(module: nn.Module) -> str:
+    return type(module.model if isinstance(module, TensorFunction) else module).__name__
 
 
 def _reason(error: BaseException) -> str:

@@ -13,7 +13,7 @@ import io
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paretorch.deploy.calibrate import check_percentile, inputs_of
+from paretorch.deploy.calibrate import check_percentile
 from paretorch.deploy.codec.grids import Codes, Floats, read_grid
 from paretorch.deploy.onnx.graph import Model, output_axis
 from paretorch.deploy.onnx.pack import choose_layout, put_first, store
 from paretorch.errors import ConfigError, MissingExtraError, PareError
 
+Feed = Mapping[str, Tensor]  # a batch: the inputs of the graph by name
 SIGNS = ".signs"  # suffix of a weight's name
 _LARGEST = 127
 _MAX_TIES = 1e-4  # share of codes that may differ by rounding
@@ -119,7 +120,7 @@ def narrow(model: Model) -> None:
     put_first(graph, made)
 
 
-def quantize_int8(source: str, target: str, batches: Iterable[Any], percentile: float | None) -> None:
+def quantize_int8(source: str, target: str, batches: Iterable[Feed], percentile: float | None) -> None:
     """Write an ONNX file as int8: weights per channel, activations by the ranges that the batches give, as QDQ pairs.
 
     Weights that lie on a grid of 8 bits or fewer keep their values, apart from the norms that are folded into them.
@@ -142,7 +143,7 @@ def quantize_int8(source: str, target: str, batches: Iterable[Any], percentile: 
             # Folds norms into the convolutions before them, so that both are one integer operation.
             quant_pre_process(source, folded, skip_symbolic_shape=True)
             options["TensorQuantOverrides"] = overrides(onnx.load(folded))
-            reader = _Reader(inputs_of(batches))
+            reader = _Reader(iter(batches))
             if percentile is not None and reader.sort() > 1:
                 options["CalibStridedMinMax"] = 1
             quantize_static(
@@ -171,15 +172,15 @@ class _Reader:
     A percentile is computed from histograms of batches of one shape at a time: `sort` groups them, `set_range` selects.
     """
 
-    def __init__(self, batches: Iterator[Tensor]) -> None:
+    def __init__(self, batches: Iterator[Feed]) -> None:
         self._batches = batches
-        self._kinds: list[list[Tensor]] = []
+        self._kinds: list[list[Feed]] = []
 
     def sort(self) -> int:
         """Group all batches by shape; return the number of shapes."""
-        kinds: dict[torch.Size, list[Tensor]] = {}
+        kinds: dict[tuple[torch.Size, ...], list[Feed]] = {}
         for batch in self._batches:
-            kinds.setdefault(batch.shape, []).append(batch)
+            kinds.setdefault(tuple(tensor.shape for tensor in batch.values()), []).append(batch)
         self._kinds = list(kinds.values())
         self._batches = iter(self._kinds[0])
         return len(self)
@@ -192,7 +193,7 @@ class _Reader:
 
     def get_next(self) -> dict[str, np.ndarray[Any, Any]] | None:
         batch = next(self._batches, None)
-        return None if batch is None else {"input": batch.detach().cpu().numpy()}
+        return None if batch is None else {name: tensor.detach().cpu().numpy() for name, tensor in batch.items()}
 
 
 @contextlib.contextmanager

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
+from paretorch.training.distillation import Teacher
 from paretorch.training.task import Batch, mix
 from paretorch.zoo.data.text import Text, batchify, chunks
 from paretorch.zoo.networks.lstm import LanguageModel as Network
 from paretorch.zoo.networks.lstm import State
 
 CARRIED = "paretorch_carried"
+CARRIED_TEACHER = "paretorch_carried_teacher"  # on the model too: a checkpoint holds both
 _EVALUATION_COLUMNS = 10
 
 
@@ -34,6 +36,7 @@ class LanguageModel:
     tallies: tuple[str, ...] = ("accuracy",)
     fixed_shapes = True
     compiles = False  # the compiler would unroll the recurrence; the library's own kernel for it is faster
+    teacher: Teacher | None = None
 
     def __init__(
         self,
@@ -62,14 +65,18 @@ class LanguageModel:
             raise ConfigError(f"Columns of {length} tokens are too short for bptt={bptt}: lower bptt or the batch.")
 
     def attach(self, model: nn.Module) -> None:
-        """Give the model the buffer of its state: [layers, hidden and cell, 1, batch, units]."""
-        network = cast(Network, model)
-        shape = (len(network.layers), 2, 1, self._columns.shape[1], network.units)
-        model.register_buffer(CARRIED, torch.zeros(shape, device=self._device))
+        """Give the model the buffer of its state, and one for that of its teacher: [layers, hidden and cell, 1, batch, units]."""
+        networks = {CARRIED: model} | ({} if self.teacher is None else {CARRIED_TEACHER: self.teacher.model})
+        for name, network in networks.items():
+            own = cast(Network, network)
+            shape = (len(own.layers), 2, 1, self._columns.shape[1], own.units)
+            model.register_buffer(name, torch.zeros(shape, device=self._device))
 
     def release(self, model: nn.Module) -> None:
         """Take it away again."""
         delattr(model, CARRIED)
+        if self.teacher is not None:
+            delattr(model, CARRIED_TEACHER)
 
     def epoch(self, number: int) -> Batch:
         start = mix(self._seed, number, 0) % (self._rest + 1)
@@ -79,16 +86,23 @@ class LanguageModel:
         return rows, goes_on
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
+        logits = self._read_on(model, model.get_buffer(CARRIED), batch)
+        targets = batch[0][1:].flatten()
+        loss = F.cross_entropy(logits, targets, label_smoothing=self._smoothing)
+        if (teacher := self.teacher) is not None:
+            carried = model.get_buffer(CARRIED_TEACHER)
+            loss = teacher.mix(loss, logits, teacher.outputs(lambda other: self._read_on(other, carried, batch)))
+        return loss, ((logits.detach().argmax(1) == targets).float().mean(),)
+
+    def _read_on(self, network: nn.Module, carried: Tensor, batch: Batch) -> Tensor:
+        """Logits of a chunk of text, read from the state that is carried, which is moved on."""
         tokens, goes_on = batch
-        carried = model.get_buffer(CARRIED)
         # Chosen on the device: a captured step must not ask the host whether an epoch begins.
         before = torch.where(goes_on, carried, 0.0)
-        logits, after = self._run(model, tokens[:-1], tuple((hidden, cell) for hidden, cell in before))
+        logits, after = self._run(network, tokens[:-1], tuple((hidden, cell) for hidden, cell in before))
         with torch.no_grad():
             carried.copy_(torch.stack([torch.stack(pair) for pair in after]))
-        targets = tokens[1:].flatten()
-        loss = F.cross_entropy(logits, targets, label_smoothing=self._smoothing)
-        return loss, ((logits.detach().argmax(1) == targets).float().mean(),)
+        return logits
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         total = torch.zeros((), dtype=torch.float64, device=self._device)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paretorch.errors import DataError, MissingExtraError
+from paretorch.training.distillation import Teacher
 from paretorch.training.task import Batch, mix
 from paretorch.zoo.data import translation as data
 from paretorch.zoo.data.registry import data_root
@@ -39,6 +40,7 @@ class Translation:
     tallies: tuple[str, ...] = ("accuracy",)
     fixed_shapes = False
     compiles = False  # anew for each shape
+    teacher: Teacher | None = None
 
     def __init__(
         self,
@@ -76,6 +78,9 @@ class Translation:
         source, target = (row[: count * length].view(count, length) for row, length in zip(rows, lengths, strict=True))
         logits, following = self._logits(model, source, target)
         loss = F.cross_entropy(logits, following, ignore_index=data.PAD, label_smoothing=self._smoothing)
+        if (teacher := self.teacher) is not None:
+            other, _ = teacher.outputs(lambda model: self._logits(model, source, target))
+            loss = teacher.mix(loss, logits, other, mask=following != data.PAD)
         right = (logits.detach().argmax(1) == following) & (following != data.PAD)
         return loss, (right.sum() / (following != data.PAD).sum(),)
 
