@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paretorch.deploy import load, report, save
 from paretorch.deploy.codec.blob import checksum
@@ -46,6 +46,29 @@ class Mixed(nn.Module):
         if version > 1:
             codes = torch.randint(-1, 3, (12, 40), generator=generator)
             self.steps = nn.Parameter(codes * (torch.rand(12, 1, generator=generator) + 0.1))
+        if version > 2:
+            self._add_groups()
+
+    def _add_groups(self) -> None:
+        """Steps of groups, of which one row has zeros, outliers and values that were rounded twice; offsets; blocks of bits."""
+        generator = torch.Generator().manual_seed(2)
+
+        def codes(low: int, high: int, *shape: int) -> Tensor:
+            return torch.randint(low, high, shape, generator=generator).float()
+
+        def numbers(*shape: int) -> Tensor:
+            return torch.rand(*shape, generator=generator) + 0.1
+
+        grouped = (codes(-8, 8, 9, 3, 32) * numbers(9, 3, 1)).flatten(1)
+        grouped[4] = grouped[4] * 1.7 * (torch.arange(96) % 3 > 0)
+        grouped[5, 7] = grouped[6, 70] = 0.123456789
+        self.grouped = nn.Parameter(grouped)
+        self.columns = nn.Parameter((codes(0, 16, 40, 6) - codes(6, 10, 1, 6)) * numbers(1, 6))
+        self.shifted = nn.Parameter((codes(0, 8, 12, 2, 40) * numbers(12, 2, 1) + numbers(12, 2, 1)).flatten(1))
+        self.positive = nn.Parameter((codes(0, 8, 30, 64) + codes(0, 90, 30, 1)) * numbers(30, 1))
+        bits = torch.randint(1, 5, (32, 6, 1), generator=generator)
+        odd = 2 * torch.floor(torch.rand(32, 6, 16, generator=generator) * 2.0**bits) + 1 - 2.0**bits
+        self.blocks = nn.Parameter((odd * 2.0**-bits).flatten(1))
 
 
 class MixedNow(Mixed):

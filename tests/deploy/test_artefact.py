@@ -296,7 +296,7 @@ def test_a_zoo_network_is_rebuilt_by_name(tmp_path: Path) -> None:
     assert torch.equal(loaded(x), model(x))
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_files_of_old_versions_keep_loading(version: int) -> None:
     """golden/v*.pare were written when their format was fixed; values.safetensors holds the same tensors plainly."""
     from .hostile import Mixed

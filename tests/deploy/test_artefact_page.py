@@ -11,7 +11,7 @@ from typer.main import get_command
 
 import paretorch as pt
 from paretorch.cli.app import app
-from paretorch.deploy.codec.codings import CODINGS
+from paretorch.deploy.codec.tensors import CODINGS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "artefact.md").read_text()
 

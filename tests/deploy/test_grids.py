@@ -100,6 +100,20 @@ def test_one_value_off_by_one_unit_spoils_a_grid() -> None:
     np.testing.assert_allclose(_values(near), values, rtol=1e-6)
 
 
+@settings(max_examples=40, deadline=None)
+@given(step=_STEPS, factor=st.floats(0.125, 8.0, width=32), bits=st.integers(2, 6), seed=st.integers(0, 2**31))
+def test_a_factor_that_was_multiplied_in_leaves_the_codes_small(
+    step: float, factor: float, bits: int, seed: int
+) -> None:
+    """A step by which larger codes happen to be exact is no better than a near one with the codes themselves."""
+    codes = np.random.default_rng(seed).integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (1, 400))
+    values = codes.astype(np.float32) * np.float32(step) * np.float32(factor)
+    near = read_grid(values, (0,), near=True)
+    assert near is not None
+    np.testing.assert_array_equal(near.codes, codes)
+    np.testing.assert_allclose(_values(near), values, rtol=1e-6)
+
+
 @pytest.mark.parametrize("values", [[[np.nan, 1.0]], [[np.inf, 1.0]], np.zeros((0, 3)), np.ones((2, 2))])
 def test_what_is_no_grid_of_fp32(values: object) -> None:
     dtype = np.float64 if isinstance(values, np.ndarray) and values.size else np.float32

@@ -109,6 +109,30 @@ def test_outputs_are_near_those_of_the_module(few_bits: tuple[nn.Module, Path]) 
     assert np.abs(run(path, x) - wanted).max() < 0.05 * np.abs(wanted).max()
 
 
+def test_folded_norms_leave_four_bits_four(tmp_path: Path) -> None:
+    """Steps are real numbers as LSQ learns them, and norms multiply every channel by a number of its own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 24, 3, bias=False), nn.BatchNorm2d(24), nn.ReLU(), nn.Conv2d(24, 16, 3), nn.BatchNorm2d(16)
+    )
+    with torch.no_grad():
+        for layer in (model[0], model[3]):
+            layer.weight.copy_((torch.randn(layer.weight.shape) * 3).round().clamp(-7, 7) * 0.0371)
+    settle(model)
+    batches = [torch.randn(100, 3, 8, 8)]
+    path = export_onnx(model, torch.randn(2, 3, 8, 8), tmp_path / "net.onnx", calibrate=batches)
+    assert sorted(types(path).values()) == ["INT4", "INT4"]
+
+
+def test_a_channel_on_no_grid_leaves_the_others_on_theirs() -> None:
+    values = np.random.default_rng(0).integers(-8, 8, (4, 60)).astype(np.float32) * np.float32(0.3)
+    values[1] = np.random.default_rng(1).normal(size=60)
+    values[2, :2] = [np.float32(200) * np.float32(0.3), np.float32(0.3)]  # nine bits
+    steps = weight_steps(values, 0)
+    np.testing.assert_array_equal(steps[[0, 3]], np.float32(0.3))
+    np.testing.assert_allclose(steps[[1, 2]], np.abs(values[[1, 2]]).max(1) / 127, rtol=1e-6)
+
+
 def test_steps_of_other_weights_are_by_the_largest_and_zeros_have_one_too() -> None:
     values = np.random.default_rng(0).normal(size=(4, 400)).astype(np.float32)
     values[2] = 0.0

@@ -4,7 +4,8 @@ checksum (16 bytes of SHA-256 over version and rest) | entropy-coded words | ind
 
 The words come first, so that the coder can read them in place, without a copy. The index holds a JSON head (tensor names,
 zoo network, edits, summary), then dtype and shape of every tensor, then the coding of every tensor and its tables. In
-version 1 the index came first, each tensor's entries stood together, and the checksum did not cover the version.
+version 1 the index came first, each tensor's entries stood together, and the checksum did not cover the version. Version 3
+added the coding `affine` and classes of blocks.
 Everything read is checked before it is used; nothing read is ever executed.
 """
 

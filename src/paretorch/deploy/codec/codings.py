@@ -21,8 +21,9 @@ import torch
 from paretorch.deploy.codec import grids
 from paretorch.deploy.codec.entropy import Array
 from paretorch.deploy.codec.grids import HALF
+from paretorch.deploy.codec.slice_groups import levels_of
 from paretorch.deploy.codec.streams import BitCounts, PartsReader, PartsWriter
-from paretorch.deploy.codec.symbols import Symbols, decode_symbols, levels, read_tables
+from paretorch.deploy.codec.symbols import Symbols, decode_symbols, read_tables
 from paretorch.deploy.codec.words import Planes, binary_words, read_planes, to_floats, to_words
 from paretorch.errors import ArtefactError
 
@@ -109,7 +110,7 @@ class Grid:
     def write(self, writer: PartsWriter) -> BitCounts:
         writer.index.signed(self._exponent)
         self._symbols.write(writer.index, writer.coded)
-        return _explain(self._symbols)
+        return explain(self._symbols)
 
     @staticmethod
     def read(reader: PartsReader, shape: Shape, dtype: torch.dtype, out: Array) -> None:
@@ -157,8 +158,8 @@ class Steps:
     def write(self, writer: PartsWriter) -> BitCounts:
         writer.index.number(self._axis)
         self._symbols.write(writer.index, writer.coded)
-        found = _explain(self._symbols)
-        return found._replace(codes=found.codes + self._steps.write(writer))
+        found, steps = explain(self._symbols, by_level=False), self._steps.write(writer)
+        return found._replace(codes=found.codes + steps, steps=steps)
 
     @staticmethod
     def read(reader: PartsReader, shape: Shape, dtype: torch.dtype, out: Array) -> None:
@@ -217,15 +218,15 @@ class Sparse:
         out[kept] = words
 
 
-# A coding's position is its number in the file: append only.
-CODINGS: tuple[type[Coding], ...] = (Constant, Small, Grid, Codebook, Dense, Sparse, Steps)
+# A coding's position is its number in the file. This list is complete: `tensors.CODINGS` goes on from here.
+PLAIN_CODINGS: tuple[type[Coding], ...] = (Constant, Small, Grid, Codebook, Dense, Sparse, Steps)
 
 
 def count_precisions(alphabet: Array, exponent: int, counts: Array) -> tuple[dict[int, int], int]:
     """Return {bits p: weights}, and k: a weight is an odd multiple of 2**(1-p) * 2**k, with 2**k at most the largest."""
     top = int(np.abs(alphabet).max()).bit_length()
     found: dict[int, int] = {}
-    for level, count in zip(levels(alphabet).tolist(), counts.tolist(), strict=True):
+    for level, count in zip(levels_of(alphabet).tolist(), counts.tolist(), strict=True):
         p = 0 if level < 0 else top - level
         found[p] = found.get(p, 0) + int(count)
     return dict(sorted(found.items())), exponent + top - 1
@@ -236,9 +237,14 @@ def few_values(different: int, count: int) -> dict[int, int]:
     return {max(1, (different - 1).bit_length()): count}
 
 
-def _explain(symbols: Symbols) -> BitCounts:
-    """Split the bits into codes, masks and maps, by the chain rule for -log2 P(symbol), class by class."""
-    rows = levels(symbols.tables.alphabet)
+def explain(symbols: Symbols, by_level: bool = True) -> BitCounts:
+    """Split the bits into codes, masks and maps, by the chain rule for -log2 P(symbol), class by class.
+
+    Args:
+        by_level: Whether the trailing zeros of a code are its precision, as on the grid of chapter 5.
+    """
+    rows = levels_of(symbols.tables.alphabet)
+    rows = rows if by_level else np.minimum(rows, 0)
     codes = masks = 0.0
     maps = symbols.map_bits
     for counts, bits in zip(symbols.counts, symbols.bits, strict=True):

@@ -13,7 +13,7 @@ import numpy as np
 from paretorch.errors import ArtefactError, PareError
 from paretorch.support.files import replacing
 
-VERSION = 2
+VERSION = 3  # 2: declarations first; 3: steps and offsets of groups, classes of blocks
 _KEY = "pare"
 
 

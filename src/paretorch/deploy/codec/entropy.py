@@ -51,6 +51,13 @@ def code_lengths(drops: Array) -> NDArray[np.float64]:
         return np.asarray(np.log2(table.sum() / table))
 
 
+def bits_of(counts: Array) -> Array:
+    """Return the bits (n times the entropy) of each row of counts, coded with its own frequencies."""
+    total = counts.sum(-1)
+    inner = counts * np.log2(np.maximum(counts, 1))
+    return np.asarray(total * np.log2(np.maximum(total, 1)) - inner.sum(-1))
+
+
 def _coder(words: Array | None = None) -> Any:
     from constriction import stream
 

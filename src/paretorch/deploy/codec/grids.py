@@ -203,26 +203,35 @@ def _distinct(sizes: Floats) -> Floats | None:
     return table if table.size <= _MOST else None
 
 
-def _fit(sizes: Floats) -> tuple[NDArray[np.int16], np.float32, bool] | None:
-    """Return codes of the distinct magnitudes, ascending, their step, and whether every product is exact."""
+def _near_codes(sizes: Floats) -> NDArray[np.float64]:
+    """Return codes of the distinct magnitudes, ascending, by which all are near multiples of a step; small ones first."""
     wide = sizes.astype(np.float64)
     first = np.arange(1, int(_MOST * wide[0] / wide[-1] * (1 + _NEAR)) + 1)  # what the least code may be
     ratios = np.outer(first, wide / wide[0])
     whole = np.rint(ratios)
-    near = whole[(np.abs(ratios - whole) <= _NEAR * whole).all(1)]
-    for numbers in near:
-        step = _step(sizes, numbers)
-        if step is not None:
-            return numbers.astype(np.int16), step, True
-    if not len(near):
+    return np.asarray(whole[(np.abs(ratios - whole) <= _NEAR * whole).all(1)])
+
+
+def _fit(sizes: Floats) -> tuple[NDArray[np.int16], np.float32, bool] | None:
+    """Return the smallest codes of the distinct magnitudes, their step, and whether every product is exact.
+
+    Larger codes whose products are exact would be an accident of rounding, and take more bits.
+    """
+    found = _near_codes(sizes)
+    if not len(found):
         return None
-    return near[0].astype(np.int16), np.float32(np.mean(wide / near[0])), False
+    step = _step(sizes, found[0])
+    nearest = np.float32(np.mean(sizes.astype(np.float64) / found[0]))
+    return found[0].astype(np.int16), nearest if step is None else step, step is not None
 
 
 def _exact(sizes: Floats) -> tuple[NDArray[np.int16], np.float32, bool] | None:
-    """As `_fit`, but None if some product is off: the first such slice ends the search."""
-    found = _fit(sizes)
-    return found if found is not None and found[2] else None
+    """Return the smallest codes whose products are exact; None if there are none: the first such slice ends the search."""
+    for numbers in _near_codes(sizes):
+        step = _step(sizes, numbers)
+        if step is not None:
+            return numbers.astype(np.int16), step, True
+    return None
 
 
 def _step(sizes: Floats, numbers: NDArray[np.float64]) -> np.float32 | None:

@@ -23,6 +23,8 @@ class TensorSize:
         precisions: {bits p: number of weights}. On the grid of chapter 5, which has no zero, p is that of the grid, and 0
             for a zero; of n other values (LSQ, DoReFa …), ⌈log₂ n⌉; empty if the values are many.
         scale: The exponent k of the grid's scale 2**k; None if there is no such grid.
+        steps: Of the bytes for codes, those for steps and offsets of groups.
+        off: Of the bytes for codes, those for values that are not on the grid of their group, or not exactly.
     """
 
     coding: str
@@ -36,6 +38,8 @@ class TensorSize:
     rest: float
     precisions: Mapping[int, int]
     scale: int | None = None
+    steps: float = 0.0
+    off: float = 0.0
 
     @property
     def total(self) -> float:

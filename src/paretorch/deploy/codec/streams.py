@@ -104,8 +104,13 @@ class PartsReader:
 
 
 class BitCounts(NamedTuple):
-    """Bits outside the index, by what they are for: values, which weights are zero, which precision."""
+    """Bits outside the index, by what they are for: values, which weights are zero, which precision.
+
+    Of those for values, `steps` are for steps and offsets, `off` for values that are not on the grid, or not exactly.
+    """
 
     codes: float = 0.0
     masks: float = 0.0
     maps: float = 0.0
+    steps: float = 0.0
+    off: float = 0.0

@@ -20,13 +20,24 @@ from math import isqrt
 import numpy as np
 
 from paretorch.deploy.codec.entropy import MAX_DROP, Array, Decoder, Encoder, code_lengths, fit_drops
-from paretorch.deploy.codec.slice_groups import MOST_SLICES, Groups, as_cube, find_groups
+from paretorch.deploy.codec.slice_groups import (
+    LEAST_SLICE,
+    MOST_SLICES,
+    Cube,
+    Groups,
+    as_cube,
+    axis_block,
+    find_groups,
+    levels_of,
+    places,
+)
 from paretorch.deploy.codec.streams import ByteReader, ByteWriter
 from paretorch.errors import ArtefactError
 
 SPAN = 1 << 17  # the widest range of integers that can be symbols
 _TABLE_STEPS = (1, 4, 16)  # resolutions of stored frequencies, in sixteenths of an octave
 _MOST_CLASSES = 64
+_BLOCKS = 4  # in place of 1 + axis: classes of blocks
 _CHUNK = 1 << 20  # symbols looked up at once
 _FEW = 8  # letters: up to here a table is as small as any formula
 _FALLS = 64  # 0: flat; 1 .. 31: with |v|; 32 .. 63: with v**2
@@ -48,15 +59,9 @@ class Tables:
     formula: Array | None = None
 
 
-def levels(alphabet: Array) -> Array:
-    """Return the number of trailing zero bits of each integer, equal for weights of one precision; -1 for zero."""
-    low = np.maximum(alphabet & -alphabet, 1).astype(np.float64)
-    return np.where(alphabet == 0, -1, np.frexp(low)[1] - 1)  # frexp is exact on every machine, log2 need not be
-
-
 def _order(alphabet: Array) -> Array:
     """Zero first, then by precision and magnitude: neighbours in this order are about equally frequent."""
-    return np.lexsort((alphabet < 0, np.abs(alphabet), levels(alphabet)))
+    return np.lexsort((alphabet < 0, np.abs(alphabet), levels_of(alphabet)))
 
 
 def _deltas(alphabet: Array, drops: Array, step: int) -> Array:
@@ -67,7 +72,7 @@ def _deltas(alphabet: Array, drops: Array, step: int) -> Array:
 class Symbols:
     """An integer array of range < SPAN, with the tables fitted to it, ready to be written."""
 
-    def __init__(self, ints: Array, shape: tuple[int, ...] = ()) -> None:
+    def __init__(self, ints: Array, shape: tuple[int, ...] = (), block: int | None = None) -> None:
         low, high, flat = int(ints.min()), int(ints.max()), ints.ravel()
         histogram = np.zeros(high - low + 1, dtype=np.int64)
         for part in _chunks(flat):
@@ -83,7 +88,8 @@ class Symbols:
         self.counts = histogram[present][None]
         found = None
         if shape and present.size > 1:
-            found = find_groups(self._symbols, self._shape, levels(alphabet))
+            known = None if block is None else (1, min(block, self._shape[1]), self._shape[2])
+            found = find_groups(self._symbols, self._shape, alphabet, self.counts[0], known)
         if found:
             self.counts = found[1]
         self.tables, bits = _fit(alphabet, self.counts, found[0] if found else None)
@@ -104,7 +110,7 @@ class Symbols:
     @property
     def map_bits(self) -> float:
         groups = self.tables.groups
-        return 0.0 if groups is None else float(Symbols(groups.of).bits.sum())
+        return 0.0 if groups is None else float(_map(groups).bits.sum()) + _map(groups).map_bits
 
     def write(self, index: ByteWriter, coded: Encoder) -> None:
         tables, groups = self.tables, self.tables.groups
@@ -117,9 +123,12 @@ class Symbols:
                 index.number(int(gap) - 1)
         if tables.alphabet.size == 1:
             return
-        index.number(0 if groups is None else groups.axis + 1)
+        axis = None if groups is None else groups.axis
+        index.number(0 if groups is None else _BLOCKS if axis is None else axis + 1)
         if groups is not None:
-            Symbols(groups.of).write(index, coded)
+            for length in groups.block if axis is None else ():
+                index.number(length - 1)
+            _map(groups).write(index, coded)
         if tables.formula is not None:
             for value in tables.formula.ravel():
                 index.number(int(value))
@@ -132,7 +141,13 @@ class Symbols:
         else:
             cube = self._symbols.reshape(self._shape)
             for label, drops in enumerate(tables.drops):
-                coded.add(cube[groups.members(label)].ravel(), drops)
+                coded.add(cube[groups.members(label, self._shape)].ravel(), drops)
+
+
+def _map(groups: Groups) -> Symbols:
+    """Return the classes as symbols; of blocks, neighbours in a row or column may be alike."""
+    of = groups.of.astype(np.int32)
+    return Symbols(of.ravel(), of.shape if groups.axis is None else ())
 
 
 def _chunks(flat: Array) -> Iterator[Array]:
@@ -165,7 +180,7 @@ def _fit(alphabet: Array, counts: Array, groups: Groups | None) -> tuple[Tables,
 
 def _fit_formula(alphabet: Array, counts: Array, groups: Groups | None) -> tuple[Tables, float]:
     """Fit the formula per class; its numbers are (drop + 1, fall) of each level."""
-    rows = levels(alphabet)
+    rows = levels_of(alphabet)
     fitted = [_fit_falls(alphabet, rows, row) for row in counts]
     drops = np.stack([_formula_drops(alphabet, rows, *found) for found in fitted])
     formula = np.stack([np.stack([weights + 1, falls], axis=1) for weights, falls in fitted])
@@ -173,8 +188,14 @@ def _fit_formula(alphabet: Array, counts: Array, groups: Groups | None) -> tuple
     return tables, float(_bits(counts, drops).sum()) + 24.0 + 8.0 * formula.size
 
 
-def read_tables(index: ByteReader, coded: Decoder, count: int, shape: tuple[int, ...] = ()) -> Tables:
-    """Read the tables of an array of `count` integers; nothing of the array's size is allocated yet."""
+def read_tables(
+    index: ByteReader, coded: Decoder, count: int, shape: tuple[int, ...] = (), nested: bool = False
+) -> Tables:
+    """Read the tables of an array of `count` integers; nothing of the array's size is allocated yet.
+
+    Args:
+        nested: Whether this is the map of blocks itself, which has none of its own.
+    """
     size = index.number(min(count, SPAN))
     first, smooth = index.signed(SPAN), size == 0
     if smooth:
@@ -187,21 +208,12 @@ def read_tables(index: ByteReader, coded: Decoder, count: int, shape: tuple[int,
         alphabet = first + np.concatenate([[0], np.cumsum(gaps + 1)]).astype(np.int64)
     if size == 1:
         return Tables(alphabet, np.zeros((1, 1), dtype=np.int64), 1)
-    axis = index.number(3 if shape else 0)
-    groups, classes = None, 1
-    if axis:
-        length = as_cube(shape)[axis - 1]
-        if length > MOST_SLICES:
-            raise ArtefactError("The artefact sorts more slices of a tensor into classes than pays")
-        inner = read_tables(index, coded, length)
-        of = np.empty(length, dtype=np.int64)
-        decode_symbols(coded, inner, inner.alphabet, of)
-        classes = int(of.max()) + 1
-        if of.min() < 0 or classes > _MOST_CLASSES:
-            raise ArtefactError("The artefact sorts a tensor's slices into classes that cannot be")
-        groups = Groups(axis - 1, of)
+    groups = _read_groups(index, coded, as_cube(shape), nested) if shape else None
+    if not shape:
+        index.number(0)  # no classes
+    classes = 1 if groups is None else int(groups.of.max()) + 1
     if smooth:
-        rows = levels(alphabet)
+        rows = levels_of(alphabet)
         formula = index.numbers(classes * 2 * (int(rows.max()) + 2), MAX_DROP + 1).reshape(classes, -1, 2)
         drops = np.stack([_formula_drops(alphabet, rows, part[:, 0] - 1, part[:, 1] % _FALLS) for part in formula])
         step = 1
@@ -217,6 +229,26 @@ def read_tables(index: ByteReader, coded: Decoder, count: int, shape: tuple[int,
     return Tables(alphabet, drops, step, groups)
 
 
+def _read_groups(index: ByteReader, coded: Decoder, shape: Cube, nested: bool) -> Groups | None:
+    kind = index.number(3 if nested else _BLOCKS)
+    if kind == 0:
+        return None
+    if kind == _BLOCKS:
+        block: Cube = tuple(1 + index.number(max(length, 1) - 1) for length in shape)  # type: ignore[assignment]
+    else:
+        block = axis_block(kind - 1, shape)
+    grid = places(block, shape)
+    count = math.prod(grid)
+    if (kind == _BLOCKS or count > MOST_SLICES) and math.prod(shape) // max(count, 1) < LEAST_SLICE:
+        raise ArtefactError("The artefact sorts more slices of a tensor into classes than pays")
+    inner = read_tables(index, coded, count, grid if kind == _BLOCKS else (), nested=True)
+    if inner.alphabet[0] < 0 or inner.alphabet[-1] >= _MOST_CLASSES:
+        raise ArtefactError("The artefact sorts a tensor's slices into classes that cannot be")
+    of = np.empty(count, dtype=np.uint8)
+    decode_symbols(coded, inner, inner.alphabet.astype(np.uint8), of, grid if kind == _BLOCKS else ())
+    return Groups(block, of.reshape(grid))
+
+
 def decode_symbols(coded: Decoder, tables: Tables, values: Array, out: Array, shape: tuple[int, ...] = ()) -> None:
     """Fill `out` (flat) with decoded symbols, each looked up in `values` (one per letter of the alphabet)."""
     if tables.groups is None:
@@ -224,11 +256,15 @@ def decode_symbols(coded: Decoder, tables: Tables, values: Array, out: Array, sh
         return
     cube = out.reshape(as_cube(shape))
     for label, drops in enumerate(tables.drops):
-        size = list(cube.shape)
-        size[tables.groups.axis] = int(np.count_nonzero(tables.groups.of == label))
-        part = np.empty(math.prod(size), dtype=out.dtype)
+        members = tables.groups.members(label, cube.shape)
+        size = np.count_nonzero(tables.groups.of == label) if tables.groups.axis is not None else 0
+        if isinstance(members, tuple):
+            part_shape = [size if i == tables.groups.axis else length for i, length in enumerate(cube.shape)]
+        else:
+            part_shape = [np.count_nonzero(members)]
+        part = np.empty(math.prod(part_shape), dtype=out.dtype)
         coded.take(drops, values, part)
-        cube[tables.groups.members(label)] = part.reshape(size)
+        cube[members] = part.reshape(part_shape)
 
 
 def _fall(magnitudes: Array, fall: int) -> Array:

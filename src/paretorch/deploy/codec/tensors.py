@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from paretorch.deploy.codec.affine import Affine
 from paretorch.deploy.codec.codings import (
-    CODINGS,
+    PLAIN_CODINGS,
     SMALL,
     Codebook,
     Coding,
@@ -22,15 +23,22 @@ from paretorch.deploy.codec.codings import (
 )
 from paretorch.deploy.codec.entropy import Array
 from paretorch.deploy.codec.grids import HALF, read_binary, read_grid, read_rounded
+from paretorch.deploy.codec.grids import Grid as StepGrid
+from paretorch.deploy.codec.grouped import Grouped, read_groups
 from paretorch.deploy.codec.sizes import TensorSize
 from paretorch.deploy.codec.streams import PartsReader, PartsWriter
 from paretorch.deploy.codec.words import to_floats, to_words, words_of
 from paretorch.errors import ArtefactError
 from paretorch.support.binary import digits
 
+# A coding's position is its number in the file: append only.
+CODINGS: tuple[type[Coding], ...] = (*PLAIN_CODINGS, Affine)
 _CERTAIN = (
     1 << 12
 )  # from this many weights on, a grid with a small alphabet is not compared with planes: its table is negligible
+_LEAST_GROUPED = 64  # values in a tensor whose groups are looked for
+_FEW_DIGITS = 8  # of a binary grid that needs no groups
+_NEARBY, _WINDOWS = 256, 64  # values in a window, and windows, by which `_repeats_nearby` decides
 _SAMPLE = 1 << 10  # values by which `_repeats` decides
 
 
@@ -50,6 +58,8 @@ def encode_tensor(tensor: Tensor, writer: PartsWriter) -> TensorSize:
         codes=bits.codes / 8,
         masks=bits.masks / 8,
         maps=bits.maps / 8,
+        steps=bits.steps / 8,
+        off=bits.off / 8,
         rest=float(len(writer.index.data) - start),
         precisions=precisions,
         scale=scale,
@@ -102,16 +112,49 @@ def _smallest(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple
             book = Codebook(letters, places.astype(np.int32), dtype, shape)
             precisions = book.precisions
             codings.append(book)
-    if (steps := _steps(words, dtype, shape, on_grid)) is not None:
+    steps = _grouped(words, dtype, shape, on_grid) or _steps(words, dtype, shape, on_grid)
+    if steps is not None:
         codings.append(steps)
         if not precisions or _mean(steps.precisions) < _mean(precisions):
             precisions, scale = steps.precisions, None
     if on_grid is not None and words.size >= _CERTAIN and on_grid.letters <= words.size // 16:
         return min(codings, key=lambda coding: coding.cost), precisions, scale
+    if steps is not None and words.size >= _CERTAIN and steps.cost < 4 * np.count_nonzero(words) * dtype.itemsize:
+        return min(codings, key=lambda coding: coding.cost), precisions, scale
     codings.append(Dense(words, dtype))
     if not words.all():
         codings.append(Sparse(words, dtype, shape))
     return min(codings, key=lambda coding: coding.cost), precisions, scale
+
+
+def _grouped(words: Array, dtype: torch.dtype, shape: tuple[int, ...], on_grid: Grid | None) -> Affine | Steps | None:
+    """Return steps (and offsets) of groups, rows or columns; None if the values look as if they had none."""
+    if dtype != torch.float32 or len(shape) < 2 or words.size < _LEAST_GROUPED:
+        return None
+    if (on_grid is not None and on_grid.digits <= _FEW_DIGITS) or not _repeats_nearby(words):
+        return None
+    found = read_groups(words, dtype, shape)
+    if found is None:
+        return None
+    whole = found.layout.length == found.codes.shape[1] and found.layout.axis < 2 and not found.form
+    return Steps(_as_grid(found, shape)) if whole and not found.corrections.any() else Affine(found)
+
+
+def _as_grid(found: Grouped, shape: tuple[int, ...]) -> StepGrid:
+    axis = found.layout.axis
+    moved = (shape[axis], *(length for i, length in enumerate(shape) if i != axis))
+    codes = np.ascontiguousarray(np.moveaxis(found.codes.reshape(moved), 0, axis))
+    return StepGrid(codes, found.steps.ravel(), axis, True)
+
+
+def _repeats_nearby(words: Array) -> bool:
+    """Return whether values repeat among their neighbours, as codes of one group or row do and trained floats do not."""
+    size = min(_NEARBY, words.size)
+    starts = np.linspace(0, words.size - size, min(_WINDOWS, -(-words.size // size))).astype(np.int64)
+    windows = np.sort(words[starts[:, None] + np.arange(size)], axis=1)
+    kept = np.count_nonzero(windows)
+    again = np.count_nonzero((windows[:, 1:] == windows[:, :-1]) & (windows[:, 1:] != 0))
+    return bool(again > kept // 16)
 
 
 def _steps(words: Array, dtype: torch.dtype, shape: tuple[int, ...], on_grid: Grid | None) -> Steps | None:

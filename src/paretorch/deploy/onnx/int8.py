@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paretorch.deploy.calibrate import check_percentile
-from paretorch.deploy.codec.grids import Codes, Floats, read_grid
+from paretorch.deploy.codec.grids import Codes, Floats
+from paretorch.deploy.codec.multiples import fit_multiples
 from paretorch.deploy.onnx.graph import Model, output_axis
 from paretorch.deploy.onnx.pack import choose_layout, put_first, store
 from paretorch.errors import ConfigError, MissingExtraError, PareError
@@ -36,8 +37,9 @@ _MAX_TIES = 1e-4  # share of codes that may differ by rounding
 def weight_steps(values: NDArray[Any], axis: int) -> Floats:
     """Return one step per slice along the axis."""
     top = np.abs(values).max(axis=tuple(i for i in range(values.ndim) if i != axis), initial=0.0)
-    grid = read_grid(values, (axis,), near=True)
-    steps = top / _LARGEST if grid is None or grid.bits > 8 else grid.steps
+    found = fit_multiples(np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1))
+    kept = found.fits & (found.codes.max(1, initial=0) <= _LARGEST) & (found.codes.min(1, initial=0) >= -_LARGEST - 1)
+    steps = np.where(kept, found.steps, top / _LARGEST)
     some = steps[top > 0]
     return np.where(top > 0, steps, np.median(some) if some.size else 1.0).astype(np.float32)
 

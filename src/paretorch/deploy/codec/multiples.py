@@ -1,0 +1,168 @@
+"""Groups of values as whole multiples of a step of their own, w = fl(c · s): codes and steps, for all groups at once.
+
+Within a group the least magnitude is k · s with a small k. For k = 1, 2, … all values are divided by the step that k gives,
+and the first k by which all are near whole numbers is taken. Then every value gives an interval of steps, those whose
+product rounds to it. The intersection of the intervals holds few fp32 numbers; the one with the fewest digits is the cheapest to store.
+A zero point that is a whole number makes no difference here: s · (q − z) is a multiple of s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Wide = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Codes = NDArray[np.int32]
+Words = NDArray[np.int64]  # bit patterns of positive fp32 numbers, which are in the order of the numbers
+
+MAX_CODE = 1 << 11  # |c|: beyond it, chance makes multiples of anything
+_MOST_LEAST = 48  # what the least code of a group may be
+_AT_ONCE = 1 << 12  # groups whose possible steps are tried together
+_SAMPLE = 8  # values of a group that are looked at first
+_NEAR = 4.0 * 2.0**-24  # two values, their ratio and a product are each off by half a unit in the last place
+_COMMON, _FEW = (2, 3, 5, 7), 3  # factors that so many different codes may have in common by chance
+_TOP = np.finfo(np.float32).max
+
+
+@dataclass(frozen=True, eq=False)
+class Multiples:
+    """w ≈ codes · step, group by group (groups, values): `fits` up to two roundings, `exact` bit for bit.
+
+    Args:
+        first: Bit pattern of the least step that gives the values of a group.
+        last: Bit pattern of the largest.
+    """
+
+    codes: Codes
+    first: Words
+    last: Words
+    fits: Mask
+    exact: Mask
+
+    @property
+    def steps(self) -> Floats:
+        """The step of each group with the fewest digits."""
+        return as_floats(shortest_words(self.first, self.last))
+
+
+def fit_multiples(values: Floats) -> Multiples:
+    """Return the codes and steps of groups (groups, values); zeros have code 0 and fit any step."""
+    sizes = np.abs(values).astype(np.float64)
+    guess = _coarsest(sizes)
+    fits = guess > 0
+    codes = _round(sizes, guess)
+    first, last = _steps(sizes, codes)
+    exact = _matches(sizes, codes, first, last)
+    off = np.flatnonzero(fits & ~exact & _are_few(codes))
+    for factor in _COMMON:  # 3s and 9s, say, are no exact multiples of fl(3s)
+        if not off.size:
+            break
+        finer = _round(sizes[off], guess[off] / factor)
+        low, high = _steps(sizes[off], finer)
+        good = _matches(sizes[off], finer, low, high)
+        hit = off[good]
+        codes[hit], first[hit], last[hit], exact[hit] = finer[good], low[good], high[good], True
+        off = off[~good]
+    empty = ~sizes.any(1)
+    return Multiples(np.where(values < 0, -codes, codes), first, last, fits | empty, exact | empty)
+
+
+def _are_few(codes: Codes) -> Mask:
+    """Return which groups have so few different codes that these may have a factor in common by chance."""
+    return np.asarray((np.diff(np.sort(codes, axis=1), axis=1) > 0).sum(1) <= _FEW)
+
+
+def are_multiples(values: Floats) -> Mask:
+    """Return which groups (groups, values) are near multiples of some step; as `fit_multiples`, without the codes."""
+    sizes = np.abs(values).astype(np.float64)
+    return np.asarray((_coarsest(sizes) > 0) | ~sizes.any(1))
+
+
+def _coarsest(sizes: Wide) -> Wide:
+    """Return the largest step per group of which all values are near multiples; 0 if there is none."""
+    least, most = np.where(sizes > 0, sizes, np.inf).min(1, initial=np.inf), sizes.max(1, initial=0.0)
+    step = np.where((most > 0) & (most <= MAX_CODE * least) & _are_near(sizes, least), least, 0.0)
+    left = np.flatnonzero((step == 0) & (most > 0))
+    sample = sizes[:, :: max(1, sizes.shape[1] // _SAMPLE)]
+    for start in range(0, left.size, _AT_ONCE):
+        some = left[start : start + _AT_ONCE]
+        ks = np.arange(2, _MOST_LEAST + 1)
+        guesses = least[some, None] / ks
+        likely = _are_near(sample[some, None], guesses) & (most[some, None] <= MAX_CODE * guesses)
+        while some.size:  # the smallest k that the sample allows, until all values allow it
+            some, guesses, likely = (part[likely.any(1)] for part in (some, guesses, likely))
+            first = likely.argmax(1)
+            guess = guesses[np.arange(some.size), first]
+            fits = _are_near(sizes[some], guess)
+            step[some[fits]] = guess[fits]
+            likely[np.arange(some.size), first] = False
+            some, guesses, likely = some[~fits], guesses[~fits], likely[~fits]
+    return np.asarray(step)
+
+
+def _are_near(sizes: Wide, step: Wide) -> Mask:
+    """Return for each step whether all values, along the last axis, are near multiples of it."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratios = sizes / step[..., None]
+        whole = np.rint(ratios)
+        return np.asarray((np.abs(ratios - whole) <= _NEAR * whole).all(-1))
+
+
+def _round(sizes: Wide, step: Wide) -> Codes:
+    whole = np.rint(sizes / np.where(step > 0, step, np.inf)[:, None])
+    return np.asarray(whole, dtype=np.int32)
+
+
+def _steps(sizes: Wide, codes: Codes) -> tuple[Words, Words]:
+    """Return the bit patterns of the least and the largest step that give the values of a group."""
+    half = np.spacing(np.minimum(sizes, _TOP / 2).astype(np.float32)).astype(np.float64) / 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        low = np.where(codes > 0, (sizes - half) / codes, 0.0).max(1, initial=0.0)
+        high = np.where(codes > 0, (sizes + half) / codes, np.inf).min(1, initial=np.inf)
+    coded = codes.any(1)
+    return words_within(np.where(coded, low, 1.0), np.where(coded, np.minimum(high, _TOP), 1.0))
+
+
+def words_within(low: Wide, high: Wide) -> tuple[Words, Words]:
+    """Return the bit patterns of the first and last fp32 number in intervals of positive numbers; the middle twice if empty."""
+    below, above = low.astype(np.float32), high.astype(np.float32)
+    first = below.view(np.uint32).astype(np.int64) + (below.astype(np.float64) < low)
+    last = above.view(np.uint32).astype(np.int64) - (above.astype(np.float64) > high)
+    middle = ((low + high) / 2).astype(np.float32).view(np.uint32).astype(np.int64)
+    empty = first > last
+    return np.where(empty, middle, first), np.where(empty, middle, last)
+
+
+def shortest_words(first: Words, last: Words) -> Words:
+    """Return the bit pattern with the most trailing zeros between these two, both included."""
+    found = last.copy()
+    for zeros in range(1, 24):
+        rounded = last >> zeros << zeros
+        found = np.where(rounded >= first, rounded, found)
+    return found
+
+
+def as_floats(words: Words) -> Floats:
+    return words.astype(np.uint32).view(np.float32)
+
+
+def share_digits(first: Words, last: Words) -> Floats:
+    """Return steps (rows, groups) in these intervals: with equal digits throughout a row, if there are such, else few.
+
+    So the steps of groups with different bits and one scale per row differ by powers of two only.
+    """
+    digits = (1 << 23) - 1
+    own = shortest_words(first, last)
+    low, high = (first & digits).max(1, keepdims=True), (last & digits).min(1, keepdims=True)
+    shared = (low <= high) & (first >> 23 == last >> 23).all(1, keepdims=True)
+    return as_floats(np.where(shared, own & ~digits | shortest_words(low, high), own))
+
+
+def _matches(sizes: Wide, codes: Codes, first: Words, last: Words) -> Mask:
+    steps = as_floats(shortest_words(first, last))
+    with np.errstate(over="ignore", under="ignore"):
+        return np.asarray((codes.astype(np.float32) * steps[:, None] == sizes.astype(np.float32)).all(1))
