@@ -10,6 +10,7 @@ from paretorch.core.finish.byte_budget import Meter
 from paretorch.core.method import Method
 from paretorch.core.plan import Plan
 from paretorch.edits import Edit
+from paretorch.support.byte_sizes import dense_bytes, parse_bytes
 from paretorch.support.inputs import Example
 
 
@@ -18,19 +19,23 @@ def compress(
     *methods: Method,
     steps: int,
     example: Example | None = None,
-    budget: int | None = None,
+    budget: int | str | None = None,
     seed: int = 0,
 ) -> Plan:
     """Attach the methods to the model's weights and return the plan that trains, rounds and removes them.
 
     steps: optimizer steps until `harden`. example: a batch of inputs, if channels are to be removed (`group="channel"`) or
     activations quantized: a tensor, a tuple of the model's arguments, or a dict of keyword arguments.
-    budget: bytes of the saved file, kept at `finalize`. seed: of the noise.
+    budget: bytes of the saved file, kept at `finalize`: a number, or text such as "1.3 MB", "500 KiB" or "1/10" of the dense network.
+    seed: of the noise.
     Load pretrained weights before; wrap in DDP, FSDP2, compile or an average after.
     """
     meter: Meter | None = None
     if budget is not None:
         from paretorch.deploy import encoded_size
+
+        if isinstance(budget, str) and isinstance(model, nn.Module):
+            budget = parse_bytes(budget, lambda: dense_bytes(model))
 
         def meter(state: Mapping[str, Tensor], edits: Sequence[Edit]) -> int:
             return encoded_size(state, model, edits)
