@@ -1,0 +1,157 @@
+"""`post_train`: a trained network into a file of so many bytes, by forward passes alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.deploy import encoded_size
+from paretorch.deploy.plain import copied, plain
+from paretorch.errors import ConfigError
+from paretorch.support.checks import require_count
+from paretorch.support.eval_mode import in_eval
+from paretorch.training.recipe_values import parse_bytes
+from paretorch.workflows.posttraining.calibration import (
+    Distance,
+    choose_distance,
+    distance_to,
+    outputs,
+    read_batches,
+    try_run,
+)
+from paretorch.workflows.posttraining.layers import Layer, find_layers
+from paretorch.workflows.posttraining.network import Known, Progress, Rounded, look_at, round_network
+from paretorch.workflows.posttraining.norms import round_vectors
+from paretorch.workflows.posttraining.prices import find_price
+
+Meter = Callable[[nn.Module], int]
+_AIM = 0.988  # of the budget
+_FITS = 0.97  # of the budget: a smaller file is tried again with more bits
+_RUNS = 4
+_LEAST_BITS = 0.05  # per weight: below it nothing is left of a layer
+
+
+@dataclass(frozen=True, eq=False)
+class PostTrained:
+    """What `post_train` returns.
+
+    Args:
+        model: The rounded network, a plain module in eval mode.
+        steps: The step of each rounded weight by its name, in a shape that broadcasts with it: weight / step is whole.
+        size: Bytes of the file that `paretorch.save` writes.
+        price: The output distance for which the last bit was bought.
+    """
+
+    model: nn.Module
+    steps: Mapping[str, Tensor]
+    size: int
+    price: float
+
+
+def file_size(model: nn.Module) -> int:
+    """Return the bytes of the file that `paretorch.save` writes."""
+    return encoded_size(model.state_dict(), model)
+
+
+def post_train(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    budget: int | str,
+    most_batches: int = 64,
+    include: Any = None,
+    exclude: Any = (),
+    distance: Distance | None = None,
+    meter: Meter = file_size,
+    progress: Progress | None = None,
+) -> PostTrained:
+    """Round a trained network to a byte budget without labels and without training.
+
+    Zeros, bits and steps of all weights follow from one price per bit, by forward passes on the batches. The given model
+    stays as it is.
+
+    Args:
+        batches: Inputs: a tensor each, a tuple (positional arguments) or a dict (named arguments). A few hundred examples suffice.
+        budget: Bytes of the saved file, as a number or as text like "4 MB". The file takes 0.97 to 1.00 of it.
+        most_batches: How many batches are read.
+        include: Which weights are rounded, as in `compress`; all weights of linear, convolutional, recurrent and embedding layers if None.
+        exclude: Weights that stay as they are.
+        distance: From two outputs to a scalar; KL divergence for logits, else the relative squared error, if None.
+        meter: Bytes of a rounded network, if it is to be saved in another way.
+        progress: Called with the phase, the layers done, and all layers.
+
+    >>> import torch
+    >>> network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    >>> found = post_train(network, [torch.randn(32, 64) for _ in range(4)], budget=3000)
+    >>> 2900 <= found.size <= 3000
+    True
+    """
+    limit = parse_bytes(budget)
+    require_count("most_batches", most_batches, 1, "read at least one batch")
+    dense = copied(plain(model, "post_train"), "post_train").requires_grad_(False)
+    layers = find_layers(dense, include, exclude)
+    if not layers:
+        raise ConfigError(
+            "post_train found no weight to round: give a network with linear, convolutional or embedding layers"
+        )
+    for layer in layers:
+        if not bool(layer.weight.isfinite().all()):
+            raise ConfigError(f"{layer.name} holds NaN or infinity: repair the network first")
+    given = read_batches(batches, most_batches, layers[0].weight.device)
+    with in_eval(dense):
+        first = try_run(dense, given[0])
+    rounded, exact = (_bytes_beside(dense, layers, meter, vectors) for vectors in (True, False))
+    least = rounded + int(_LEAST_BITS / 8 * sum(layer.weight.numel() for layer in layers))
+    if limit < least:
+        raise ConfigError(f"budget={limit}: {rounded} bytes go to what is not rounded; allow at least {least}")
+    tell = progress or (lambda phase, done, total: None)
+    distance = distance or choose_distance(first)
+    known = look_at(dense, given, layers, distance, tell)
+    price = find_price(known.layers, 8 * (_AIM * limit - rounded))
+    vectors = exact > limit or _cost_of_vectors(known, distance) <= price * 8 * (exact - rounded)
+    return _to_budget(known, limit, rounded if vectors else exact, vectors, meter, tell)
+
+
+def _bytes_beside(dense: nn.Module, layers: list[Layer], meter: Meter, vectors: bool) -> int:
+    """Return the bytes of everything but the weights to be rounded."""
+    names = {layer.name for layer in layers}
+    empty = copy.deepcopy(dense)
+    if vectors:
+        round_vectors(empty)
+    with torch.no_grad():
+        for layer in find_layers(empty, lambda name, module: True):
+            if layer.name in names:
+                layer.weight.zero_()
+    return meter(empty)
+
+
+def _cost_of_vectors(known: Known, distance: Distance) -> float:
+    """Return the output distance that rounding norms and biases to bfloat16 costs."""
+    changed = copy.deepcopy(known.dense)
+    round_vectors(changed)
+    with in_eval(changed), in_eval(known.dense):
+        few = known.batches[:1]
+        return distance_to(outputs(changed, few), outputs(known.dense, few), distance)
+
+
+def _to_budget(known: Known, limit: int, rest: int, vectors: bool, meter: Meter, progress: Progress) -> PostTrained:
+    """Round, measure the file, and correct the number of bits until the file fits."""
+    best: tuple[int, Rounded] | None = None
+    bits = 8 * (_AIM * limit - rest)
+    for _ in range(_RUNS):
+        found = round_network(known, bits, vectors, progress)
+        size = meter(found.model)
+        if size <= limit and (best is None or size > best[0]):
+            best = (size, found)
+        if _FITS * limit <= size <= limit or (size <= limit and found.finest):
+            break
+        bits *= (_AIM * limit - rest) / max(size - rest, 1)
+    if best is None:
+        raise ConfigError(f"budget={limit}: the smallest file found has {size} bytes; allow that much")
+    size, found = best
+    return PostTrained(found.model, found.steps, size, found.price)

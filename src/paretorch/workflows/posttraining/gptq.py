@@ -1,0 +1,82 @@
+"""GPTQ, the rival: fixed bits, minimum and maximum of each group of inputs as its grid (Frantar et al., 2022, arXiv:2210.17323).
+
+Algorithm 1 with groups: columns in their own order, a damping of 1 % of the mean diagonal, and at the first column of a group
+its scale and zero point, from the weights as they are then. Inputs are those of the network whose earlier stages are rounded.
+Embeddings and other weights without inputs are rounded to nearest on the same grids. Biases and norms stay as they are. What differs from
+the paper: a stage is a run of layers and not a transformer block, and convolutions are rounded too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.deploy.plain import copied, plain
+from paretorch.errors import ConfigError
+from paretorch.workflows.posttraining.calibration import read_batches
+from paretorch.workflows.posttraining.layers import find_layers
+from paretorch.workflows.posttraining.moments import collect, execution_order, stages
+from paretorch.workflows.posttraining.solver import factorize
+
+_DAMPING = 0.01
+
+
+@torch.no_grad()
+def gptq(
+    model: nn.Module, batches: Iterable[Any], *, bits: int, group: int, most_batches: int = 64, most_stages: int = 12
+) -> nn.Module:
+    """Return a copy of the model with weights rounded to `bits` in groups of `group` inputs."""
+    if not 2 <= bits <= 8 or group < 1:
+        raise ConfigError(f"bits={bits}, group={group}: give 2 to 8 bits, in groups of at least one input")
+    result = copied(plain(model, "gptq"), "gptq")
+    given = read_batches(batches, most_batches, next(result.parameters()).device)
+    layers, once = execution_order(result, given[0], find_layers(result))
+    for stage in stages(layers, most_stages):
+        moments = collect(result, given, stage, once)
+        for layer in stage:
+            found = moments.pop(layer, None)
+            rounded = round_in_groups(layer.matrix(), None if found is None else found.hessian, bits, group)
+            layer.weight.copy_(layer.tensor(rounded))
+    return result
+
+
+def round_in_groups(matrix: Tensor, hessian: Tensor | None, bits: int, group: int) -> Tensor:
+    """Return the rounded weights (groups, rows, columns); without a Hessian each is rounded to nearest."""
+    columns = matrix.shape[2]
+    factor = None
+    if hessian is not None:
+        factor = factorize(hessian, _DAMPING, order=torch.arange(columns, device=matrix.device)).factor
+    work, rounded = matrix.clone(), torch.empty_like(matrix)
+    for start in range(0, columns, group):
+        end = min(start + group, columns)
+        scale, zero = _grid(work[:, :, start:end], bits)
+        for j in range(start, end):
+            codes = ((work[:, :, j] / scale).round() + zero).clamp(0, 2**bits - 1)
+            rounded[:, :, j] = scale * (codes - zero)
+            if factor is not None and j + 1 < columns:
+                error = (work[:, :, j] - rounded[:, :, j]) / factor[:, j, j, None]
+                work[:, :, j + 1 :] -= error[:, :, None] * factor[:, None, j, j + 1 :]
+    return rounded
+
+
+def _grid(part: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Return the scale, in half precision, and the zero point of each row of a group."""
+    low, high = part.amin(2).clamp_max(0.0), part.amax(2).clamp_min(0.0)
+    scale = ((high - low) / (2**bits - 1)).clamp_min(1e-7).half().float()
+    return scale, (-low / scale).round()
+
+
+def packed_bytes(model: nn.Module, bits: int, group: int) -> int:
+    """Return the bytes of a GPTQ network as packed: codes, a half-precision scale and a zero point per group, vectors in 16 bits."""
+    layers = find_layers(model)
+    total = 0.0
+    for layer in layers:
+        groups, rows, columns = layer.matrix().shape
+        total += layer.weight.numel() * bits / 8 + groups * rows * -(-columns // group) * (2 + bits / 8)
+    rounded = {id(layer.weight) for layer in layers}
+    state: dict[str, Any] = model.state_dict(keep_vars=True)
+    rest = {id(one): one for one in state.values() if isinstance(one, Tensor) and id(one) not in rounded}
+    return int(total) + sum(2 * one.numel() for one in rest.values())
