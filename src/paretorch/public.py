@@ -1,6 +1,7 @@
-"""`compress` as users call it: the core's, with byte budgets measured by the artefact's own encoder; `distillation_loss`."""
+"""`compress` as users call it: the core's, with byte budgets measured by the artefact's own encoder; `shrink` and `distillation_loss`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -66,3 +67,40 @@ def distillation_loss(
     from paretorch.training.distillation import distillation_loss as loss  # training is too much to import for all
 
     return loss(student_outputs, teacher_outputs, temperature, mask=mask, dim=dim)
+
+
+def shrink(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    budget: int | str,
+    steps: int = 1000,
+    folder: str | Path | None = None,
+    progress: str = "auto",
+) -> nn.Module:
+    """Return a smaller network: a trained model rounded to a byte budget and trained to answer as before.
+
+    The model is its own teacher, so that batches need no labels. It stays as it is; what is returned is a plain module in evaluation mode
+    whose file, as `paretorch.save` writes it, is within the budget. Weights are rounded by second-order post-training, then
+    trained straight through at a rate that a line search finds. What training gives is kept only if it is nearer to the model on
+    batches that were held out.
+
+    Args:
+        model: A trained network: convolutional, a transformer, a language model, with tied weights or not.
+        batches: What the model takes: tensors, tuples of arguments or dicts of keyword arguments; labels after the inputs are left out. A list
+            or a data loader is read as often as needed, an iterator must yield `steps` batches and a few more.
+        budget: Bytes of the file: a number, or text such as "4 MB", "500 KiB" or "1/10" of the dense network.
+        steps: Training steps; 0 rounds only, without any training.
+        folder: Where to keep checkpoints, and at the end the file and a record. The same call with the same folder goes on if it was killed.
+        progress: "bar", "plain" or "quiet"; "auto" is a bar on a terminal, and quiet elsewhere.
+
+    Example:
+        >>> import torch, paretorch as pt
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+        >>> small = pt.shrink(model, [torch.randn(32, 64) for _ in range(8)], budget="3 kB", steps=0)
+        >>> small(torch.randn(1, 64)).shape
+        torch.Size([1, 10])
+    """
+    from paretorch.workflows.shrink import shrink_network  # as above
+
+    return shrink_network(model, batches, budget=budget, steps=steps, folder=folder, progress=progress).model

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import ArtefactError, ConfigError
-from paretorch.support.byte_sizes import parse_bytes
+from paretorch.support.byte_sizes import parse_bytes as parse_bytes
 from paretorch.training.recipe import (
     CompressionRecipe,
     DataRecipe,
