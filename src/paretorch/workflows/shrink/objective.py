@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ class Objective:
         self.dense = dense
         self._teacher = Teacher(dense, alpha=1.0)
         self.compares_logits = _has_logits(self._try(example), example)
+        self.distance(dense, [example])  # raises if its outputs do not match those of another call
 
     def _try(self, example: ModelCall) -> Any:
         try:
@@ -47,9 +49,9 @@ class Objective:
             with torch.no_grad():
                 outputs = call(self.dense)
             compared = parts_of(outputs).get("logits", outputs)
-            # An excluded class may have the logit −∞; NaN never means anything.
-            bad = torch.isnan if self.compares_logits else lambda tensor: ~tensor.isfinite()
-            if any(bool(bad(tensor).any()) for tensor in _floats(compared)):
+            # An excluded class may have the logit −∞.
+            least = -math.inf if self.compares_logits else torch.finfo(torch.float32).min
+            if not all(bool(((tensor >= least) & (tensor < math.inf)).all()) for tensor in _floats(compared)):
                 raise DataError(
                     f"The model gives NaN or infinity for batch {number}: remove the batch, or repair the model"
                 )

@@ -2,7 +2,7 @@
 
 Rates are in steps Δ per training step: at rate δ the latents move by δ steps of their grid at each step, as a root mean square, if
 gradients do not change. So one ladder of rates serves all networks, losses and precisions. AvaGrad's rate and its ε are separable, so that
-ε is fixed (the root mean square of the gradients) and one line search over the rate is enough.
+ε is fixed (a share of the root mean square of the gradients) and one line search over the rate is enough.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ RATES = (0.0004, 0.001, 0.0025, 0.006, 0.016)
 _FIRST = 2  # the place in RATES where the search begins
 _TRIAL_SHARE, _LEAST_TRIAL, _MOST_TRIAL = 0.05, 4, 24  # steps of one trial: a share of all, and bounds
 _MEASURED = 4  # batches that measure gradients
+_EPS = 0.1  # of the root mean square of the gradients
 _BETAS = (0.9, 0.99)
 _WARM_UP = 0.03  # share of the steps
 _FOLLOW = 10  # steps between two looks at the bytes
-_METERED = (0.05, 0.5)  # shares of the steps after which the file is measured
-_GAIN, _MOST_CHANGE = 8.0, 0.2  # of ln μ per relative error of the bytes
+_METERED = (
+    0.0,
+    0.5,
+)  # shares of the steps after which the file is measured: the first step changes all norms and biases
+_PROBE, _MOST_CHANGE = 1.1, 0.3  # of μ, to see what it does; of ln μ
 _MU_RANGE = (MU / 256, 64 * MU)
 
 
@@ -70,7 +74,7 @@ class Tuner:
                     square += p.grad.square() / len(few)
         self._clear()
         count = sum(square.numel() for square in squares)
-        self._eps = max(math.sqrt(sum(float(square.sum()) for square in squares) / count), 1e-12)
+        self._eps = max(_EPS * math.sqrt(sum(float(square.sum()) for square in squares) / count), 1e-12)
         sums = [0.0, 0.0]
         names = list(self.coded.weights.values())
         for i, square in enumerate(squares):
@@ -129,7 +133,7 @@ class Tuner:
             if self.done in {max(1, round(share * steps)) for share in _METERED}:
                 self.coded.write()
                 self.coded.learn_size(self._meter())
-            if self.done % _FOLLOW == 0:
+            if self.done % _FOLLOW == 0 or self.done == 1:
                 self._follow_bytes()
             after()
         self.coded.write()
@@ -156,9 +160,14 @@ class Tuner:
             p.grad = None
 
     def _follow_bytes(self) -> None:
-        change = _GAIN * (self.coded.expected() / self.aim - 1.0)
-        mu = max(self.coded.mu, _MU_RANGE[0]) * math.exp(min(max(change, -_MOST_CHANGE), _MOST_CHANGE))
-        self.coded.mu = min(max(mu, _MU_RANGE[0]), _MU_RANGE[1])
+        """One step of Newton's method in ln μ towards the bytes that are aimed for, of bounded length."""
+        now, mu = self.coded.expected(), self.coded.mu
+        self.coded.mu = mu * _PROBE
+        slope = (self.coded.expected() - now) / math.log(_PROBE)
+        change = _MOST_CHANGE if now > self.aim else -_MOST_CHANGE
+        if slope < 0.0:
+            change = min(max((self.aim - now) / slope, -_MOST_CHANGE), _MOST_CHANGE)
+        self.coded.mu = min(max(mu * math.exp(change), _MU_RANGE[0]), _MU_RANGE[1])
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
