@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,7 @@ from paretorch.workflows.posttraining.prices import find_price
 Meter = Callable[[nn.Module], int]
 _AIM = 0.988  # of the budget
 _FITS = 0.97  # of the budget: a smaller file is tried again with more bits
-_RUNS = 4
+_RUNS = 8  # one or two are enough but for small networks
 _LEAST_BITS = 0.05  # per weight: below it nothing is left of a layer
 
 
@@ -93,15 +94,9 @@ def post_train(
     """
     limit = parse_bytes(budget)
     require_count("most_batches", most_batches, 1, "read at least one batch")
-    dense = copied(plain(model, "post_train"), "post_train").requires_grad_(False)
-    layers = find_layers(dense, include, exclude)
-    if not layers:
-        raise ConfigError(
-            "post_train found no weight to round: give a network with linear, convolutional or embedding layers"
-        )
-    for layer in layers:
-        if not bool(layer.weight.isfinite().all()):
-            raise ConfigError(f"{layer.name} holds NaN or infinity: repair the network first")
+    own = plain(model, "post_train")
+    dense = copied(own, "post_train").requires_grad_(False)
+    layers = _layers_of(dense, include, exclude)
     given = read_batches(batches, most_batches, layers[0].weight.device)
     with in_eval(dense):
         first = try_run(dense, given[0])
@@ -114,7 +109,22 @@ def post_train(
     known = look_at(dense, given, layers, distance, tell)
     price = find_price(known.layers, 8 * (_AIM * limit - rounded))
     vectors = exact > limit or _cost_of_vectors(known, distance) <= price * 8 * (exact - rounded)
-    return _to_budget(known, limit, rounded if vectors else exact, vectors, meter, tell)
+    found = _to_budget(known, limit, rounded if vectors else exact, vectors, meter, tell)
+    for parameter, before in zip(found.model.parameters(), own.parameters(), strict=True):
+        parameter.requires_grad_(before.requires_grad)
+    return found
+
+
+def _layers_of(dense: nn.Module, include: Any, exclude: Any) -> list[Layer]:
+    layers = find_layers(dense, include, exclude)
+    if not layers:
+        raise ConfigError(
+            "post_train found no weight to round: give a network with linear, convolutional or embedding layers"
+        )
+    for layer in layers:
+        if not bool(layer.weight.isfinite().all()):
+            raise ConfigError(f"{layer.name} holds NaN or infinity: repair the network first")
+    return layers
 
 
 def _bytes_beside(dense: nn.Module, layers: list[Layer], meter: Meter, vectors: bool) -> int:
@@ -142,15 +152,20 @@ def _cost_of_vectors(known: Known, distance: Distance) -> float:
 def _to_budget(known: Known, limit: int, rest: int, vectors: bool, meter: Meter, progress: Progress) -> PostTrained:
     """Round, measure the file, and correct the number of bits until the file fits."""
     best: tuple[int, Rounded] | None = None
-    bits = 8 * (_AIM * limit - rest)
-    for _ in range(_RUNS):
+    bits, low, high = 8 * (_AIM * limit - rest), 0.0, math.inf
+    for i in range(_RUNS):
         found = round_network(known, bits, vectors, progress)
         size = meter(found.model)
         if size <= limit and (best is None or size > best[0]):
             best = (size, found)
         if _FITS * limit <= size <= limit or (size <= limit and found.finest):
             break
+        low, high = (max(low, bits), high) if size <= limit else (low, min(high, bits))
         bits *= (_AIM * limit - rest) / max(size - rest, 1)
+        if not low < bits < high:  # tables and maps do not shrink in proportion
+            bits = (low + high) / 2 if high < math.inf else 2 * low
+        if best is None:
+            bits *= _AIM**i
     if best is None:
         raise ConfigError(f"budget={limit}: the smallest file found has {size} bytes; allow that much")
     size, found = best

@@ -40,9 +40,13 @@ def run(model: nn.Module, batch: Any) -> Any:
 def try_run(model: nn.Module, batch: Any) -> Any:
     """As `run`, for the first batch: what the model raises is a mistake of the caller."""
     try:
-        return run(model, batch)
+        with torch.no_grad():
+            found = run(model, batch)
     except Exception as error:  # a user's module may raise anything
         raise ConfigError(f"The model does not run on the first batch: {first_sentence(error)}") from error
+    if not bool(output_of(found).isfinite().all()):
+        raise ConfigError("The model returns NaN or infinity for the first batch: repair it first")
+    return found
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paretorch.errors import DataError
 from paretorch.support.eval_mode import in_eval
 from paretorch.workflows.posttraining.calibration import run
 from paretorch.workflows.posttraining.layers import Layer, input_rows
 
-MOST_ROWS = 8192  # samples per layer and batch
+MOST_ROWS = 2048  # samples per layer and batch
 _STAGE_BYTES = 1 << 30  # of moments at once
 
 
@@ -133,4 +134,7 @@ def collect(model: nn.Module, batches: Sequence[Any], layers: Sequence[Layer], o
             for batch in batches:
                 with suppress(_Reached):
                     run(model, batch)
-    return {layer: moments.averaged() for layer, moments in found.items()}
+    for layer, moments in found.items():
+        if not bool(moments.averaged().hessian.isfinite().all()):
+            raise DataError(f"Inputs of {layer.name} overflow or hold NaN on some calibration batch: remove it")
+    return found

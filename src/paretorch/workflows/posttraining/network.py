@@ -23,13 +23,13 @@ from paretorch.workflows.posttraining.moments import Moments, collect, execution
 from paretorch.workflows.posttraining.prices import LEAST_PRICE, Priced, find_price, floored, near, step_bits
 from paretorch.workflows.posttraining.rates import fit_lengths
 from paretorch.workflows.posttraining.sensitivity import Sensitivity, measure
-from paretorch.workflows.posttraining.solver import factorize, identity, round_matrix
+from paretorch.workflows.posttraining.solver import factorize, identity, measure_scale, round_matrix
 
 Progress = Callable[[str, int, int], None]
 DAMPING = 0.01  # of the mean diagonal of H
 _STAGES = 12
-_SENSITIVITY_SHARE = 4  # one in so many batches measures sensitivity
-_CORRECTION = 1.25  # by which the price may change between stages
+_SENSITIVITY_SHARE = 8  # one in so many batches measures sensitivity
+_CORRECTION = 1.5  # by which the price may change between stages
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,8 +85,8 @@ def _priced(layer: Layer, sensitivity: Sensitivity, moments: Moments | None, gai
         curvature = identity(layer.matrix())
         return Priced(layer, sensitivity.weights, 0.0, curvature.scale, curvature.order, gains)
     ridge = sensitivity.weights / sensitivity.inputs
-    curvature = factorize(moments.hessian, DAMPING, ridge)
-    return Priced(layer, sensitivity.inputs, ridge, curvature.scale, curvature.order, gains)
+    scale, order = measure_scale(moments.hessian, DAMPING, ridge)
+    return Priced(layer, sensitivity.inputs, ridge, scale, order, gains)
 
 
 @dataclass(frozen=True, eq=False)
