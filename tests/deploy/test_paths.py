@@ -13,7 +13,7 @@ from torch import nn
 
 import paretorch as pt
 from paretorch.deploy import export_onnx, load, report, save
-from paretorch.deploy.codec.container import read_file
+from paretorch.deploy.codec.container import VERSION, read_file
 from paretorch.errors import ArtefactError
 
 
@@ -104,7 +104,7 @@ def test_bytes_are_those_behind_the_header(tmp_path: Path) -> None:
     save(net(), tmp_path / "x.pare")
     whole = (tmp_path / "x.pare").read_bytes()
     blob, version = read_file(tmp_path / "x.pare")
-    assert version == 2
+    assert version == VERSION
     assert bytes(blob) == whole[8 + int.from_bytes(whole[:8], "little") :]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from paretorch.deploy.codec import grids
 from paretorch.deploy.codec.codings import (
@@ -38,6 +39,7 @@ from paretorch.errors import ArtefactError
 _CHUNK = 1 << 20  # values computed at once
 _HEADER_BITS = 64.0  # of layout and form, about
 _BASE_SPAN = 1 << 12  # the largest zero point
+_NO_CODE = 1 << 30
 
 
 class Affine:
@@ -49,9 +51,9 @@ class Affine:
         self._base = _zero_points(found)
         codes = found.codes if self._base is None else found.codes - _spread(self._base, length, width)
         if found.form:  # symbol 0 is a value of zero
-            away = (found.corrections == ESCAPE) | (found.zeros)
-            self._low = int(np.where(away, np.iinfo(np.int32).max, codes).min())
-            codes = np.where(away, 0, codes - self._low + 1)
+            coded = _coded(found)
+            self._low = int(codes[coded].min(initial=_BASE_SPAN))
+            codes = np.where(coded, codes - self._low + 1, 0)
         self._steps = _vector(found.steps)
         self._offsets = _vector(found.offsets) if found.form else None
         self._codes = Symbols(codes.astype(np.int32).ravel(), (rows, width), block=length)
@@ -151,16 +153,21 @@ def _spread(numbers: Array, length: int, width: int) -> Array:
 
 def _zero_points(found: Grouped) -> Codes | None:
     """Return the least code of each group if counting from there takes fewer bits; None if not."""
-    if found.form:
-        return None
     length, width = found.layout.length, found.codes.shape[1]
-    starts = np.arange(0, width, length)
-    base = np.minimum.reduceat(found.codes, starts, axis=1)
+    coded = _coded(found)
+    least = np.minimum.reduceat(np.where(coded, found.codes, _NO_CODE), np.arange(0, width, length), axis=1)
+    base = np.where(least == _NO_CODE, 0, least)
     if not base.any() or int(np.abs(base).max()) > _BASE_SPAN:
         return None
-    counted = found.codes - _spread(base, length, width)
-    gain = _entropy(found.codes) - _entropy(counted) - _entropy(base)
+    counted = (found.codes - _spread(base, length, width))[coded]
+    gain = _entropy(found.codes[coded]) - _entropy(counted) - _entropy(base)
     return base if gain > 64.0 else None
+
+
+def _coded(found: Grouped) -> NDArray[np.bool_]:
+    """Return which values have codes: on a line zeros and escaped values have none."""
+    away = (found.corrections == ESCAPE) | found.zeros
+    return ~away if found.form else np.ones(away.shape, dtype=bool)
 
 
 def _entropy(numbers: Array) -> float:

@@ -8,7 +8,7 @@ exactly, and a few outliers do no harm.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from paretorch.deploy.codec.words import to_floats, to_words
 ESCAPE = 4  # in place of a correction
 _CHUNK = 1 << 20  # values fitted at once
 _WIDEST = 1 << 11  # |c| of a value that other values of its group have not confirmed
+_MANY_CORRECTED = 0.02  # of all values: enough to look for another form
 _MOST_ESCAPES = 0.25  # of all values
 
 
@@ -50,20 +51,32 @@ class Grouped:
 def read_groups(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> Grouped | None:
     """Return steps and codes of groups, if the values have some; None if not."""
     values = to_floats(words, dtype).reshape(shape)
-    layout = find_layout(values) if np.isfinite(values).all() else None
+    layout = find_layout(values, dtype) if np.isfinite(values).all() else None
     if layout is None:
         return None
-    codes, steps, offsets, form = _fit_all(layout, values)
-    own = np.ascontiguousarray(layout.rows(words.reshape(shape)))
+    found = _grouped(layout, values, words, dtype)
+    if (
+        not layout.lines
+        and dtype == torch.float32
+        and np.count_nonzero(found.corrections) > _MANY_CORRECTED * values.size
+    ):
+        # fl(q · s) − fl(z · s) is near a multiple of s, and exact as a line
+        other = _grouped(replace(layout, lines=True), values, words, dtype)
+        if 2 * np.count_nonzero(other.corrections) < np.count_nonzero(found.corrections):
+            found = other
+    return found if found.escaped.size <= _MOST_ESCAPES * values.size else None
+
+
+def _grouped(layout: Layout, values: Floats, words: Array, dtype: torch.dtype) -> Grouped:
+    """Return steps, codes and corrections in a given layout."""
+    codes, steps, offsets, form = _fit_all(layout, values, dtype)
+    own = np.ascontiguousarray(layout.rows(words.reshape(values.shape)))
     corrections = np.empty(own.shape, dtype=np.int8)
     for part in _parts(*own.shape):
-        made = to_words(
-            torch.from_numpy(products(form, codes[part], steps[part], offsets[part], layout.length)).to(dtype)
-        )
-        corrections[part] = _corrections(own[part], made.reshape(own[part].shape))
+        made = products(form, codes[part], steps[part], offsets[part], layout.length)
+        rounded = to_words(torch.from_numpy(made).to(dtype))
+        corrections[part] = _corrections(own[part], rounded.reshape(made.shape))
     away = corrections == ESCAPE
-    if np.count_nonzero(away) > _MOST_ESCAPES * own.size:
-        return None
     codes = np.where(away | (own == 0), 0, codes)
     return Grouped(layout, form, codes, steps, offsets, corrections, own == 0, own[away], dtype)
 
@@ -79,12 +92,12 @@ def products(form: int, codes: Array, steps: Floats, offsets: Floats, length: in
         return FORMS[form - 1](numbers, step, np.repeat(offsets, length, axis=1)[:, :width])
 
 
-def _fit_all(layout: Layout, values: Floats) -> tuple[Codes, Floats, Floats, int]:
+def _fit_all(layout: Layout, values: Floats, dtype: torch.dtype) -> tuple[Codes, Floats, Floats, int]:
     """Return codes (rows, values in a row), steps and offsets (rows, groups in a row), and the form."""
     groups = layout.groups(values)
     rows, width = layout.rows(values).shape
     plan = plan_lines(groups) if layout.lines else None
-    parts = [_fit(groups[part], plan) for part in _parts(len(groups), layout.length)]
+    parts = [_fit(groups[part], plan, dtype) for part in _parts(len(groups), layout.length)]
     codes, first, last, offsets = (np.concatenate(part) for part in zip(*parts, strict=True))
     codes = codes.reshape(rows, -1)[:, :width]
     first, last, offsets = first.reshape(rows, -1), last.reshape(rows, -1), offsets.reshape(rows, -1)
@@ -99,13 +112,13 @@ def _parts(count: int, width: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, count, size))
 
 
-def _fit(groups: Floats, plan: Plan | None) -> tuple[Codes, Words, Words, Floats]:
+def _fit(groups: Floats, plan: Plan | None, dtype: torch.dtype) -> tuple[Codes, Words, Words, Floats]:
     """Return codes, steps (from, to) and offsets; groups that lie on no grid are fitted by the values that occur twice."""
-    codes, first, last, offsets, fits = _fit_once(groups, plan)
+    codes, first, last, offsets, fits = _fit_once(groups, plan, dtype)
     off = np.flatnonzero(~fits)
     if off.size:
         twice = repeated(groups[off])
-        again = _fit_once(np.where(twice, groups[off], np.float32(0)), plan and plan.all_tries)
+        again = _fit_once(np.where(twice, groups[off], np.float32(0)), plan and plan.all_tries, dtype)
         steps = as_floats(again[1])[:, None]
         if plan is None:
             with np.errstate(all="ignore"):
@@ -118,9 +131,9 @@ def _fit(groups: Floats, plan: Plan | None) -> tuple[Codes, Words, Words, Floats
     return codes, first, last, offsets
 
 
-def _fit_once(groups: Floats, plan: Plan | None) -> tuple[Codes, Words, Words, Floats, Mask]:
+def _fit_once(groups: Floats, plan: Plan | None, dtype: torch.dtype) -> tuple[Codes, Words, Words, Floats, Mask]:
     if plan is None:
-        found = fit_multiples(groups)
+        found = fit_multiples(groups, dtype)
         return found.codes, found.first, found.last, np.zeros(len(groups), dtype=np.float32), found.fits
     line = fit_lines(groups, plan)
     steps = line.steps.view(np.uint32).astype(np.int64)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
@@ -23,7 +24,13 @@ MAX_CODE = 1 << 11  # |c|: beyond it, chance makes multiples of anything
 _MOST_LEAST = 48  # what the least code of a group may be
 _AT_ONCE = 1 << 12  # groups whose possible steps are tried together
 _SAMPLE = 8  # values of a group that are looked at first
-_NEAR = 4.0 * 2.0**-24  # two values, their ratio and a product are each off by half a unit in the last place
+# Two values, their ratio and a product are each off by half a unit in the last place; in half precision, two values.
+TOLERANCE = {torch.float32: 4.0 * 2.0**-24, torch.float16: 2.1 * 2.0**-11, torch.bfloat16: 2.1 * 2.0**-8}
+_TOP_CODE = {
+    torch.float32: MAX_CODE,
+    torch.float16: 1 << 9,
+    torch.bfloat16: 1 << 6,
+}  # beyond it, neighbours are as near
 _COMMON, _FEW = (2, 3, 5, 7), 3  # factors that so many different codes may have in common by chance
 _TOP = np.finfo(np.float32).max
 
@@ -49,21 +56,25 @@ class Multiples:
         return as_floats(shortest_words(self.first, self.last))
 
 
-def fit_multiples(values: Floats) -> Multiples:
-    """Return the codes and steps of groups (groups, values); zeros have code 0 and fit any step."""
+def fit_multiples(values: Floats, dtype: torch.dtype = torch.float32) -> Multiples:
+    """Return the codes and steps of groups (groups, values); zeros have code 0 and fit any step.
+
+    Args:
+        dtype: What the products were rounded to.
+    """
     sizes = np.abs(values).astype(np.float64)
-    guess = _coarsest(sizes)
+    guess = _coarsest(sizes, dtype)
     fits = guess > 0
     codes = _round(sizes, guess)
-    first, last = _steps(sizes, codes)
-    exact = _matches(sizes, codes, first, last)
+    first, last = _steps(sizes, codes, dtype)
+    exact = _matches(sizes, codes, first, last, dtype)
     off = np.flatnonzero(fits & ~exact & _are_few(codes))
     for factor in _COMMON:  # 3s and 9s, say, are no exact multiples of fl(3s)
         if not off.size:
             break
         finer = _round(sizes[off], guess[off] / factor)
-        low, high = _steps(sizes[off], finer)
-        good = _matches(sizes[off], finer, low, high)
+        low, high = _steps(sizes[off], finer, dtype)
+        good = _matches(sizes[off], finer, low, high, dtype)
         hit = off[good]
         codes[hit], first[hit], last[hit], exact[hit] = finer[good], low[good], high[good], True
         off = off[~good]
@@ -76,40 +87,41 @@ def _are_few(codes: Codes) -> Mask:
     return np.asarray((np.diff(np.sort(codes, axis=1), axis=1) > 0).sum(1) <= _FEW)
 
 
-def are_multiples(values: Floats) -> Mask:
+def are_multiples(values: Floats, dtype: torch.dtype = torch.float32) -> Mask:
     """Return which groups (groups, values) are near multiples of some step; as `fit_multiples`, without the codes."""
     sizes = np.abs(values).astype(np.float64)
-    return np.asarray((_coarsest(sizes) > 0) | ~sizes.any(1))
+    return np.asarray((_coarsest(sizes, dtype) > 0) | ~sizes.any(1))
 
 
-def _coarsest(sizes: Wide) -> Wide:
+def _coarsest(sizes: Wide, dtype: torch.dtype) -> Wide:
     """Return the largest step per group of which all values are near multiples; 0 if there is none."""
+    near, top = TOLERANCE[dtype], _TOP_CODE[dtype]
     least, most = np.where(sizes > 0, sizes, np.inf).min(1, initial=np.inf), sizes.max(1, initial=0.0)
-    step = np.where((most > 0) & (most <= MAX_CODE * least) & _are_near(sizes, least), least, 0.0)
+    step = np.where((most > 0) & (most <= top * least) & _are_near(sizes, least, near), least, 0.0)
     left = np.flatnonzero((step == 0) & (most > 0))
     sample = sizes[:, :: max(1, sizes.shape[1] // _SAMPLE)]
     for start in range(0, left.size, _AT_ONCE):
         some = left[start : start + _AT_ONCE]
         ks = np.arange(2, _MOST_LEAST + 1)
         guesses = least[some, None] / ks
-        likely = _are_near(sample[some, None], guesses) & (most[some, None] <= MAX_CODE * guesses)
+        likely = _are_near(sample[some, None], guesses, near) & (most[some, None] <= top * guesses)
         while some.size:  # the smallest k that the sample allows, until all values allow it
             some, guesses, likely = (part[likely.any(1)] for part in (some, guesses, likely))
             first = likely.argmax(1)
             guess = guesses[np.arange(some.size), first]
-            fits = _are_near(sizes[some], guess)
+            fits = _are_near(sizes[some], guess, near)
             step[some[fits]] = guess[fits]
             likely[np.arange(some.size), first] = False
             some, guesses, likely = some[~fits], guesses[~fits], likely[~fits]
     return np.asarray(step)
 
 
-def _are_near(sizes: Wide, step: Wide) -> Mask:
+def _are_near(sizes: Wide, step: Wide, near: float) -> Mask:
     """Return for each step whether all values, along the last axis, are near multiples of it."""
     with np.errstate(invalid="ignore", divide="ignore"):
         ratios = sizes / step[..., None]
         whole = np.rint(ratios)
-        return np.asarray((np.abs(ratios - whole) <= _NEAR * whole).all(-1))
+        return np.asarray((np.abs(ratios - whole) <= near * whole).all(-1))
 
 
 def _round(sizes: Wide, step: Wide) -> Codes:
@@ -117,12 +129,17 @@ def _round(sizes: Wide, step: Wide) -> Codes:
     return np.asarray(whole, dtype=np.int32)
 
 
-def _steps(sizes: Wide, codes: Codes) -> tuple[Words, Words]:
+def _steps(sizes: Wide, codes: Codes, dtype: torch.dtype) -> tuple[Words, Words]:
     """Return the bit patterns of the least and the largest step that give the values of a group."""
-    half = np.spacing(np.minimum(sizes, _TOP / 2).astype(np.float32)).astype(np.float64) / 2
+    info = torch.finfo(dtype)
+    half = np.ldexp(info.eps / 4, np.frexp(np.maximum(sizes, info.smallest_normal))[1])  # of a unit in the last place
     with np.errstate(divide="ignore", invalid="ignore"):
         low = np.where(codes > 0, (sizes - half) / codes, 0.0).max(1, initial=0.0)
         high = np.where(codes > 0, (sizes + half) / codes, np.inf).min(1, initial=np.inf)
+    if (
+        dtype != torch.float32
+    ):  # few digits are often halfway between two numbers, where rounding depends on the last digit
+        low, high = low * (1 + 2.0**-30), high * (1 - 2.0**-30)
     coded = codes.any(1)
     return words_within(np.where(coded, low, 1.0), np.where(coded, np.minimum(high, _TOP), 1.0))
 
@@ -162,7 +179,10 @@ def share_digits(first: Words, last: Words) -> Floats:
     return as_floats(np.where(shared, own & ~digits | shortest_words(low, high), own))
 
 
-def _matches(sizes: Wide, codes: Codes, first: Words, last: Words) -> Mask:
+def _matches(sizes: Wide, codes: Codes, first: Words, last: Words, dtype: torch.dtype) -> Mask:
     steps = as_floats(shortest_words(first, last))
     with np.errstate(over="ignore", under="ignore"):
-        return np.asarray((codes.astype(np.float32) * steps[:, None] == sizes.astype(np.float32)).all(1))
+        products = codes.astype(np.float32) * steps[:, None]
+    if dtype != torch.float32:
+        products = torch.from_numpy(products).to(dtype).float().numpy()
+    return np.asarray((products == sizes.astype(np.float32)).all(1))

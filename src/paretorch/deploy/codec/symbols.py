@@ -70,9 +70,17 @@ def _deltas(alphabet: Array, drops: Array, step: int) -> Array:
 
 
 class Symbols:
-    """An integer array of range < SPAN, with the tables fitted to it, ready to be written."""
+    """An integer array of range < SPAN, with the tables fitted to it, ready to be written.
 
-    def __init__(self, ints: Array, shape: tuple[int, ...] = (), block: int | None = None) -> None:
+    Args:
+        shape: That of the array, if slices of it may have tables of their own.
+        block: Neighbours along the second axis that may be alike; else shapes of blocks are guessed.
+        nested: Whether this is the map of blocks itself, which has none of its own.
+    """
+
+    def __init__(
+        self, ints: Array, shape: tuple[int, ...] = (), block: int | None = None, nested: bool = False
+    ) -> None:
         low, high, flat = int(ints.min()), int(ints.max()), ints.ravel()
         histogram = np.zeros(high - low + 1, dtype=np.int64)
         for part in _chunks(flat):
@@ -88,7 +96,9 @@ class Symbols:
         self.counts = histogram[present][None]
         found = None
         if shape and present.size > 1:
-            known = None if block is None else (1, min(block, self._shape[1]), self._shape[2])
+            known: Cube | None = None if block is None else (1, min(block, self._shape[1]), self._shape[2])
+            if nested:
+                known = self._shape  # one block: slices only
             found = find_groups(self._symbols, self._shape, alphabet, self.counts[0], known)
         if found:
             self.counts = found[1]
@@ -147,7 +157,7 @@ class Symbols:
 def _map(groups: Groups) -> Symbols:
     """Return the classes as symbols; of blocks, neighbours in a row or column may be alike."""
     of = groups.of.astype(np.int32)
-    return Symbols(of.ravel(), of.shape if groups.axis is None else ())
+    return Symbols(of.ravel(), of.shape if groups.axis is None else (), nested=True)
 
 
 def _chunks(flat: Array) -> Iterator[Array]:

@@ -129,9 +129,9 @@ def _smallest(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple
 
 def _grouped(words: Array, dtype: torch.dtype, shape: tuple[int, ...], on_grid: Grid | None) -> Affine | Steps | None:
     """Return steps (and offsets) of groups, rows or columns; None if the values look as if they had none."""
-    if dtype != torch.float32 or len(shape) < 2 or words.size < _LEAST_GROUPED:
+    if dtype not in (torch.float32, *HALF) or len(shape) < 2 or words.size < _LEAST_GROUPED:
         return None
-    if (on_grid is not None and on_grid.digits <= _FEW_DIGITS) or not _repeats_nearby(words):
+    if (on_grid is not None and on_grid.digits <= _FEW_DIGITS) or not _repeats_nearby(words, shape):
         return None
     found = read_groups(words, dtype, shape)
     if found is None:
@@ -147,14 +147,19 @@ def _as_grid(found: Grouped, shape: tuple[int, ...]) -> StepGrid:
     return StepGrid(codes, found.steps.ravel(), axis, True)
 
 
-def _repeats_nearby(words: Array) -> bool:
-    """Return whether values repeat among their neighbours, as codes of one group or row do and trained floats do not."""
-    size = min(_NEARBY, words.size)
-    starts = np.linspace(0, words.size - size, min(_WINDOWS, -(-words.size // size))).astype(np.int64)
-    windows = np.sort(words[starts[:, None] + np.arange(size)], axis=1)
-    kept = np.count_nonzero(windows)
-    again = np.count_nonzero((windows[:, 1:] == windows[:, :-1]) & (windows[:, 1:] != 0))
-    return bool(again > kept // 16)
+def _repeats_nearby(words: Array, shape: tuple[int, ...]) -> bool:
+    """Return whether magnitudes repeat among neighbours in a row or column, as codes of one group do and floats do not."""
+    sizes = (words & words.dtype.type((1 << (8 * words.itemsize - 1)) - 1)).reshape(shape)
+    for axis in (0, 1):
+        rows = np.moveaxis(sizes, axis, 0).reshape(shape[axis], -1)
+        width = min(_NEARBY, rows.shape[1])
+        picked = np.unique(np.linspace(0, len(rows) - 1, min(_WINDOWS, len(rows))).astype(np.int64))
+        starts = np.linspace(0, rows.shape[1] - width, picked.size).astype(np.int64)
+        windows = np.sort(rows[picked[:, None], starts[:, None] + np.arange(width)], axis=1)
+        again = np.count_nonzero((windows[:, 1:] == windows[:, :-1]) & (windows[:, 1:] != 0))
+        if again > np.count_nonzero(windows) // 16:
+            return True
+    return False
 
 
 def _steps(words: Array, dtype: torch.dtype, shape: tuple[int, ...], on_grid: Grid | None) -> Steps | None:

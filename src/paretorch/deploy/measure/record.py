@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paretorch.deploy.codec.sizes import KINDS, Sizes, TensorSize
+from paretorch.deploy.measure.excess import excess_in_words
 from paretorch.deploy.measure.latency import Latency
 from paretorch.deploy.measure.text import human, printable, table
 from paretorch.deploy.structure import MACS, Activation, Shared
@@ -90,6 +91,11 @@ class Report:
         return 8 * sum(layer.size.total for layer in self.layers) / max(self.weights, 1)
 
     @property
+    def excess(self) -> str | None:
+        """By how much the weights take more bytes than `bits` says, and why, in a sentence; None if they do not."""
+        return excess_in_words(self.layers)
+
+    @property
     def macs(self) -> int | None:
         counted = [layer.macs for layer in self.layers if layer.macs is not None]
         return sum(counted) if counted else None
@@ -151,6 +157,7 @@ class Report:
             "sparsity": self.sparsity,
             "bits": self.bits,
             "bits_on_disk": self.bits_on_disk,
+            "excess": self.excess,
             "precisions": {str(p): count for p, count in self.precisions.items()},
             "macs": self.macs,
             "macs_kept": self.macs_kept,
@@ -191,6 +198,8 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         ("sparsity", f"{report.sparsity:.2%} of the weights are zero"),
         ("bits per weight", f"{report.bits:.2f} without masks and map, {report.bits_on_disk:.2f} on disk"),
     ]
+    if report.excess is not None:
+        found.append(("larger", report.excess))
     if report.dense != size.dense:
         found.insert(1, ("plain tensors", f"{human(size.dense)} for what is left"))
     if report.accuracy is not None:

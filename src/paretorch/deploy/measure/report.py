@@ -23,6 +23,7 @@ from paretorch.edits import Edit, KeepChannels, Share, edits_of, read_edits
 from paretorch.errors import ConfigError
 from paretorch.support.checks import require_number
 from paretorch.support.inputs import Example, read_example
+from paretorch.support.warn import warn
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -38,7 +39,8 @@ def report(
 ) -> Report:
     """Measure what a module, or an artefact by its path, costs, and return the record.
 
-    A zoo network that has lost channels or was folded is compared with the whole one, with or without `baseline`.
+    A zoo network that has lost channels or was folded is compared with the whole one, with or without `baseline`. Warns if
+    the weights take clearly more bytes than their bits say, and names what takes them.
 
     Args:
         example: A batch of inputs, to count MACs and to measure latency: a tensor, a tuple of the model's arguments, or a dict
@@ -86,7 +88,10 @@ def report(
     quantized = activations_of(source) if isinstance(source, nn.Module) else ()
     whole = baseline if baseline is not None else _whole(source, edits)
     before = None if whole is None else sum(tensor.nbytes for tensor in whole.state_dict().values())
-    return Report(name, found, layers, accuracy, before, tuple(timed), quantized, shared, buffers)
+    made = Report(name, found, layers, accuracy, before, tuple(timed), quantized, shared, buffers)
+    if made.excess is not None:
+        warn(made.excess)
+    return made
 
 
 def _whole(source: nn.Module | Mapping[str, Tensor], edits: Iterable[Edit]) -> nn.Module | None:
