@@ -38,7 +38,7 @@ def test_codes_minimize_error_and_price() -> None:
     """By trying all codes, with a code of k costing bits(0) + zero_bits + (k − 1) · tail_bits."""
     zero_bits, tail_bits, price = 2.3, 1.1, MU
     latent = nn.Parameter(torch.linspace(-4.0, 4.0, 4001) + 1e-5)
-    found = CodedWeight(latent, latent, torch.ones(1), zero_bits, tail_bits).codes(price)
+    found = CodedWeight(latent, latent, torch.ones(1), None, zero_bits, tail_bits).codes(price)
     tried = torch.arange(-6, 7).float()
     bits = torch.where(tried == 0, 0.0, zero_bits + (tried.abs() - 1) * tail_bits)
     # error + price · bits with steps Δ² = 6 / ln 2 · price: in units of Δ², (x − k)² + μ · bits

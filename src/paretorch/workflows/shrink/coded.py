@@ -8,6 +8,9 @@ The file is entropy coded, so that a code costs what it is rare. With steps that
     a = ½ μ (bits(1) − bits(0)),   b = ½ μ (bits(k + 1) − bits(k)) for k ≥ 1,   μ = ln 2 / 6
 
 in every layer: a is the dead zone that makes zeros. A larger μ makes a smaller file, continuously, which is how training keeps to the budget.
+
+Steps are learned too if many weights share one: Δ = Δ₀ exp(κ y), ∂L/∂y = κ Σ ∂L/∂W ⊙ W, as in learned step sizes (LSQ) with the codes held. κ = 1/(6 Δ₀) lets an
+adaptive optimizer change a step by a sixth of what it moves a latent, both relative to Δ.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ MU = math.log(2) / 6
 _MOST_DEAD, _MOST_SHIFT = 2.0, 0.45  # of a step
 _MOST_MU = 64 * MU
 _HALVINGS = 14
+_GROWTH = 1 / 6
+_SHARED = 128  # weights per step: with fewer, what learned steps add to the file is not worth it
 _INSIDE = 0.02  # of a step, that latents keep from the ends of their code
 _WITHIN = 0.5  # how far latents go from their code to the dense weight
 
@@ -36,16 +41,51 @@ class CodedWeight:
     Args:
         weight: What the network computes with: steps times codes.
         latent: θ, in fp32.
-        steps: Δ, in a shape that broadcasts with the weight.
+        base: Δ₀, in a shape that broadcasts with the weight.
+        growth: y, of the same shape; None if steps stay.
         zero_bits: bits(1) − bits(0).
         tail_bits: bits(k + 1) − bits(k) for k ≥ 1.
     """
 
     weight: nn.Parameter
     latent: nn.Parameter
-    steps: Tensor
+    base: Tensor
+    growth: nn.Parameter | None
     zero_bits: float
     tail_bits: float
+
+    @property
+    def kappa(self) -> float:
+        """κ, by the mean of the steps."""
+        return _GROWTH / max(float(self.base.mean()), 1e-30)
+
+    @property
+    def steps(self) -> Tensor:
+        """Δ, in bfloat16 values."""
+        if self.growth is None:
+            return self.base
+        return (self.base * torch.exp(self.kappa * self.growth.detach())).bfloat16().float()
+
+    def pull(self) -> None:
+        """Hand the gradient of the coded weight to what it is made of."""
+        gradient = self.weight.grad
+        if gradient is None:
+            return
+        self.latent.grad = gradient.to(self.latent.dtype)
+        if self.growth is not None:
+            felt = self.latent.grad * self.weight.detach()
+            shared = [i for i, size in enumerate(self.base.shape) if size == 1]
+            self.growth.grad = self.kappa * felt.sum(shared, keepdim=True)
+        self.weight.grad = None
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What the optimizer trains, the latent first."""
+        return [self.latent] if self.growth is None else [self.latent, self.growth]
+
+    @torch.no_grad()
+    def write(self, mu: float) -> None:
+        """Put the coded values into the network."""
+        self.weight.copy_(self.codes(mu) * self.steps)
 
     def codes(self, mu: float) -> Tensor:
         """Return c(θ/Δ)."""
@@ -100,20 +140,18 @@ class CodedWeights:
 
     def parameters(self) -> list[nn.Parameter]:
         """What the optimizer trains."""
-        return [one.latent for one in self.weights.values()] + self.others
+        return [p for one in self.weights.values() for p in one.parameters()] + self.others
 
     @torch.no_grad()
     def write(self) -> None:
         """Put the coded values into the network."""
         for one in self.weights.values():
-            one.weight.copy_(one.codes(self.mu) * one.steps)
+            one.write(self.mu)
 
     def pull(self) -> None:
         """Hand the gradients of the coded weights to the latents."""
         for one in self.weights.values():
-            gradient = one.weight.grad
-            one.latent.grad = None if gradient is None else gradient.to(one.latent.dtype)
-            one.weight.grad = None
+            one.pull()
 
     def _code_bytes(self) -> float:
         return sum(entropy_bits(one.codes(self.mu)) for one in self.weights.values()) / 8
@@ -154,25 +192,21 @@ class CodedWeights:
         return {
             "mu": self.mu,
             "rest": self._rest,
-            "latents": {name: one.latent.detach() for name, one in self.weights.items()},
-            "others": [p.detach() for p in self.others],
+            "values": [p.detach() for p in self.parameters()],
         }
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:
         """Take up the state of a checkpoint, or of `copy_state`."""
         self.mu, self._rest = state["mu"], state["rest"]
-        for name, one in self.weights.items():
-            one.latent.copy_(state["latents"][name])
-        for p, value in zip(self.others, state["others"], strict=True):
+        for p, value in zip(self.parameters(), state["values"], strict=True):
             p.copy_(value)
         self.write()
 
     def copy_state(self) -> dict[str, Any]:
         """Return the state in memory of its own, to come back to."""
         state = self.state()
-        state["latents"] = {name: value.clone() for name, value in state["latents"].items()}
-        state["others"] = [value.clone() for value in state["others"]]
+        state["values"] = [value.clone() for value in state["values"]]
         return state
 
 
@@ -190,4 +224,5 @@ def _coded(weight: nn.Parameter, dense: Tensor, step: Tensor) -> CodedWeight:
     # Many dense weights are beyond the ends of their code, which makes up for the errors of others. Latents just inside of an end would
     # leave their code at the first step of training.
     latent = (sizes + _WITHIN * (wanted - sizes)) * sign * step
-    return CodedWeight(weight, nn.Parameter(latent.contiguous()), step, zero_bits, tail_bits)
+    growth = nn.Parameter(torch.zeros_like(step)) if weight.numel() >= _SHARED * step.numel() else None
+    return CodedWeight(weight, nn.Parameter(latent.contiguous()), step, growth, zero_bits, tail_bits)

@@ -75,16 +75,15 @@ class Tuner:
         self._clear()
         count = sum(square.numel() for square in squares)
         self._eps = max(_EPS * math.sqrt(sum(float(square.sum()) for square in squares) / count), 1e-12)
-        sums = [0.0, 0.0]
-        names = list(self.coded.weights.values())
-        for i, square in enumerate(squares):
+        steps = {id(one.latent): one.steps for one in self.coded.weights.values()}
+        inverse = moved = latents = 0.0
+        for p, square in zip(self.coded.parameters(), squares, strict=True):
             eta = 1 / (square.sqrt() + self._eps)
-            sums[0] += float(eta.square().sum())
-            if i < len(names):
-                sums[1] += float((square.sqrt() * eta / names[i].steps).square().sum())
-        mean_eta = math.sqrt(sums[0] / count)
-        coded = sum(one.latent.numel() for one in names)
-        self._scale = mean_eta / max(math.sqrt(sums[1] / coded), 1e-30)
+            inverse += float(eta.square().sum())
+            if id(p) in steps:
+                moved += float((square.sqrt() * eta / steps[id(p)]).square().sum())
+                latents += p.numel()
+        self._scale = math.sqrt(inverse / count) / max(math.sqrt(moved / latents), 1e-30)
 
     def search(
         self, calls: Sequence[ModelCall], held_out: Sequence[ModelCall], steps: int, tell: Callable[[], None]
