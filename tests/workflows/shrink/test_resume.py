@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import paretorch as pt
-from paretorch.errors import ArtefactError, ConfigError
+from paretorch.errors import ArtefactError, ConfigError, DataError, PareError
+from paretorch.training.files import alone_in
 from paretorch.workflows.shrink import folder as folders
 from paretorch.workflows.shrink import shrink_network
 from tests.workflows.shrink.networks import images, trained_convnet
@@ -80,6 +81,18 @@ def test_other_arguments_are_refused_in_the_same_folder(tmp_path: Path) -> None:
         next(model.parameters())[0] += 1
     with pytest.raises(ConfigError, match="another network"):
         pt.shrink(model, images(), budget=2500, steps=0, folder=tmp_path)
+
+
+def test_wrong_batches_leave_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no batch"):
+        pt.shrink(trained_convnet(), [], budget=2500, steps=0, folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+    pt.shrink(trained_convnet(), images(), budget=2600, steps=0, folder=tmp_path)
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
+    with alone_in(tmp_path), pytest.raises(PareError, match="Another process"):
+        pt.shrink(trained_convnet(), images(), budget=2500, steps=0, folder=tmp_path)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

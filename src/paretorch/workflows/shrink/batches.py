@@ -71,9 +71,9 @@ class Batches:
             try:
                 at, batch = next(found)
             except StopIteration:
-                needed = steps + (0 if len(self._held) == 0 else len(self._held))
+                held = len(self._held)
                 raise DataError(
-                    f"batches ended after {number + len(self._held)}, and {steps} steps need {needed}: give more, fewer steps, or "
+                    f"batches ended after {number + held}, and {steps} steps need {steps + held}: give more, fewer steps, or "
                     "something that can be read again, such as a list or a data loader"
                 ) from None
             if number >= done:

@@ -46,11 +46,17 @@ class ShrinkFolder:
             self._require_same(settings)
         elif any((path / name).exists() for name in ("config.json", "checkpoint.pt", "model.pare")):
             raise ConfigError(f"{path} holds something else: choose another folder")
+        self._asked = dict(settings)
+
+    def _begin(self) -> None:
+        """Say what was asked for, once there is something to keep: wrong batches leave nothing behind."""
+        assert self._path is not None
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            self._path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise write_error(path, error) from error
-        write_atomically(self._settings, json.dumps(dict(settings), indent=2).encode())
+            raise write_error(self._path, error) from error
+        if not self._settings.exists():
+            write_atomically(self._settings, json.dumps(self._asked, indent=2).encode())
 
     def _require_same(self, settings: Mapping[str, Any]) -> None:
         stored = _read_json(self._settings)
@@ -86,6 +92,7 @@ class ShrinkFolder:
         """Replace the checkpoint."""
         if self._path is None:
             return
+        self._begin()
         start = time.monotonic()
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
@@ -99,6 +106,7 @@ class ShrinkFolder:
             return
         from paretorch.deploy import save
 
+        self._begin()
         save(model, self.artefact)
         write_atomically(self._result, json.dumps(dict(record), indent=2).encode())
         self._checkpoint.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from paretorch.deploy import load
 from paretorch.deploy.plain import copied, plain
 from paretorch.support.byte_sizes import dense_bytes, parse_bytes
 from paretorch.support.checks import require_count
+from paretorch.training.files import alone_in
 from paretorch.workflows.posttraining import post_train
 from paretorch.workflows.shrink.batches import Batches, as_given
 from paretorch.workflows.shrink.coded import CodedWeights
@@ -56,12 +58,10 @@ def shrink_network(
     network = plain(model, "shrink")
     dense = copied(network, "shrink").requires_grad_(False)
     limit = parse_bytes(budget, lambda: dense_bytes(dense))
-    with ShrinkProgress(progress) as shown:
+    path = None if folder is None else Path(folder)
+    with ShrinkProgress(progress) as shown, contextlib.nullcontext() if path is None else alone_in(path):
         job = _Job(dense, limit, steps, shown)
-        store = ShrinkFolder(
-            None if folder is None else Path(folder),
-            {"network": fingerprint(dense), "budget": limit, "steps": steps},
-        )
+        store = ShrinkFolder(path, {"network": fingerprint(dense), "budget": limit, "steps": steps})
         if (record := store.result()) is not None:
             small = load(store.artefact, into=copied(network, "shrink"))
         else:

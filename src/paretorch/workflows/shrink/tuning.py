@@ -60,6 +60,9 @@ class Tuner:
         student.requires_grad_(False)
         for one in (*(weight.weight for weight in coded.weights.values()), *coded.others):
             one.requires_grad_(True)
+        # The student is in evaluation mode, without dropout, and cuDNN has no backward pass of a recurrent layer in that mode.
+        recurrent = any(isinstance(module, nn.RNNBase) for module in student.modules())
+        self._cudnn = torch.backends.cudnn.enabled and not recurrent
         self._scale, self._eps = 1.0, 1.0
         self._optimizer: AvaGradW | None = None
 
@@ -147,11 +150,14 @@ class Tuner:
         self._clear()
 
     def _backward(self, call: ModelCall) -> None:
-        loss = self.objective.loss(call, self.student)
-        self.loss = float(loss.detach())
-        if not math.isfinite(self.loss):
-            raise DivergenceError(f"The loss is {self.loss} after {self.done} steps: the batch may hold extreme values")
-        loss.backward()
+        with torch.backends.cudnn.flags(enabled=self._cudnn):
+            loss = self.objective.loss(call, self.student)
+            self.loss = float(loss.detach())
+            if not math.isfinite(self.loss):
+                raise DivergenceError(
+                    f"The loss is {self.loss} after {self.done} steps: the batch may hold extreme values"
+                )
+            loss.backward()
         self.coded.pull()
 
     def _clear(self) -> None:
