@@ -8,7 +8,7 @@ from paretorch.methods.precision.smol import SMOL
 from paretorch.methods.sharing import SoftSharing, fold, layer_similarity
 from paretorch.methods.sparsity.continuous import ContinuousSparsification
 from paretorch.optim import AvaGrad, AvaGradW, DelayedAdam
-from paretorch.public import compress, distillation_loss
+from paretorch.public import compress, distillation_loss, shrink
 from paretorch.report import report  # binds pt.report to the function, over the room of the same name
 from paretorch.support.version import __version__ as __version__
 
@@ -31,4 +31,5 @@ __all__ = [
     "optimize",
     "report",
     "save",
+    "shrink",
 ]

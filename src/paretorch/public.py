@@ -1,6 +1,7 @@
-"""`compress` as users call it: the core's, with byte budgets measured by the artefact's own encoder; `distillation_loss`."""
+"""`compress` as users call it: the core's, with byte budgets measured by the artefact's own encoder; `shrink` and `distillation_loss`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from paretorch.core.finish.byte_budget import Meter
 from paretorch.core.method import Method
 from paretorch.core.plan import Plan
 from paretorch.edits import Edit
+from paretorch.support.byte_sizes import dense_bytes, parse_bytes
 from paretorch.support.inputs import Example
 
 
@@ -18,14 +20,15 @@ def compress(
     *methods: Method,
     steps: int,
     example: Example | None = None,
-    budget: int | None = None,
+    budget: int | str | None = None,
     seed: int = 0,
 ) -> Plan:
     """Attach the methods to the model's weights and return the plan that trains, rounds and removes them.
 
     steps: optimizer steps until `harden`. example: a batch of inputs, if channels are to be removed (`group="channel"`) or
     activations quantized: a tensor, a tuple of the model's arguments, or a dict of keyword arguments.
-    budget: bytes of the saved file, kept at `finalize`. seed: of the noise.
+    budget: bytes of the saved file, kept at `finalize`: a number, or text such as "1.3 MB", "500 KiB" or "1/10" of the dense network.
+    seed: of the noise.
     Load pretrained weights before; wrap in DDP, FSDP2, compile or an average after.
 
     Example:
@@ -41,6 +44,9 @@ def compress(
     meter: Meter | None = None
     if budget is not None:
         from paretorch.deploy import encoded_size
+
+        if isinstance(budget, str) and isinstance(model, nn.Module):
+            budget = parse_bytes(budget, lambda: dense_bytes(model))
 
         def meter(state: Mapping[str, Tensor], edits: Sequence[Edit]) -> int:
             return encoded_size(state, model, edits)
@@ -71,3 +77,40 @@ def distillation_loss(
     from paretorch.training.distillation import distillation_loss as loss  # training is too much to import for all
 
     return loss(student_outputs, teacher_outputs, temperature, mask=mask, dim=dim)
+
+
+def shrink(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    budget: int | str,
+    steps: int = 1000,
+    folder: str | Path | None = None,
+    progress: str = "auto",
+) -> nn.Module:
+    """Return a smaller network: a trained model rounded to a byte budget and trained to answer as before.
+
+    The model is its own teacher, so that batches need no labels. It stays as it is; what is returned is a plain module in evaluation mode
+    whose file, as `paretorch.save` writes it, is within the budget. Weights are rounded by second-order post-training, then
+    trained straight through at a rate that a line search finds. What training gives is kept only if it is nearer to the model on
+    batches that were held out.
+
+    Args:
+        model: A trained network: convolutional, a transformer, a language model, with tied weights or not.
+        batches: What the model takes: tensors, tuples of arguments or dicts of keyword arguments; labels after the inputs are left out. A list
+            or a data loader is read as often as needed, an iterator must yield `steps` batches and a few more.
+        budget: Bytes of the file: a number, or text such as "4 MB", "500 KiB" or "1/10" of the dense network.
+        steps: Training steps; 0 rounds only, without any training.
+        folder: Where to keep checkpoints, and at the end the file and a record. The same call with the same folder goes on if it was killed.
+        progress: "bar", "plain" or "quiet"; "auto" is a bar on a terminal, and quiet elsewhere.
+
+    Example:
+        >>> import torch, paretorch as pt
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+        >>> small = pt.shrink(model, [torch.randn(32, 64) for _ in range(8)], budget="3 kB", steps=0)
+        >>> small(torch.randn(1, 64)).shape
+        torch.Size([1, 10])
+    """
+    from paretorch.workflows.shrink import shrink_network  # as above
+
+    return shrink_network(model, batches, budget=budget, steps=steps, folder=folder, progress=progress).model

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paretorch.errors import ConfigError
-from paretorch.training.recipe_values import parse_bytes, read_config, recipe_from
+from paretorch.support.byte_sizes import parse_bytes
+from paretorch.training.recipe_values import read_config, recipe_from
 
 
 def test_toml_and_json_give_the_same_recipe(tmp_path: Path) -> None:

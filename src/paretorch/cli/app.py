@@ -11,6 +11,7 @@ from paretorch.cli.export import export
 from paretorch.cli.fold import fold
 from paretorch.cli.guard import guarded
 from paretorch.cli.report import report
+from paretorch.cli.shrink import shrink
 from paretorch.cli.study import study
 from paretorch.cli.tickets import tickets
 from paretorch.cli.train import train
@@ -42,5 +43,5 @@ def _pare(
     """Make PyTorch networks smaller and cheaper to train."""
 
 
-for command in (demo, train, tickets, fold, tune, report, export, bench, study, data):
+for command in (demo, shrink, train, tickets, fold, tune, report, export, bench, study, data):
     app.command()(guarded(command))

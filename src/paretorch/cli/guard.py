@@ -15,7 +15,14 @@ from paretorch.support.signals import on_sigterm
 
 P = ParamSpec("P")
 
-_TO_CONTINUE = {"train": " --resume", "tickets": " --resume", "study": "", "tune": "", "bench": ""}
+_TO_CONTINUE = {
+    "train": " --resume",
+    "shrink": " --resume",
+    "tickets": " --resume",
+    "study": "",
+    "tune": "",
+    "bench": "",
+}
 """What to add to the same command; those that are not here begin anew."""
 
 

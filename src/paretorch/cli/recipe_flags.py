@@ -18,10 +18,11 @@ import typer
 from paretorch.cli.options import HOW, SMALL, WHAT
 from paretorch.cli.values import DATA, assignments, numbers
 from paretorch.errors import ConfigError
+from paretorch.support.byte_sizes import parse_bytes
 from paretorch.training.distillation import ALPHA
 from paretorch.training.recipe import ACTIVATIONS, OPTIMIZERS, PRUNING, QUANTIZATION, Recipe
 from paretorch.training.recipe_keys import by_place, place_of
-from paretorch.training.recipe_values import parse_bytes, read_config, recipe_from
+from paretorch.training.recipe_values import read_config, recipe_from
 from paretorch.training.schedules import SCHEDULES
 from paretorch.zoo.registry import names as network_names
 

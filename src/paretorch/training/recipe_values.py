@@ -5,13 +5,13 @@ Values may be flat (as until 0.1.0), nested, or dotted; see `paretorch.training.
 
 import dataclasses
 import json
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from paretorch.errors import ArtefactError, ConfigError
+from paretorch.support.byte_sizes import parse_bytes as parse_bytes
 from paretorch.training.recipe import (
     CompressionRecipe,
     DataRecipe,
@@ -105,17 +105,6 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold a table of fields, such as lr = 0.1")
     return values
-
-
-_UNITS = {"": 1, "B": 1, "KB": 1000, "MB": 1000**2, "KIB": 1024, "MIB": 1024**2}
-
-
-def parse_bytes(text: str | int) -> int:
-    """'48KB' (1000 bytes per KB) or '48KiB' (1024) or '48000' as a number of bytes."""
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*", str(text))
-    if match is None or match[2].upper() not in _UNITS:
-        raise ConfigError(f"{text!r} is no size; write it like 48KB, 48KiB, 1.5MB or 48000")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def _typed(place: str, value: Any, source: str) -> Any:

@@ -1,0 +1,152 @@
+"""`pare shrink`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paretorch.cli import options
+from paretorch.cli.options import SMALL, WHAT, WHERE
+from paretorch.cli.recipe_flags import RecipeFields, make_recipe, recipe_flags
+from paretorch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from paretorch.training.recipe import Recipe
+    from paretorch.training.runtime import Runtime
+    from paretorch.training.task import Task
+
+_METRICS = ("test_accuracy", "test_f1", "test_loss")
+
+
+@recipe_flags("network", "data", "batch", "seed", help={"network": "A name of the zoo, or FILE.py:FUNCTION."})
+def shrink(
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="Trained weights: .safetensors, .pt or .pare.", rich_help_panel=WHAT),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(help="Bytes of the file, such as 500kB, 1.3MB, 48KiB or 1/10.", rich_help_panel=SMALL)
+    ] = "1/10",
+    steps: Annotated[int, typer.Option(help="Training steps; 0 rounds only.", rich_help_panel=SMALL)] = 1000,
+    output: Annotated[
+        Path | None, typer.Option(help="The small file.", show_default="model.pare in the run folder")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run folder.", show_default="runs/shrink-NETWORK-DATA")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue in --out where its checkpoint is.")] = False,
+    *,
+    flags: RecipeFields,
+    device: options.Device = "auto",
+    root: options.Root = None,
+    download: options.Download = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the end alone.", rich_help_panel=WHERE)] = False,
+) -> None:
+    """Make a trained network small: rounded to a byte budget, and trained to answer as before. Labels are not used.
+
+    Examples:
+
+        pare shrink --network resnet20 --data cifar10 --weights dense.pare --budget 1/10 --steps 1000
+
+        pare shrink --network mine.py:build --weights mine.safetensors --data cifar10 --budget 500kB --output small.pare
+
+        pare shrink --network resnet20 --data cifar10 --weights dense.pare --budget 100kB --steps 0
+    """
+    from paretorch.training.recipe_values import changed
+    from paretorch.training.runtime import Runtime
+
+    named = str(flags.pop("network", ""))
+    recipe = changed(make_recipe(None, flags), {"dtype": "fp32"})
+    runtime = Runtime(root=root, download=download, device=device, progress="quiet" if quiet else "auto")
+    folder = out or Path("runs") / f"shrink-{_short(named or recipe.network)}-{recipe.data.name}"
+    _check(folder, resume)
+    model, task = _prepare(recipe, runtime, named, weights)
+    _shrink(model, task, recipe, folder, budget, steps, output, quiet)
+
+
+def _short(network: str) -> str:
+    return Path(network.rpartition(":")[0]).stem if ".py:" in network else network
+
+
+def _check(folder: Path, resume: bool) -> None:
+    begun = (folder / "shrink.json").exists()
+    if begun and not resume:
+        raise ConfigError(f"{folder} already holds a run; continue it with --resume or choose another --out")
+    if resume and not begun:
+        raise ConfigError(f"{folder} holds no run to continue; leave --resume out to begin one")
+
+
+def _prepare(recipe: "Recipe", runtime: "Runtime", named: str, weights: Path | None) -> "tuple[nn.Module, Task]":
+    from dataclasses import replace
+
+    from paretorch import zoo
+    from paretorch.cli.shrink_sources import load_weights, own_network
+    from paretorch.training.run import choose_device
+    from paretorch.training.tasks.choose import choose
+
+    place = choose_device(runtime.device)
+    model = own_network(named)
+    if model is None:
+        recipe = replace(recipe, network=named or recipe.network)
+        if weights is None:
+            raise ConfigError(f"{recipe.network} has no weights yet: give --weights FILE")
+    task, wanted = choose(recipe, runtime, place)
+    if model is None:
+        model = zoo.build(recipe.network, **{**wanted, **recipe.network_options})
+    if weights is not None:
+        load_weights(model, weights)
+    return model.to(place).eval(), task
+
+
+def _shrink(
+    model: "nn.Module",
+    task: "Task",
+    recipe: "Recipe",
+    folder: Path,
+    budget: str,
+    steps: int,
+    output: Path | None,
+    quiet: bool,
+) -> None:
+    import sys
+
+    from paretorch.cli.shrink_sources import TaskInputs
+    from paretorch.deploy import save
+    from paretorch.workflows.shrink import shrink_network
+
+    mode = "quiet" if quiet else "bar" if sys.stderr.isatty() else "plain"
+    batches = TaskInputs(task, recipe.data.name)
+    found = shrink_network(model, batches, budget=budget, steps=steps, folder=folder, progress=mode)
+    target = output or folder / "model.pare"
+    if output is not None:
+        save(found.model, output)
+    _tell(model, found.model, task, found.record, target)
+
+
+def _tell(dense: "nn.Module", small: "nn.Module", task: "Task", record: dict[str, Any], target: Path) -> None:
+    """Print the dense network and the small one side by side."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from paretorch.deploy.measure.report import report
+
+    table = Table(title="dense and small, side by side")
+    table.add_column("")
+    for name in ("dense", "small"):
+        table.add_column(name, justify="right")
+    before, after = task.evaluate(dense.eval()), task.evaluate(small.eval())
+    for name in _METRICS:
+        if name in after:
+            shown = (
+                f"{100 * row[name]:.2f} %" if name == "test_accuracy" else f"{row[name]:.4f}" for row in (before, after)
+            )
+            table.add_row(name.replace("_", " "), *shown)
+    size = report(small, latency=False)
+    table.add_row("zeros", "", f"{100 * size.sparsity:.1f} %")
+    table.add_row(
+        "bytes per weight", f"{record['dense_bytes'] / size.weights:.2f}", f"{record['bytes'] / size.weights:.3f}"
+    )
+    table.add_row("bytes", f"{record['dense_bytes']:,}", f"{record['bytes']:,}")
+    table.add_row("seconds", "", f"{sum(record['seconds'].values()):.0f}")
+    Console().print(table)
+    typer.echo(f"{target}: {record['bytes']:,} bytes, {record['dense_bytes'] / record['bytes']:.1f} times smaller")

@@ -1,0 +1,3 @@
+from paretorch.workflows.shrink.network import Shrunk, shrink_network
+
+__all__ = ["Shrunk", "shrink_network"]

@@ -1,0 +1,131 @@
+"""The folder of a shrink: what was asked for, a checkpoint, and at the end the file and the record.
+
+Everything is written whole or not at all, so that a process that is killed at any moment can be followed by one that goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from paretorch.errors import ArtefactError, ConfigError
+from paretorch.training.files import write_atomically, write_error
+
+SECONDS = 10.0
+"""Between two checkpoints."""
+_SHARE = 20.0  # of the time, at most one part in so many goes to checkpoints
+_ANEW = "remove the folder to begin again"
+
+
+class ShrinkFolder:
+    """Owns the files of one shrink.
+
+    Args:
+        path: A new folder, or one of the same shrink, which goes on; None keeps nothing.
+        settings: What the result follows from. A folder with other settings raises.
+    """
+
+    def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
+        self._path = path
+        self._last, self._cost = time.monotonic(), 0.0
+        if path is None:
+            return
+        self.artefact = path / "model.pare"
+        self._settings, self._result, self._checkpoint = (
+            path / name for name in ("shrink.json", "result.json", "checkpoint.pt")
+        )
+        if self._settings.exists():
+            self._require_same(settings)
+        elif any((path / name).exists() for name in ("config.json", "checkpoint.pt", "model.pare")):
+            raise ConfigError(f"{path} holds something else: choose another folder")
+        self._asked = dict(settings)
+
+    def _begin(self) -> None:
+        """Say what was asked for, once there is something to keep: wrong batches leave nothing behind."""
+        assert self._path is not None
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error(self._path, error) from error
+        if not self._settings.exists():
+            write_atomically(self._settings, json.dumps(self._asked, indent=2).encode())
+
+    def _require_same(self, settings: Mapping[str, Any]) -> None:
+        stored = _read_json(self._settings)
+        for name, value in settings.items():
+            if stored.get(name) != value:
+                shown = "" if name == "network" else f" (there {stored.get(name)!r}, now {value!r})"
+                raise ConfigError(f"{self._path} was begun with another {name}{shown}: choose another folder")
+
+    def result(self) -> dict[str, Any] | None:
+        """Return the record of a shrink that is done."""
+        if self._path is None or not (self._result.exists() and self.artefact.exists()):
+            return None
+        return _read_json(self._result)
+
+    def load(self, device: torch.device) -> dict[str, Any]:
+        """Return the last checkpoint; empty if there is none."""
+        if self._path is None or not self._checkpoint.exists():
+            return {}
+        try:
+            found = torch.load(self._checkpoint, map_location=device, weights_only=True)
+        except Exception as error:  # what a torn file makes of the unpickler is not ours to list
+            raise ArtefactError(f"{self._checkpoint} is not a readable checkpoint: {_ANEW}") from error
+        if not isinstance(found, dict) or not {"rounded", "steps", "size"} <= found.keys():
+            raise ArtefactError(f"{self._checkpoint} lacks parts of a checkpoint: {_ANEW}")
+        return found
+
+    def is_due(self) -> bool:
+        """Whether it is time for the next checkpoint."""
+        waited = time.monotonic() - self._last
+        return self._path is not None and waited >= max(SECONDS, _SHARE * self._cost)
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Replace the checkpoint."""
+        if self._path is None:
+            return
+        self._begin()
+        start = time.monotonic()
+        buffer = io.BytesIO()
+        torch.save(dict(state), buffer)
+        write_atomically(self._checkpoint, buffer.getbuffer())
+        self._last = time.monotonic()
+        self._cost = self._last - start if SECONDS else 0.0
+
+    def finish(self, model: nn.Module, record: Mapping[str, Any]) -> None:
+        """Write the file and the record; the checkpoint goes."""
+        if self._path is None:
+            return
+        from paretorch.deploy import save
+
+        self._begin()
+        save(model, self.artefact)
+        write_atomically(self._result, json.dumps(dict(record), indent=2).encode())
+        self._checkpoint.unlink(missing_ok=True)
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Return a short text that another network, or the same with other weights, does not have."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ArtefactError(f"{path} is damaged: {_ANEW}") from error
+    if not isinstance(found, dict):
+        raise ArtefactError(f"{path} is damaged: {_ANEW}")
+    return found

@@ -1,0 +1,189 @@
+"""`shrink`: a trained network into a file of so many bytes; the network is its own teacher."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from paretorch.deploy import load
+from paretorch.deploy.plain import copied, plain
+from paretorch.support.byte_sizes import dense_bytes, parse_bytes
+from paretorch.support.checks import require_count
+from paretorch.training.files import alone_in
+from paretorch.workflows.posttraining import post_train
+from paretorch.workflows.shrink.batches import Batches, as_given
+from paretorch.workflows.shrink.coded import CodedWeights
+from paretorch.workflows.shrink.folder import ShrinkFolder, fingerprint
+from paretorch.workflows.shrink.landing import has_short_vectors, land, size_now
+from paretorch.workflows.shrink.objective import Objective
+from paretorch.workflows.shrink.progress import ShrinkProgress, describe
+from paretorch.workflows.shrink.tuning import RATES, Tuner, trial_length
+
+_AIM = 0.995  # of the budget, while training
+_SHOWN = 10  # steps between two counts of zeros and bits
+
+
+@dataclass(frozen=True, eq=False)
+class Shrunk:
+    """What `shrink_network` returns.
+
+    Args:
+        model: The small network, a plain module in evaluation mode.
+        record: Bytes, zeros, bits, distances from the dense network, the rate and the seconds.
+    """
+
+    model: nn.Module
+    record: dict[str, Any]
+
+
+def shrink_network(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    budget: int | str,
+    steps: int = 1000,
+    folder: str | Path | None = None,
+    progress: str = "auto",
+) -> Shrunk:
+    """As `paretorch.shrink`, and with a record of what was done."""
+    require_count("steps", steps, 0, "give the number of training steps, 0 for none")
+    network = plain(model, "shrink")
+    dense = copied(network, "shrink").requires_grad_(False)
+    limit = parse_bytes(budget, lambda: dense_bytes(dense))
+    path = None if folder is None else Path(folder)
+    with ShrinkProgress(progress) as shown, contextlib.nullcontext() if path is None else alone_in(path):
+        job = _Job(dense, limit, steps, shown)
+        store = ShrinkFolder(path, {"network": fingerprint(dense), "budget": limit, "steps": steps})
+        if (record := store.result()) is not None:
+            small = load(store.artefact, into=copied(network, "shrink"))
+        else:
+            small, record = job.run(batches, store)
+            store.finish(small, record)
+    for ours, theirs in zip(small.parameters(), network.parameters(), strict=True):
+        ours.requires_grad_(theirs.requires_grad)
+    return Shrunk(small.eval(), record)
+
+
+class _Job:
+    """One shrink, from the batches to the small network."""
+
+    def __init__(self, dense: nn.Module, limit: int, steps: int, shown: ShrinkProgress) -> None:
+        self._dense, self._limit, self._steps, self._shown = dense, limit, steps, shown
+        first = next(iter(dense.parameters()), None)
+        self._device = torch.device("cpu") if first is None else first.device
+        self._seconds: dict[str, float] = {}
+
+    def run(self, batches: Iterable[Any], store: ShrinkFolder) -> tuple[nn.Module, dict[str, Any]]:
+        data = Batches(batches, self._dense, self._device)
+        objective = Objective(self._dense, data.calibration[0])
+        objective.check([*data.calibration, *data.held_out])
+        state = store.load(self._device)
+        if not state:
+            state = self._round(data)
+            store.save(state)
+        self._seconds = dict(state["seconds"])
+        small = copied(self._dense, "shrink")
+        small.load_state_dict(state["rounded"])
+        record: dict[str, Any] = {"post_trained_distance": objective.distance(small, data.held_out)}
+        size = state["size"]
+        if self._steps:
+            trained = self._train(small, state, data, objective, store)
+            record |= {"rate": trained.rate, "trained_distance": trained.distance}
+            if trained.size is not None and trained.distance < record["post_trained_distance"]:
+                size = trained.size
+                record["trained"] = True
+            else:  # training did not help on batches that it has not seen
+                small.load_state_dict(state["rounded"])
+                record["trained"] = False
+        return small, self._record(size, record)
+
+    def _round(self, data: Batches) -> dict[str, Any]:
+        start = time.perf_counter()
+        found = post_train(
+            self._dense,
+            [as_given(call) for call in data.calibration],
+            budget=self._limit,
+            progress=lambda phase, done, total: self._shown.show(phase, done, total),
+        )
+        seconds = {"post_training": time.perf_counter() - start}
+        return {
+            "rounded": found.model.state_dict(),
+            "steps": dict(found.steps),
+            "size": found.size,
+            "seconds": seconds,
+        }
+
+    def _train(
+        self, student: nn.Module, state: dict[str, Any], data: Batches, objective: Objective, store: ShrinkFolder
+    ) -> _Trained:
+        start, before = time.perf_counter(), self._seconds.get("training", 0.0)
+        short = has_short_vectors(student)
+        coded = CodedWeights(student, self._dense, state["steps"], state["size"])
+        meter = functools.partial(size_now, student, short)
+        tuner = Tuner(student, coded, objective, _AIM * self._limit, meter)
+
+        def keep() -> None:
+            self._seconds["training"] = before + time.perf_counter() - start
+            store.save({**state, "rate": rate, "tuner": tuner.state(), "seconds": self._seconds})
+
+        def after() -> None:
+            if tuner.done % _SHOWN == 0 or tuner.done == self._steps:
+                self._shown.show("training", tuner.done, self._steps, _words(tuner))
+            if store.is_due():
+                keep()
+
+        if "tuner" in state:
+            rate = float(state["rate"])
+            tuner.load(state["tuner"], rate)
+        else:
+            tuner.measure(data.calibration)
+            rate = self._search(tuner, data)
+            if rate == 0.0:
+                return _Trained(0.0, float("inf"), None)
+            tuner.begin(rate)
+            keep()
+        tuner.run(data.train(self._steps, tuner.done), self._steps, after)
+        size = land(student, coded, objective, data, self._limit, short)
+        self._seconds["training"] = before + time.perf_counter() - start
+        return _Trained(rate, objective.distance(student, data.held_out), size)
+
+    def _search(self, tuner: Tuner, data: Batches) -> float:
+        trials = [0]
+
+        def tell() -> None:
+            trials[0] += 1
+            self._shown.show("learning rate", trials[0], len(RATES) * trial_length(self._steps))
+
+        return tuner.search(data.calibration, data.held_out, self._steps, tell)
+
+    def _record(self, size: int, record: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "bytes": size,
+            "dense_bytes": dense_bytes(self._dense),
+            "budget": self._limit,
+            "steps": self._steps,
+            **record,
+            "seconds": {name: round(value, 1) for name, value in self._seconds.items()},
+        }
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """The rate that was used, the distance on held-out batches, and the bytes; None if the file does not fit."""
+
+    rate: float
+    distance: float
+    size: int | None
+
+
+def _words(tuner: Tuner) -> str:
+    zeros, bits = tuner.coded.zeros_and_bits()
+    return describe(tuner.loss, zeros, bits, tuner.coded.expected())
