@@ -83,6 +83,11 @@ class Method(Selection, ABC):
         """Units a weight that the target names; None: there is no target."""
         return None
 
+    @property
+    def codes_zeros(self) -> bool:
+        """Whether zero is one of the values that bits tell apart, so that a mask beside it costs nothing."""
+        return False
+
     @abstractmethod
     def aim(self, share: float) -> Self:
         """These options with a target of `share` units a weight, unless they have a target already."""

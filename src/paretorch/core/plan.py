@@ -279,10 +279,13 @@ class Plan:
         self._engine.write()
 
     def _scaled(self, term: Term, factor: float, given: frozenset[str]) -> float:
-        """By how much one target is scaled. A search that was to drop nothing has not tried to: bits pay for what is too much."""
-        units = {one.method.unit for one in self._terms}
-        if term.method.unit == "kept" and term.method.share == 1.0 and "bits" in units:
-            return 1.0
+        """By how much one target is scaled.
+
+        Beside bits, masks never grow, and never shrink if they were to drop nothing: weights that the search has dropped, or has not
+        tried to, would change the network.
+        """
+        if term.method.unit == "kept" and any(one.method.unit == "bits" for one in self._terms):
+            return 1.0 if term.method.share == 1.0 else min(factor, 1.0)
         return min(factor, 1.0) if term.method.room in given else factor
 
     def soften(self, before: list[Tensor]) -> None:

@@ -27,6 +27,7 @@ _KEPT_BITS = 2.5  # bits of a kept weight where both density and precision are f
 _SMALL, _GENEROUS = 1.5, 2.5  # bits per weight: above, bits are worth more than zeros, and nothing is dropped
 _MAP_BITS = 0.6  # what telling the precisions of single weights apart costs, about
 _GROUP_BITS = 16.0  # of the step or precision of a group
+_LEAST_BITS = 0.1
 _FLOAT_BITS = 26.6  # of a weight that keeps all of them, coded
 _MUCH = 1.25  # times the budget: targets that take more were not meant for it
 _AIM = 0.985  # of the budget at harden: room for what fine-tuning changes
@@ -64,6 +65,8 @@ def assign_targets(
             generous = min(max((available - _SMALL) / (_GENEROUS - _SMALL), 0.0), 1.0)
             density += generous * (1.0 - density)
     bits = max((available - _entropy(density)) / density - map_bits, 1.0) * density
+    if any(method.codes_zeros for method in on_weights):
+        bits = max(available - map_bits, _LEAST_BITS)  # a mask costs nothing beside codes that tell zeros
     shares = {"kept": density, "bits": bits}
     return tuple(method.aim(shares[method.unit]) for method in methods)
 

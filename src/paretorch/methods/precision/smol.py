@@ -332,6 +332,10 @@ class SMOL(Steered, Method):
             warn(f"target_bits={self.target_bits!r}: {why}", MissedTargetWarning)
 
     @property
+    def codes_zeros(self) -> bool:
+        return self.scale == "real"
+
+    @property
     def share(self) -> float | None:
         return self.target_bits
 
