@@ -26,7 +26,7 @@ def main() -> None:
     )
     model = GPT2LMHeadModel(config)
 
-    plan = pt.compress(model, pt.SMOL(target_bits=4.0, group="channel"), steps=STEPS)
+    plan = pt.compress(model, pt.SMOL(target_bits=4.0, group="channel", scale="auto"), steps=STEPS)
     optimizer = torch.optim.AdamW(plan.param_groups(weight_decay=0.01), lr=3e-3)
     arguments = TrainingArguments(
         output_dir="language-model", max_steps=STEPS + FINETUNE, per_device_train_batch_size=16, report_to=[],

@@ -34,7 +34,7 @@ def main() -> None:
     model, steps = build(), len(train_y) // BATCH
 
     zeros = pt.ContinuousSparsification(lr=1.0)  # a run this short needs faster decisions than the default of 0.1
-    plan = pt.compress(model, zeros, pt.SMOL(group="channel"), steps=EPOCHS * steps, budget=4_000)
+    plan = pt.compress(model, zeros, pt.SMOL(group="channel", scale="auto"), steps=EPOCHS * steps, budget=4_000)
     optimizer = torch.optim.SGD(plan.param_groups(weight_decay=5e-4), lr=0.05, momentum=0.9, nesterov=True)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, (EPOCHS + FINETUNE) * steps)
     for epoch in range(EPOCHS + FINETUNE):

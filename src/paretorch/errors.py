@@ -2,7 +2,16 @@
 
 
 class PareError(Exception):
-    """Base of every error that a user's mistake or a damaged input can cause."""
+    """Base of every error that a user's mistake or a damaged input can cause.
+
+    Example:
+        >>> import torch, paretorch as pt
+        >>> try:
+        ...     plan = pt.compress(torch.nn.Linear(8, 8), pt.SMOL(target_bits=-1.0), steps=100)
+        ... except pt.PareError as error:
+        ...     print(type(error).__name__)
+        ConfigError
+    """
 
 
 class ConfigError(PareError, ValueError):

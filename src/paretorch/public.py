@@ -30,6 +30,16 @@ def compress(
     budget: bytes of the saved file, kept at `finalize`: a number, or text such as "1.3 MB", "500 KiB" or "1/10" of the dense network.
     seed: of the noise.
     Load pretrained weights before; wrap in DDP, FSDP2, compile or an average after.
+
+    Example:
+        >>> import torch, paretorch as pt
+        >>> model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.ReLU(), torch.nn.Linear(50, 10))
+        >>> plan = pt.compress(model, pt.ContinuousSparsification(target=0.9), steps=100)
+        >>> plan
+        Plan(ContinuousSparsification: 2 weights, searching, 100 steps)
+        >>> small = plan.finalize()  # after 100 steps of your loop
+        >>> int((small[0].weight == 0).sum() + (small[2].weight == 0).sum())
+        1350
     """
     meter: Meter | None = None
     if budget is not None:

@@ -19,6 +19,7 @@ def _by_column(_: str, weight: Tensor) -> Tensor:
 
 METHODS: dict[str, Callable[[], tuple[Method, ...]]] = {
     "sparsity": lambda: (ContinuousSparsification(target=0.6),),
+    "sparsity-trained": lambda: (ContinuousSparsification(target=0.6, start="saliency", final_temperature=1.0),),
     "sparsity-printed": lambda: (ContinuousSparsification(init=-0.2, penalty=1e-4, anneal=1.0),),
     "sparsity-channel": lambda: (ContinuousSparsification(target=0.5, group="channel"),),
     "sparsity-block": lambda: (ContinuousSparsification(target=0.5, group=(2, 1), gate="erf"),),
@@ -35,11 +36,16 @@ METHODS: dict[str, Callable[[], tuple[Method, ...]]] = {
         ContinuousSparsification(target=0.4, init=-0.1, gate="algebraic"),
         SMOL(target_bits=1.2, group="channel", zero_precision=True),
     ),
+    "both-trained": lambda: (
+        ContinuousSparsification(target=0.5, start="saliency", final_temperature=4.0, anneal=0.9),
+        SMOL(target_bits=1.5),
+    ),
 }
 
 # Whole channels, coupled through the network: where an example is given, on layers whose channels can go.
 COUPLED: dict[str, Callable[[], tuple[Method, ...]]] = {
     "coupled": lambda: (ContinuousSparsification(target=0.4, group="channel"),),
+    "coupled-trained": lambda: (ContinuousSparsification(target=0.4, group="channel", start="saliency"),),
     "coupled-both": lambda: (ContinuousSparsification(target=0.3, group="channel", init=-0.1), SMOL(target_bits=3.0)),
 }
 WITH_CHANNELS = ["linear", "conv1d", "conv2d", "transposed"]

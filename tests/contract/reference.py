@@ -80,7 +80,7 @@ def relaxed(
             if epsilon is not None:
                 w = w + 2.0**exponent * torch.sigmoid(spread(method, decisions["precision"], w.shape)) * epsilon
         elif isinstance(method, ContinuousSparsification):
-            scale = 1 / float(gate(method.gate, torch.tensor(method.init), 1.0))
+            scale = 1 / float(gate(method.gate, torch.tensor(method.init), 1.0)) if method.start != "saliency" else 1.0
             if together:
                 scale = 2.0 ** round(math.log2(scale))
             w = w * gate(method.gate, spread(method, decisions["sparsity"], w.shape) + shift, beta) * scale

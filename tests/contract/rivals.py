@@ -47,6 +47,8 @@ QUANTIZERS: dict[str, Callable[[], tuple[Method, ...]]] = {
     "lqnets-channel": lambda: (LQNets(bits=3, group="channel"),),
     "dsq-1": lambda: (DSQ(bits=1, lr=1e-2),),
     "slb-1": lambda: (SLB(bits=1, lr=0.05),),
+    "smol-steps": lambda: (SMOL(target_bits=2.5, group="channel"),),
+    "smol-steps+cs": lambda: (ContinuousSparsification(target=0.5), SMOL(target_bits=1.5, group="layer")),
     "lsq+cs": lambda: (ContinuousSparsification(target=0.5), LSQ(bits=2)),
     "bsq+cs": lambda: (ContinuousSparsification(target=0.5), BSQ(bits=4, penalty=0.05, adjustments=3)),
 }

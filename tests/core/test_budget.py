@@ -139,6 +139,28 @@ def test_what_is_given_is_kept_and_the_rest_follows(sparsity: float | None, bits
     assert sparsity is None or masks.target == sparsity
     assert bits is None or codes.target_bits == bits
     density = 1 - masks.target
-    cost = -density * math.log2(density) - masks.target * math.log2(masks.target) + codes.target_bits + 0.6 * density
+    shares = torch.tensor([density, masks.target])
+    cost = float(-torch.xlogy(shares, shares).sum()) / math.log(2) + codes.target_bits + 0.6 * density
     if None in (sparsity, bits):
-        assert cost == pytest.approx(2.0, abs=0.01) or (density == pytest.approx(0.95, abs=0.001) and cost < 2.0)
+        most = 1.0 if bits is None else min(bits, 1.0)
+        assert cost == pytest.approx(2.0, abs=0.01) or (density == pytest.approx(most) and cost < 2.0)
+
+
+@pytest.mark.parametrize("group", ["weight", "channel"])
+def test_generous_budgets_buy_bits_and_small_ones_zeros(group: str) -> None:
+    methods = (ContinuousSparsification(), SMOL(group=group))
+    model = nn.Linear(100, 100, bias=False)
+    sites = {"sparsity": find_sites(model), "precision": find_sites(model)}
+
+    def split(bits_per_weight: float) -> tuple[float, float]:
+        budget = 100 + int(10_000 * bits_per_weight / 8)
+        masks, codes = assign_targets(methods, model, sites, budget, lambda state, edits: 100)
+        return 1.0 - masks.target, codes.target_bits
+
+    found = [split(bits) for bits in (0.5, 1.0, 1.5, 1.75, 2.0, 2.25, 2.5, 4.0)]
+    densities, bits = zip(*found, strict=True)
+    assert list(densities) == sorted(densities)
+    assert densities[0] < 0.2
+    assert densities[-2:] == (1.0, 1.0)
+    map_bits = 0.6 if group == "weight" else 0.16
+    assert bits[-1] == pytest.approx(4.0 - map_bits, abs=0.01)

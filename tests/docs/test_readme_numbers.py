@@ -1,12 +1,15 @@
 """The numbers in the README's tables are those of the result files."""
 
 import json
+import math
 import re
 import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from paretorch.training.recipe_keys import by_place
 
 _ROOT = Path(__file__).parents[2]
 _README = (_ROOT / "README.md").read_text()
@@ -140,3 +143,18 @@ def test_the_cost_in_the_own_loop_is_that_of_the_results() -> None:
     assert (
         f"{sparsity} the dense one with\n  Continuous Sparsification, {precision} with SMOL, {both} with both" in guide
     )
+
+
+def test_one_rate_for_every_eps() -> None:
+    landscape = read("optimizers-grid/summary.json")["landscape"]
+    ava, adam = (landscape[name]["loss_by_one_alpha_for_all_eps"] for name in ("AvaGrad", "Adam"))
+    assert f"one α for every ε loses {ava:.2f} points on average with AvaGrad, {adam:.2f} with Adam" in _README
+    bpc: dict[tuple[float, float], float] = {}
+    for path in (_ROOT / "results/optim-lstm300-rates").glob("avagrad-*.json"):
+        run = json.loads(path.read_text())
+        recipe = by_place(run["recipe"])
+        bpc[recipe["optimizer.eps"], recipe["optimizer.lr"]] = run["result"].get("test_bpc", math.inf)
+    best = {eps: min((value, lr) for (own, lr), value in bpc.items() if own == eps)[1] for eps in (1e-4, 1e-3)}
+    told = f"at ε = 1e-4 {best[1e-4]:g} is the best of those tried, and at 1e-3 it learns nothing, where {best[1e-3]:g} is the best"
+    assert told in _README
+    assert bpc[1e-3, best[1e-4]] > 4, "as many bits as letters by their frequencies"

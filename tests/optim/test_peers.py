@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paretorch.errors import ConfigError, MissingExtraError
-from paretorch.optim.peers import PEERS, peer
+from paretorch.optim.peers import PEERS, peer, set_mode
 from paretorch.training import optimizers
 from paretorch.training.recipe import OPTIMIZERS, OptimizerRecipe
 
@@ -61,3 +61,32 @@ def test_graphs_and_the_missing_package_are_refused(name, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'paretorch\[rivals\]'"):
         peer(name, groups, {"lr": 0.1, "capturable": False})
+
+
+def test_a_schedule_free_optimizer_is_evaluated_at_its_average() -> None:
+    pytest.importorskip("pytorch_optimizer")
+    model = network()
+    optimizer = build("schedule-free", model)
+    for step in range(5):
+        train(model, optimizer, 1, seed=step)
+    trained = weights(model)
+    set_mode(optimizer, training=False)
+    average = weights(model)
+    assert not torch.allclose(trained, average)
+    set_mode(optimizer, training=False)
+    assert torch.equal(weights(model), average), "once is enough"
+    set_mode(optimizer, training=True)
+    torch.testing.assert_close(weights(model), trained)
+
+
+def test_muon_has_matrices_and_adam_the_rest_at_a_share_of_the_rate() -> None:
+    pytest.importorskip("pytorch_optimizer")
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.BatchNorm2d(3))
+    optimizer = build("muon", model, decay=0.1)
+    wide, rest = optimizer.param_groups
+    assert [tuple(one.shape) for one in wide["params"]] == [(3, 2, 3, 3)]
+    assert all(one.dim() == 1 for one in rest["params"])
+    assert wide["weight_decay"] == rest["weight_decay"] == 0.1
+    optimizers.set_rate(optimizer, 0.02)
+    assert wide["lr"] == 0.02
+    assert rest["lr"] == pytest.approx(0.001)

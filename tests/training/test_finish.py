@@ -42,6 +42,20 @@ def test_a_compressed_run_says_soft_hard_and_final_accuracy(tmp_path: Path, vali
     assert result["layers"]["head.weight"] == 0.0 < max(result["layers"].values())
 
 
+def test_bits_of_each_layer_are_in_the_result(tmp_path: Path) -> None:
+    result = train(_changed(bits=2.0, activation_bits=4.0, finetune=1), tmp_path, _QUIET)
+    layers = {layer.name: layer for layer in deploy.report(tmp_path / "model.pare").layers}
+    assert result["layer_bits"] == {name: pytest.approx(layer.size.bits, abs=1e-3) for name, layer in layers.items()}
+    weights = {name: sum(counts.values()) for name, counts in result["layer_precisions"].items()}
+    assert weights == {name: layer.size.numel for name, layer in layers.items()}
+    bits = sum(int(p) * count for counts in result["layer_precisions"].values() for p, count in counts.items())
+    assert bits / sum(weights.values()) == pytest.approx(result["bits"], abs=0.01)
+    assert len(result["activation_layers"]) > 1
+    assert json.loads((tmp_path / "result.json").read_text()) == result
+    dense = train(_DIGITS, tmp_path / "dense", _QUIET)
+    assert not {"layers", "layer_bits", "layer_precisions", "activation_layers", "similarities"} & dense.keys()
+
+
 def test_with_held_out_images_the_test_set_is_met_at_the_end(tmp_path: Path) -> None:
     result = train(_changed(validation=200), tmp_path / "held", _QUIET)
     assert result["evaluated_on"] == "validation"

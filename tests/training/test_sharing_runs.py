@@ -32,6 +32,8 @@ def test_a_network_that_shares_is_trained_so(tmp_path: Path) -> None:
     assert row["similarity"] == pytest.approx(1.0)
     result = json.loads((out / "result.json").read_text())
     assert result["dense_bytes"] < 4 * 130_000  # 175 k parameters without sharing
+    assert result["similarities"] == row["similarities"]
+    assert [len(matrix) for matrix in result["similarities"]] == [2, 2, 2]
     told = _pare("fold", str(out))
     assert "2 layers are 1; layer 1 runs twice; exact" in told
     page = (out / "similarities.html").read_text()

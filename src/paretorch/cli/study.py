@@ -22,12 +22,17 @@ def study(
         str | None, typer.Option(help="Settings to run, such as dense,cs,gmp-0.9*.", show_default="all")
     ] = None,
     table: Annotated[bool, typer.Option("--table", help="Run nothing; show what the results so far say.")] = False,
-    layers: Annotated[bool, typer.Option("--layers", help="Run nothing; show the sparsity of each layer.")] = False,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Run nothing; show the sparsity, or the bits, of each layer.")
+    ] = False,
     curves: Annotated[bool, typer.Option("--curves", help="Run nothing; draw the metric over the epochs.")] = False,
     similarities: Annotated[
         bool, typer.Option("--similarities", help="Run nothing; draw how alike layers that share became.")
     ] = False,
     seeds: Annotated[str | None, typer.Option(help="Seeds such as 0,1,2.", show_default="the study's own")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Run nothing; list the runs, their epochs, and about how long they take.")
+    ] = False,
     parallel: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
     minutes: Annotated[
         float | None,
@@ -62,6 +67,8 @@ def study(
 
         pare study sharing-wrn28-4 --similarities --only swrn-2,swrn-6
 
+        pare study optim-wrn28-4-rates --dry-run
+
         pare study dense-vgg16 --seeds 0 --set epochs=2 --out tried
     """
     from dataclasses import replace
@@ -81,17 +88,18 @@ def study(
     if seeds is not None:
         chosen = replace(chosen, seeds=tuple(integers(seeds, "--seeds")))
     options = ["--device", device, *(["--root", root] if root else [])]
+    if dry_run:
+        _list(chosen, only.split(",") if only else [], out)
+        return
     if chosen.tickets:
         if only:
             raise ConfigError(f"{name} is a study of ticket searches, which has no settings to choose by --only.")
-        if minutes is not None:
-            raise ConfigError(f"{name} is a study of ticket searches, which have no --minutes: stop them with Ctrl-C.")
         if layers or curves or similarities:
             raise ConfigError(
                 f"{name} is a study of ticket searches: use --table, or see {out / name}/tickets.jsonl and .svg."
             )
         with service(mps and parallel > 1 and not table):
-            _tickets(chosen, out, runs, parallel, options, table)
+            _tickets(chosen, out, runs, parallel, minutes, options, table)
         return
     patterns = only.split(",") if only else []
     asked = chosen.only(patterns) if patterns else chosen
@@ -119,6 +127,26 @@ def study(
             watch=watch,
         )
     _show(chosen, *collect(chosen, out / chosen.name))
+
+
+def _list(study: "Study", only: list[str], out: Path) -> None:
+    """Every run that there is to do, whether it is done, and the minutes of those that are not."""
+    from paretorch.workflows.studies.estimate import minutes_of, ticket_epochs, ticket_minutes
+    from paretorch.workflows.studies.results import collect
+
+    if study.tickets:
+        typer.echo(f"{len(study.tickets)} tables of ticket searches, {ticket_epochs(study):,} epochs")
+        typer.echo(f"About {ticket_minutes(study):.0f} minutes on one H200, run after run.")
+        return
+    chosen = study.only(only) if only else study
+    found, diverged = collect(chosen, out / study.name)
+    left = 0.0
+    for name, recipe in chosen.jobs():
+        done = name in found or name in diverged
+        left += 0.0 if done else minutes_of(recipe)
+        told = "done" if done else f"about {minutes_of(recipe):.0f} minutes"
+        typer.echo(f"{name}: {recipe.epochs + recipe.finetune} epochs of {recipe.network}, {told}")
+    typer.echo(f"About {left:.0f} minutes on one H200, run after run, for what is not done.")
 
 
 def _show_stored(study: "Study", out: Path, table: bool, layers: bool) -> None:
@@ -155,12 +183,14 @@ def _draw_similarities(study: "Study", out: Path) -> None:
     typer.echo(str(similarities.draw_similarities(study, target, found)))
 
 
-def _tickets(study: "Study", out: Path, runs: Path, parallel: int, options: list[str], table: bool) -> None:
+def _tickets(
+    study: "Study", out: Path, runs: Path, parallel: int, minutes: float | None, options: list[str], table: bool
+) -> None:
     from paretorch.workflows.studies.results import require_some
     from paretorch.workflows.studies.tickets import run_tickets, ticket_lines
 
     if not table:
-        run_tickets(study, out, runs, parallel=parallel, options=options, tell=typer.echo)
+        run_tickets(study, out, runs, parallel=parallel, minutes=minutes, options=options, tell=typer.echo)
     lines = ticket_lines(study, out / study.name)
     require_some(study, lines, out)
     for line in (*lines, f"Claim: {study.claim}"):

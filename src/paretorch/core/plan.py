@@ -41,7 +41,21 @@ _ATTRIBUTE = "_paretorch_plan"
 
 
 class Plan:
-    """Made by `compress`; found again by `Plan.of(model)` after deepcopy, averaging, wrapping or loading."""
+    """The decisions of one model: made by `compress`, stepped in your loop, rounded by `harden`, ended by `finalize`.
+
+    `Plan.of(model)` finds it again after deepcopy, averaging, wrapping or loading.
+
+    Example:
+        >>> import torch, paretorch as pt
+        >>> model = torch.nn.Linear(20, 10)
+        >>> plan = pt.compress(model, pt.ContinuousSparsification(target=0.9), steps=2)
+        >>> optimizer = torch.optim.SGD(plan.param_groups(weight_decay=1e-4), lr=0.1)
+        >>> for _ in range(2):
+        ...     model(torch.randn(8, 20)).square().mean().backward()
+        ...     optimizer.step(); plan.step(); optimizer.zero_grad()
+        >>> plan is pt.Plan.of(model), plan.is_hard, plan.metrics()["step"]
+        (True, False, 2.0)
+    """
 
     def __init__(
         self,
@@ -146,13 +160,14 @@ class Plan:
 
     def _follow(self, hard: bool) -> None:
         """A state was loaded. By assignment it replaces decisions: what their optimizers know goes over to the new ones."""
-        self._set_phase(hard)
-        self._engine.take_loaded()
         for term in self._terms:
             if estimates := self._state.estimates(term.method.room):
                 term.method = replace(term.method, **estimates)
                 for relaxation, site in zip(term.relaxations, term.sites, strict=True):
                     relaxation.adopt(term.method.for_site(site))
+        self._set_phase(hard)
+        self._engine.take_loaded()
+        for term in self._terms:
             follow_decisions(term)
 
     def step_on_host(self) -> int | None:

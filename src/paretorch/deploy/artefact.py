@@ -40,6 +40,15 @@ def save(
     as the two vectors that eval mode needs: half again, same outputs up to rounding, not for further training.
     `summary`: plain JSON values to keep in the file. Attributes `zoo_name`, `zoo_options` and `paretorch_edits` are kept as well. The same module
     gives the same bytes. The file is replaced at once or left as it was.
+
+    Example:
+        >>> import tempfile, torch, paretorch as pt
+        >>> network = torch.nn.Linear(100, 100, bias=False)
+        >>> _ = network.weight.data.mul_(40.0).round_().clamp_(-4, 4)  # whole numbers: 9 values
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     sizes = pt.save(network, folder + "/network.pare")
+        >>> sizes.total < 5_000  # of 40,000 bytes
+        True
     """
     data, sizes = _encode(model, norms, fold_norms, summary)
     write_file(Path(path), data)
@@ -81,6 +90,15 @@ def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
     tied again. A network built here is in eval mode, and may be 1024 times as large as the file, or 64 MiB in any case.
     Nothing in the file is executed, and little more memory is taken than the module has. Damage, and a tensor of another
     shape or dtype, are found before the module is touched.
+
+    Example:
+        >>> import tempfile, torch, paretorch as pt
+        >>> network = torch.nn.Linear(4, 2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     sizes = pt.save(network, folder + "/network.pare")
+        ...     copy = pt.load(folder + "/network.pare", into=torch.nn.Linear(4, 2))
+        >>> torch.equal(copy.weight, network.weight)
+        True
     """
     own = None if into is None else plain(into, "load(path, into=…)")
     reader = _reader(path, None if own is None else _most_bytes(own))

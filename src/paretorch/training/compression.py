@@ -90,7 +90,11 @@ def _precision_options(name: str, recipe: Recipe, model: nn.Module, left: tuple[
     if name in LEARNED:
         options.pop("samples", None)  # the loop's
     if name == "smol":
-        return {"target_bits": bits, **options}
+        return {
+            "target_bits": bits,
+            "scale": "auto",
+            **options,
+        }  # a recipe trains from scratch, if nothing else is asked for
     if name == "smol-printed":
         return {"init_bits": bits, "scale": "fit", **options}
     if name == "given":

@@ -1,6 +1,7 @@
 """The end of a run: a plain network again, its artefact, its report, and what it came to."""
 
 import json
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from paretorch.training.tasks.limits import Drawing
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
+    from paretorch.deploy.measure.record import Report
 
 
 def finish(
@@ -38,8 +40,10 @@ def finish(
     those of the test set as final_test_accuracy and so on, which nothing may be chosen by. `soft_accuracy` and
     `hard_accuracy` are those right before and right after rounding. `sparsity` and `bits` are over the weights that were
     decided on, `activation_bits` over such activations, `bits_on_disk` is over all weights, with masks and maps;
-    `parameters` are the numbers that are stored, those of norms too; `layers` has the sparsity of each. Of a network that
-    makes images some are drawn, into samples.png and the report.
+    `parameters` are the numbers that are stored, those of norms too; `layers` has the sparsity of each, `layer_bits` its
+    average bits, `layer_precisions` the number of its weights by their bits, `activation_layers` the bits of each activation;
+    `similarities` how alike layers that share were at the end of the search. Of a network that makes images some are drawn,
+    into samples.png and the report.
     """
     from paretorch import deploy
     from paretorch.report import write_html
@@ -73,10 +77,27 @@ def finish(
         "bits_on_disk": report.bits_on_disk,
         **({} if image is None else {"macs": report.macs, "macs_kept": report.macs_kept}),
         "epochs": last["epoch"],
-        **({} if plan is None else {"layers": {layer.name: round(layer.sparsity, 6) for layer in report.layers}}),
+        **({} if plan is None else _by_layer(report, history)),
     }
     write_atomically(folder.path / "result.json", json.dumps(result, indent=2).encode())
     return result
+
+
+def _by_layer(report: "Report", history: list[dict[str, Any]]) -> dict[str, Any]:
+    """What pictures of single layers are drawn from, so that the files of results are enough for them."""
+    kept = [row["similarities"] for row in history if "similarities" in row]
+    counted = {one.name: one.size.precisions for one in report.layers if one.size.precisions}
+    return {
+        "layers": {one.name: round(one.sparsity, 6) for one in report.layers},
+        "layer_bits": {one.name: round(one.size.bits, 4) for one in report.layers},
+        **({"layer_precisions": {name: _by_bits(found) for name, found in counted.items()}} if counted else {}),
+        **({"activation_layers": {one.name: one.bits for one in report.activations}} if report.activations else {}),
+        **({"similarities": kept[-1]} if kept else {}),
+    }
+
+
+def _by_bits(precisions: Mapping[int, int]) -> dict[str, int]:
+    return {str(bits): count for bits, count in sorted(precisions.items())}
 
 
 def leave(plan: "Plan") -> nn.Module:

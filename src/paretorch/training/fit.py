@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from paretorch.errors import ArtefactError, DivergenceError
+from paretorch.optim.peers import set_mode
 from paretorch.support.signals import on_sigterm
 from paretorch.training import optimizers, schedules
 from paretorch.training.checkpoint import Checkpoint, random_state, restore_random
@@ -115,6 +116,7 @@ class Trainer:
         if self._step == 0:
             torch.manual_seed(mix(self.recipe.seed, epoch, 2))
         self.model.train()
+        set_mode(self.optimizer, training=True)
         rates = self._rates(epoch)
         self.stepper.begin(self.task.epoch(epoch), rates, self._step, self._record)
         self._record = None
@@ -168,6 +170,7 @@ class Trainer:
 
     def _tell(self, row: dict[str, Any], progress: Progress) -> None:
         self.model.eval()
+        set_mode(self.optimizer, training=False)
         evaluation = self.task.evaluate(self.model)
         decisions = {} if self.plan is None else self.plan.metrics()
         row = {"epoch": self._epoch, **row, **evaluation, **decisions, "step": self._epoch * self.task.steps}

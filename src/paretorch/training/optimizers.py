@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.optim.peers import PEERS, peer
+from paretorch.optim.peers import PEERS, RATE_SHARE, peer
 from paretorch.training.recipe import OptimizerRecipe
 
 UNCAPTURED = frozenset(PEERS)
+_COUNTED = ("step", "weight_sum", "lr_max", "train_mode")  # what some optimizers count per group
 
 
 def dense_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -42,17 +43,16 @@ def build(recipe: OptimizerRecipe, groups: Iterable[dict[str, Any]], rate: float
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float | Tensor) -> None:
-    """Give every group this learning rate."""
+    """Give every group this learning rate, or its share of it."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = group[RATE_SHARE] * rate if RATE_SHARE in group else rate
 
 
 def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load moments and counters, keep this optimizer's own settings (it may run on another device now)."""
     settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     for own, saved in zip(settings, state["param_groups"], strict=True):
-        if "step" in saved:  # some count per group
-            own["step"] = saved["step"]
+        own.update({name: saved[name] for name in _COUNTED if name in saved})
     groups = [{**own, "params": saved["params"]} for own, saved in zip(settings, state["param_groups"], strict=True)]
     optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
     # Loading copies; a rate that a captured step reads must stay the very tensor that is written to.

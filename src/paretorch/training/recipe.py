@@ -31,6 +31,9 @@ OPTIMIZERS = (
     "adabound",
     "adabelief",
     "adashift",
+    "muon",
+    "soap",
+    "schedule-free",
 )
 
 PRUNING = tuple(entries("sparsity"))

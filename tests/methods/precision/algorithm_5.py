@@ -20,8 +20,16 @@ def q(w: Tensor, p: Tensor) -> Tensor:
 class Smol:
     """Searching by `search`, then `round`, then `fine_tune`; w, s and p are the algorithm's."""
 
-    def __init__(self, f: nn.Module, shapes: dict[str, tuple[int, ...]], p_init: float, momentum: float = 0.9) -> None:
-        self.f = f
+    def __init__(
+        self,
+        f: nn.Module,
+        shapes: dict[str, tuple[int, ...]],
+        p_init: float,
+        momentum: float = 0.9,
+        printed: bool = False,
+    ) -> None:
+        """printed: p is rounded to the nearest, not down, and nothing is clipped after that."""
+        self.f, self.printed = f, printed
         self.w = {name: parameter.detach().clone().requires_grad_() for name, parameter in f.named_parameters()}
         start = -math.log(2 ** (p_init - 1) - 1)
         self.s = {name: torch.full(shape, start, requires_grad=True) for name, shape in shapes.items()}
@@ -46,13 +54,14 @@ class Smol:
     def round(self, zero_precision: bool) -> None:
         for name, s in self.s.items():
             w = self.w[name].detach()
-            p = torch.floor(1 + torch.log2(1 + torch.exp(-s.detach())) + 1e-4).expand(
-                w.shape
-            )  # fp32: 3 may be 2.9999998
+            real = 1 + torch.log2(1 + torch.exp(-s.detach()))
+            # fp32: 3 may be 2.9999998
+            p = (torch.floor(real + 0.5) if self.printed else torch.floor(real + 1e-4)).expand(w.shape)
             if zero_precision:
                 p = torch.where(w.abs() <= (w - q(w, p)).abs(), 0.0, p)
             self.p[name] = p
-        self._clip({name: 2.0 ** (1 - p) for name, p in self.p.items()})
+        if not self.printed:
+            self._clip({name: 2.0 ** (1 - p) for name, p in self.p.items()})
 
     def fine_tune(self, loss: Callable[[Tensor], Tensor], x: Tensor, steps: int) -> Iterator[None]:
         for _ in range(steps):
@@ -66,7 +75,8 @@ class Smol:
                 assert gradient is not None
                 self.w[name].grad = gradient * (p > 0)
             self._update(self.train_w)
-            self._clip({name: 2.0 ** (1 - p) for name, p in self.p.items()})
+            if not self.printed:
+                self._clip({name: 2.0 ** (1 - p) for name, p in self.p.items()})
             yield
 
     def _update(self, *optimizers: torch.optim.Optimizer) -> None:

@@ -112,7 +112,7 @@ def average_bits(plan: Plan) -> tuple[float, int]:
 @settings(max_examples=30, deadline=None)
 @given(target=st.floats(1, 8), group=st.sampled_from([*GROUPS, (2, 2)]), seed=st.integers(0, 9))
 def test_bits_meet_the_target(target: float, group: str | tuple[int, ...], seed: int) -> None:
-    plan = compress(small_net(), SMOL(target_bits=target, group=group), steps=10)
+    plan = compress(small_net(), SMOL(target_bits=target, group=group, scale="auto"), steps=10)
     scatter(plan, seed)
     size = max(float(torch.as_tensor(one).max()) for *_, one in plan._terms[0].groups())
     plan.harden()
@@ -127,7 +127,7 @@ def test_the_average_follows_a_cubic_schedule(group: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4))
     steps, generator = 300, torch.Generator().manual_seed(2)
-    plan = compress(model, SMOL(target_bits=2.5, group=group), steps=steps)
+    plan = compress(model, SMOL(target_bits=2.5, group=group, scale="auto"), steps=steps)
     optimizer = torch.optim.SGD(plan.param_groups(), lr=0.05, momentum=0.9)
     x = torch.randn(512, 32, generator=generator)
     for t in range(1, steps + 1):
@@ -168,7 +168,7 @@ def test_bits_meet_the_target_with_zero_precision(target: float, seed: int, scal
 )
 def test_dropped_weights_cost_no_bits(sparsity: float, each: float, group: str, zero_precision: bool) -> None:
     target = each * (1 - sparsity)
-    precision = SMOL(target_bits=target, group=group, zero_precision=zero_precision)
+    precision = SMOL(target_bits=target, group=group, scale="auto", zero_precision=zero_precision)
     plan = compress(small_net(), ContinuousSparsification(target=sparsity), precision, steps=10)
     scatter(plan)
     size = max(float(torch.as_tensor(one).max()) for *_, one in plan._terms[1].groups())

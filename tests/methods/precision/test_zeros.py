@@ -10,7 +10,7 @@ from paretorch.core.groups import Group
 from paretorch.core.plan import Plan
 from paretorch.methods.precision.allocate import least_bits, make_room
 from paretorch.methods.precision.grid import real_bits
-from paretorch.methods.precision.smol import Precision
+from paretorch.methods.precision.noisy import Precision
 
 
 def net() -> nn.Module:

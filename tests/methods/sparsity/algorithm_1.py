@@ -47,3 +47,33 @@ def continuous_sparsification(
         train_s.step()
         beta *= final ** (1 / steps)
         yield theta, s
+
+
+def algorithm_1(
+    f: nn.Module,
+    masked: tuple[str, ...],
+    loss: Callable[[Tensor], Tensor],
+    x: Tensor,
+    *,
+    s_init: float,
+    penalty: float,
+    final: float,
+    steps: int,
+    lr: float,
+    drops: tuple[float, ...],
+) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """Nothing but what is printed: W = θ ⊙ σ(βs), and one SGD for θ and s; its rate falls to a tenth at each drop."""
+    theta = {name: p.detach().clone().requires_grad_() for name, p in f.named_parameters()}
+    s = {name: torch.full_like(theta[name], s_init, requires_grad=True) for name in masked}
+    train = torch.optim.SGD([*theta.values(), *s.values()], lr=lr, momentum=0.9)
+    beta = 1.0
+    for t in range(steps):
+        train.param_groups[0]["lr"] = lr * 0.1 ** sum(t >= drop * steps for drop in drops)
+        masks = {name: 1 / (1 + torch.exp(-beta * s[name])) for name in s}
+        weights = {name: masks[name] * w if name in s else w for name, w in theta.items()}
+        total = loss(functional_call(f, weights, x)) + penalty * sum(m.sum() for m in masks.values())
+        train.zero_grad()
+        total.backward()
+        train.step()
+        beta *= final ** (1 / steps)
+        yield theta, s

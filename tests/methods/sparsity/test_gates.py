@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paretorch.methods.sparsity.gates import GATES
+from paretorch.methods.sparsity.mask import GATES
 
 BETAS = [1.0, 7.5, 200.0]
 every_gate = pytest.mark.parametrize("name", list(GATES))

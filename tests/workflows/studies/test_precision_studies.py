@@ -88,6 +88,23 @@ def test_every_method_runs(tmp_path: Path, name: str, setting: str) -> None:
     assert ("bits" in result) == recipe.compresses
 
 
+def test_the_printed_study_has_the_printed_algorithm() -> None:
+    from paretorch import SMOL
+
+    for setting, recipe in load_study("precision-printed").settings.items():
+        if recipe.compresses:
+            options = {"rounding": "floor", **recipe.compression.precision_options}
+            assert recipe.compression.quantization == "smol-printed"
+            expected = SMOL.as_printed(
+                options.pop("penalty"), rounding="floor", init_bits=recipe.compression.bits or 0.0
+            )
+            more = {name: options.pop(name) for name in ("zero_precision", "group") if name in options}
+            assert {name: getattr(expected, name) for name in options} == options, setting
+            assert more == {"zero": {"zero_precision": True}, "layer": {"group": "layer"}}.get(
+                setting.split("-")[0], {}
+            )
+
+
 def test_the_split_covers_the_budget() -> None:
     study = load_study("precision-split")
     for recipe in study.settings.values():
@@ -109,14 +126,20 @@ def test_shuffled_precisions_from_one_study_to_the_other(tmp_path: Path, monkeyp
         assert result["bits"] == pytest.approx(2.5, abs=0.05)
 
 
-@pytest.mark.parametrize("setting", ["dense", "zero-1", "lsq", "bsq"])
+@pytest.mark.parametrize("setting", ["dense", "zero-1", "zero-0.2", "lsq", "bsq"])
 def test_generators(tmp_path: Path, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_study("precision-dcgan").settings[setting]
     small = {"network_options": {"latent": 4, "width": 2}, "batch": 8, "epochs": 1}
     options = {**(recipe.data.options or {}), "critic_width": 2, "samples": 12}
+    assert Path(options.pop("features")).exists(), "a classifier that comes with the project"
     recipe = changed(recipe, {**small, "finetune": min(recipe.finetune, 1), "data.options": options})
     monkeypatch.setattr("paretorch.zoo.data.load", lambda *_: _images())
-    result = train(recipe, tmp_path, _RUNTIME)
+    if recipe.start is not None:  # it begins with the network of another setting
+        before = changed(load_study("precision-dcgan").settings["dense-short"], {**small, "data.options": options})
+        assert recipe.start == "runs/precision-dcgan/dense-short-seed0/model.pare"
+        train(before, tmp_path / "before", _RUNTIME)
+        recipe = changed(recipe, {"start": str(tmp_path / "before" / "model.pare")})
+    result = train(recipe, tmp_path / "run", _RUNTIME)
     assert "test_frechet" in result
     if setting in ("zero-1", "lsq"):
         assert result["bits"] == pytest.approx(recipe.compression.bits, abs=0.15)  # of few weights, each a large share

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from paretorch import ContinuousSparsification
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError
 from paretorch.training import Recipe, Runtime, train
@@ -70,6 +71,30 @@ def test_the_knobs_are_varied_one_at_a_time(tmp_path: Path, name: str) -> None:
     recipe = next(iter(study.settings.values()))
     result = train(recipe, tmp_path, Runtime(device="cpu", progress="quiet"))
     assert 0 <= result["sparsity"] < 1
+
+
+def test_the_printed_study_has_the_printed_algorithm() -> None:
+    study = load_study("sparsity-printed")
+    for setting, recipe in study.only(["printed"]).settings.items():
+        given = dict(recipe.compression.sparsity_options)
+        drops = tuple(epoch / recipe.epochs for epoch in recipe.schedule.milestones)
+        rate = recipe.optimizer.lr
+        expected = ContinuousSparsification.as_printed(
+            given["init"], lr=rate, drops=drops, momentum=recipe.optimizer.momentum
+        )
+        assert {name: getattr(expected, name) for name in given} == {**given, "drops": tuple(given["drops"])}, setting
+        assert recipe.compression.sparsity is None
+        assert not recipe.optimizer.nesterov
+    assert len(study.only(["printed"]).settings) == 4
+
+
+def test_the_printed_tickets_drop_the_rate_of_masks_with_that_of_the_weights() -> None:
+    study = load_study("sparsity-tickets-printed")
+    ((_, recipe),) = study.settings.items()
+    (table,) = study.tickets
+    wanted = [epoch / recipe.epochs for epoch in recipe.schedule.milestones]
+    assert table["options"]["drops"] == pytest.approx(wanted, abs=1e-6)
+    assert (table["options"]["anneal"], table["options"]["rescale"]) == (1.0, False)
 
 
 def _narrow(recipe: Recipe) -> Recipe:

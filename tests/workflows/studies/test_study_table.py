@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from paretorch.workflows.studies.study import Study, parse_study
+from paretorch.workflows.studies.study import Study, load_study, parse_study
 from paretorch.workflows.studies.table import as_rows, points_of, show_layers, show_points, show_verdicts, verdicts
 
 _TEXT = """
@@ -116,3 +116,16 @@ def test_one_seed_has_no_spread(study: Study) -> None:
     (point,) = points_of(study, {"dense-seed0": _results(dense=(0.9, 0.9))["dense-seed0"]})
     assert (point.seeds, point.test_std) == (1, 0.0)
     assert "±" not in "".join(show_points([point]))
+
+
+def test_of_precisions_the_bits_of_each_layer_are_shown() -> None:
+    study = load_study("precision-resnet20").only(["layer-2.4", "dense"])
+    run = {"test_accuracy": 0.9, "layers": {"stem.weight": 0.25, "head.weight": 0.0}}
+    assert "25.00 %" in show_layers(study, {"layer-2.4-seed0": run})[2], "results from before bits were kept"
+    bits = {"stem.weight": 5.0, "head.weight": 6.0}
+    lines = show_layers(study, {"dense-seed0": {"test_accuracy": 0.9}, "layer-2.4-seed0": {**run, "layer_bits": bits}})
+    assert [line.split() for line in lines if "weight" not in line and "─" not in line] == [
+        ["layer", "layer-2.4"],
+        ["stem", "5.00"],
+        ["head", "6.00"],
+    ]

@@ -14,7 +14,7 @@ from paretorch.workflows.studies import load_study, study_names
 from paretorch.workflows.studies.results import spread
 from paretorch.workflows.studies.study import parse_study
 from paretorch.workflows.studies.tickets import run_tickets, ticket_lines
-from paretorch.workflows.tickets import METHODS, make_method
+from paretorch.workflows.tickets import METHODS, make_method, make_searches
 
 _NAMES = [name for name in study_names() if load_study(name).tickets]
 
@@ -52,7 +52,9 @@ def test_every_search_has_a_method_that_takes_its_options(name: str) -> None:
             values = table.get(own, [])
             for value in values if isinstance(values, list) else [values]:
                 make_method(method, {own: value, **table.get("options", {})}).check()
-        assert set(table) <= {"method", "rounds", "init", "rate", "store", "rewind", "options"}
+        assert set(table) <= {"method", "rounds", "init", "rate", "store", "rewind", "options", "vary"}
+    searches = [one for table in study.tickets for one in make_searches({"seeds": [0], **table}, name)]
+    assert len({one.name for one in searches}) == len(searches), "each has a folder of its own"
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +114,16 @@ def test_results_of_another_recipe_are_not_replaced(done: tuple[Path, list[str]]
 
 def _rows(target: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (target / "tickets.jsonl").read_text().splitlines()]
+
+
+def test_what_time_is_left_for_is_done_and_the_rest_another_time(tmp_path: Path) -> None:
+    study = replace(parse_study("small", _SMALL), seeds=(0,))
+    places = {"results": tmp_path / "results", "runs": tmp_path / "runs", "options": ["--device", "cpu"]}
+    with pytest.raises(PareError, match=r"not finished in 0\.0 minutes \(imp\); the same command goes on"):
+        run_tickets(study, **places, minutes=0.0)  # type: ignore[arg-type]
+    assert not (tmp_path / "results").exists()
+    run_tickets(study, **places, minutes=5.0, tell=lambda line: None)  # type: ignore[arg-type]
+    assert len(_rows(tmp_path / "results" / "small")) == 3
 
 
 def test_a_search_that_fails_is_told(tmp_path: Path) -> None:

@@ -49,12 +49,21 @@ def descend(
     lr: float = RECIPE.optimizer.lr,
     lr_s: float = 0.1,
     momentum_s: float = 0.9,
+    adam_s: bool = False,
+    drops: tuple[float, ...] = (),
     after: Callable[[int], None] = lambda t: None,
 ) -> None:
-    """For t = 1 to T, update θ and s by the gradient of L(f(mask ⊙ θ)) + price."""
-    optimizers = [torch.optim.SGD(list(theta.values()), lr=lr, momentum=RECIPE.optimizer.momentum)]
-    optimizers += [torch.optim.SGD(list(s.values()), lr=lr_s, momentum=momentum_s)] if s else []
+    """For t = 1 to T, update θ and s by the gradient of L(f(mask ⊙ θ)) + price; drops: of the rate of s."""
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.SGD(list(theta.values()), lr=lr, momentum=RECIPE.optimizer.momentum)
+    ]
+    if s and adam_s:
+        optimizers.append(torch.optim.Adam(list(s.values()), lr=lr_s))
+    elif s:
+        optimizers.append(torch.optim.SGD(list(s.values()), lr=lr_s, momentum=momentum_s))
     for t in range(1, T + 1):
+        if drops:
+            optimizers[-1].param_groups[0]["lr"] = lr_s * 0.1 ** sum(t - 1 >= drop * T for drop in drops)
         points, labels = Points().epoch((t - 1) // Points.steps)
         x, y = points[(t - 1) % Points.steps], labels[(t - 1) % Points.steps]
         m = mask(t)
@@ -97,13 +106,17 @@ def algorithm_2(
     rewind: bool,
     lr: float = RECIPE.optimizer.lr,
     rate: float | None = None,
+    rescale: bool = True,
+    lr_s: float = 0.1,
+    adam_s: bool = False,
+    drops: tuple[float, ...] = (),
 ) -> Found:
-    """CS; a `rate` makes it Sequential CS, lr = 0 a supermask."""
+    """CS; a `rate` makes it Sequential CS, lr = 0 a supermask; printed is rescale = False."""
     theta = copied(dict(f.named_parameters()))
     found = Found(copied(theta))
     s = copied({n: torch.full_like(theta[n], s_init) for n in MASKED})
     m = {n: torch.ones_like(theta[n]).bool() for n in MASKED}
-    scale = 1 + torch.exp(torch.tensor(-s_init))
+    scale = 1 + torch.exp(torch.tensor(-s_init)) if rescale else torch.tensor(1.0)
     for r in range(1, rounds + 1):
         if r > 1 and rate is None:
             s = copied({n: torch.minimum(final * v, torch.tensor(s_init)) for n, v in s.items()})
@@ -121,7 +134,8 @@ def algorithm_2(
         def price(t: int, soft: Callable[[int], Tensors] = soft) -> Tensor:
             return penalty * torch.stack([v.sum() for v in soft(t).values()]).sum()
 
-        descend(f, theta, s, mask, price, lr=lr, after=storing(found, theta, r, k))
+        trained = {"lr_s": lr_s, "adam_s": adam_s, "drops": drops}
+        descend(f, theta, s, mask, price, lr=lr, after=storing(found, theta, r, k), **trained)  # type: ignore[arg-type]
         m = {n: v >= 0 for n, v in s.items()} if rate is None else without_lowest(s, m, rate)
         found.add(m, s, theta)
     return found

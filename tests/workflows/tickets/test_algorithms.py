@@ -1,10 +1,12 @@
 """Every search against the literal transcription of its algorithm: θ̂, masks, decisions, and the retrained tickets."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from paretorch.errors import ConfigError
 from paretorch.workflows.tickets import (
     CS,
     IMP,
@@ -56,6 +58,33 @@ def test_continuous_sparsification_follows_algorithm_2(s_init: float, rewind: bo
     )
     assert len({int(sum(m.sum() for m in masks.values())) for masks in expected.masks}) > 1
     compare(Search(method, ROUNDS, STORE, rewind), expected, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "trained"),
+    [
+        ({"rescale": False, "lr": 0.5, "drops": [0.5, 0.75]}, {"lr_s": 0.5, "drops": (0.5, 0.75), "rescale": False}),
+        ({"rescale": False, "lr": 0.02, "solver": "adam"}, {"lr_s": 0.02, "adam_s": True, "rescale": False}),
+    ],
+)
+def test_the_printed_masks_with_the_optimizer_of_the_weights(
+    options: dict[str, Any], trained: dict[str, Any], tmp_path: Path
+) -> None:
+    method = CS(init=0.03, penalty=1e-3, final_temperature=50.0, anneal=1.0, **options)
+    expected = algorithms.algorithm_2(
+        network(), s_init=0.03, penalty=1e-3, final=50.0, rounds=2, k=K, rewind=False, **trained
+    )
+    assert (
+        0 < int(sum(m.sum() for m in expected.masks[-1].values())) < sum(m.numel() for m in expected.masks[-1].values())
+    )
+    compare(Search(method, 2, STORE), expected, tmp_path)
+
+
+def test_a_search_says_how_its_masks_are_trained() -> None:
+    with pytest.raises(ConfigError, match="solver='lbfgs'"):
+        Search(CS(solver="lbfgs"))
+    with pytest.raises(ConfigError, match="are of SGD"):
+        Search(CS(solver="adam", drops=(0.5,)))
 
 
 @pytest.mark.parametrize("k", [0, 4, algorithms.T])

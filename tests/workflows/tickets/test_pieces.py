@@ -1,5 +1,6 @@
 """The pieces of a search by themselves: what is dropped, how a round begins, what a search refuses."""
 
+import json
 import math
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from paretorch.workflows.tickets import CS, IMP, IMPC, ISS, METHODS, Search, Seq
 from paretorch.workflows.tickets.files import read_ticket, save, save_ticket
 from paretorch.workflows.tickets.fixed import hold
 from paretorch.workflows.tickets.rhythm import RoundEnd
-from paretorch.workflows.tickets.search import search_from
+from paretorch.workflows.tickets.search import make_searches, search_from
 from paretorch.workflows.tickets.state import (
     drop_lowest,
     read_decisions,
@@ -24,6 +25,8 @@ from paretorch.workflows.tickets.state import (
     sparsity,
     write_decisions,
 )
+from paretorch.workflows.tickets.storage import Storage
+from tests.workflows.tickets.points import RECIPE
 
 
 def scattered(seed: int, *shape: int) -> Tensor:
@@ -187,8 +190,43 @@ def test_what_cannot_work_is_refused(make: object, message: str) -> None:
 
 def test_nothing_is_written_before_a_refusal(tmp_path: Path) -> None:
     from paretorch.training import Recipe
-    from paretorch.workflows.tickets import Storage
 
     with pytest.raises(ConfigError, match="a round has 2 epochs"):
         Storage.join(tmp_path / "new", Recipe(epochs=2), [Search(CS(), store=3)])
     assert not (tmp_path / "new").exists()
+
+
+def test_further_options_that_vary_are_searches_of_their_own() -> None:
+    wanted = {
+        "method": "cs",
+        "init": [0.1, 0.2],
+        "seeds": [0],
+        "vary": {"penalty": [0.0, 1e-10], "final_temperature": [50.0]},
+    }
+    searches = make_searches(wanted, "here")
+    assert [one.name for one in searches] == [
+        f"cs-init{init}-penalty{penalty}-final_temperature50-seed0" for penalty in ("0", "1e-10") for init in (0.1, 0.2)
+    ]
+    assert [one.method.penalty for one in searches] == [0.0, 0.0, 1e-10, 1e-10]  # type: ignore[attr-defined]
+    assert search_from(json.loads(json.dumps(searches[-1].as_dict()))).as_dict() == searches[-1].as_dict()
+
+
+@pytest.mark.parametrize("vary", [{"penalty": 1e-8}, {"penalty": []}, [1e-8]])
+def test_what_varies_is_a_table_of_lists(vary: object) -> None:
+    with pytest.raises(ConfigError, match="table of lists"):
+        make_searches({"method": "cs", "seeds": [0], "vary": vary}, "here")
+    with pytest.raises(ConfigError, match="there is no option 'rates'"):
+        make_searches({"method": "cs", "seeds": [0], "vary": {"rates": [1.0]}}, "here")
+
+
+def test_a_folder_of_an_earlier_version_is_gone_on_with(tmp_path: Path) -> None:
+    search = Search(CS(init=0.1))
+    Storage.join(tmp_path, RECIPE, [search])
+    path = tmp_path / search.name / "search.json"
+    record = json.loads(path.read_text())
+    for option in ("solver", "drops", "rescale"):
+        del record["options"][option]
+    path.write_text(json.dumps(record))
+    Storage.join(tmp_path, RECIPE, [search])
+    with pytest.raises(ConfigError, match=r"rescale \(there True, now False\)"):
+        Storage.join(tmp_path, RECIPE, [Search(CS(init=0.1, rescale=False))])

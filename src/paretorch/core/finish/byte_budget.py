@@ -1,6 +1,7 @@
 """A budget in bytes of the saved file: what to aim for while searching, and how to land on it.
 
-A mask of density d costs H(d) bits a weight, a kept weight its code. Before training the budget becomes targets for
+A mask of density d costs H(d) bits per weight, a kept weight its code. A generous budget buys bits and drops nothing, a small one buys about
+`_KEPT_BITS` for each weight that it keeps. Before training the budget becomes targets for
 the methods that have none; at `harden` the targets are scaled until the file, really encoded, fits, and those that were
 given never up; at `finalize` what fine-tuning added is trimmed by zeroing the smallest weights.
 """
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.attach.sites import Site
+from paretorch.core.groups import grouping
 from paretorch.core.method import Couples, Method
 from paretorch.edits import Edit as Edit  # `plan` and `compress` import it with `Meter`
 from paretorch.errors import ConfigError, MissedTargetWarning
@@ -21,8 +23,10 @@ from paretorch.support.sharded import whole
 from paretorch.support.warn import warn
 
 Meter = Callable[[Mapping[str, Tensor], Sequence[Edit]], int]  # bytes of the file of a state after structural edits
-_KEPT_BITS = 2.5  # bits of a kept weight where both density and precision are free
-_MAP_BITS = 0.6  # what telling the precisions apart costs, about
+_KEPT_BITS = 2.5  # bits of a kept weight where both density and precision are free, and the budget is small
+_SMALL, _GENEROUS = 1.5, 2.5  # bits per weight: above, bits are worth more than zeros, and nothing is dropped
+_MAP_BITS = 0.6  # what telling the precisions of single weights apart costs, about
+_GROUP_BITS = 16.0  # of the step or precision of a group
 _FLOAT_BITS = 26.6  # of a weight that keeps all of them, coded
 _MUCH = 1.25  # times the budget: targets that take more were not meant for it
 _AIM = 0.985  # of the budget at harden: room for what fine-tuning changes
@@ -51,13 +55,30 @@ def assign_targets(
     units = {method.unit for method in on_weights}
     if units == given.keys():
         _warn_of_lowering(on_weights, given, budget, rest, count)
-    density = given.get("kept", 1.0)
+    density, map_bits = given.get("kept", 1.0), _map_bits(on_weights, chosen)
     if "kept" in units and "kept" not in given:
-        each = _FLOAT_BITS if "bits" not in units else _MAP_BITS if "bits" in given else _KEPT_BITS + _MAP_BITS
-        density = _density(available - given.get("bits", 0.0), each)
-    bits = max((available - _entropy(density)) / density - _MAP_BITS, 1.0) * density
+        each = _FLOAT_BITS if "bits" not in units else map_bits if "bits" in given else _KEPT_BITS + map_bits
+        # A kept weight has a bit at least, whatever the average that was asked for.
+        density = min(_density(available - given.get("bits", 0.0), each), given.get("bits", 1.0))
+        if "bits" in units and "bits" not in given:
+            generous = min(max((available - _SMALL) / (_GENEROUS - _SMALL), 0.0), 1.0)
+            density += generous * (1.0 - density)
+    bits = max((available - _entropy(density)) / density - map_bits, 1.0) * density
     shares = {"kept": density, "bits": bits}
     return tuple(method.aim(shares[method.unit]) for method in methods)
+
+
+def _map_bits(methods: Sequence[Method], chosen: Mapping[str, list[Site]]) -> float:
+    """Bits per weight that tell precisions apart: one per weight is dear, one per channel is next to nothing."""
+    for method in methods:
+        sites = chosen[method.room]
+        if method.unit == "bits" and sites:
+            own = [grouping(method.for_site(s).group, s.name, s.weight, s.channel_axis) for s in sites]
+            costs = [
+                _MAP_BITS * math.prod(one.shape) if one.is_single else _GROUP_BITS * math.prod(one.grid) for one in own
+            ]
+            return min(sum(costs) / sum(site.weight.numel() for site in sites), _MAP_BITS)
+    return _MAP_BITS
 
 
 def _trains(value: Any) -> bool:
@@ -104,7 +125,9 @@ def _entropy(p: float) -> float:
 
 def _density(available: float, kept_bits: float) -> float:
     """The density at which the mask, and `kept_bits` for each kept weight, take `available` bits a weight."""
-    low, high = 0.0, 0.95
+    if kept_bits <= available:
+        return 1.0
+    low, high = 0.0, 0.95  # a mask of few zeros costs more than it saves
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if _entropy(middle) + middle * kept_bits <= available else (low, middle)

@@ -7,6 +7,7 @@ may be counted from a whole number per group, a zero point, if that takes fewer 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from paretorch.deploy.codec.symbols import Symbols, decode_symbols, read_tables
 from paretorch.deploy.codec.words import Planes, read_planes, to_words
 from paretorch.errors import ArtefactError
 
-_CHUNK = 1 << 20  # values computed at once
+_CHUNK = 1 << 17  # values computed at once
 _HEADER_BITS = 64.0  # of layout and form, about
 _BASE_SPAN = 1 << 12  # the largest zero point
 _NO_CODE = 1 << 30
@@ -109,21 +110,28 @@ class Affine:
         codes = _read_symbols(reader, (rows, width), np.int16)
         corrections = _read_symbols(reader, (rows, width), np.int8)
         own = out.reshape(rows, width) if axis in (0, FLAT) else np.empty((rows, width), dtype=out.dtype)
-        size = max(1, _CHUNK // width)
-        for start in range(0, rows, size):
-            part = slice(start, start + size)
-            numbers = codes[part].astype(np.float32) + np.float32(low - 1 if form else 0)
+        for part, columns in _windows(rows, width):
+            groups = np.arange(columns.start, columns.stop) // length
+            numbers = codes[part, columns].astype(np.float32) + np.float32(low - 1 if form else 0)
             if base is not None:
-                numbers += _spread(base[part], length, width)
-            made = products(form, numbers, steps[part], offsets[part], length)
+                numbers += base[part][:, groups]
+            made = products(form, numbers, steps[part], offsets[part], groups)
             if form:
-                made[codes[part] == 0] = 0.0
+                made[codes[part, columns] == 0] = 0.0
             words = to_words(torch.from_numpy(made).to(dtype)).reshape(made.shape)
-            own[part] = words + corrections[part].astype(words.dtype)
+            own[part, columns] = words + corrections[part, columns].astype(words.dtype)
         _read_escaped(reader, own, corrections == ESCAPE, dtype)
         if axis not in (0, FLAT):
             moved = np.moveaxis(out.reshape(shape), axis, 0)
             moved[...] = own.reshape(moved.shape)
+
+
+def _windows(rows: int, width: int) -> Iterator[tuple[slice, slice]]:
+    """Yield ranges of rows and columns with a chunk of values each, so that little memory is taken beside the tensor."""
+    height, span = max(1, _CHUNK // width), min(width, _CHUNK)
+    for start in range(0, rows, height):
+        for begin in range(0, width, span):
+            yield slice(start, start + height), slice(begin, min(begin + span, width))
 
 
 def _read_escaped(reader: PartsReader, own: Array, away: Array, dtype: torch.dtype) -> None:

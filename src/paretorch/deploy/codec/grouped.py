@@ -72,8 +72,9 @@ def _grouped(layout: Layout, values: Floats, words: Array, dtype: torch.dtype) -
     codes, steps, offsets, form = _fit_all(layout, values, dtype)
     own = np.ascontiguousarray(layout.rows(words.reshape(values.shape)))
     corrections = np.empty(own.shape, dtype=np.int8)
+    groups = np.arange(own.shape[1]) // layout.length
     for part in _parts(*own.shape):
-        made = products(form, codes[part], steps[part], offsets[part], layout.length)
+        made = products(form, codes[part], steps[part], offsets[part], groups)
         rounded = to_words(torch.from_numpy(made).to(dtype))
         corrections[part] = _corrections(own[part], rounded.reshape(made.shape))
     away = corrections == ESCAPE
@@ -81,15 +82,17 @@ def _grouped(layout: Layout, values: Floats, words: Array, dtype: torch.dtype) -
     return Grouped(layout, form, codes, steps, offsets, corrections, own == 0, own[away], dtype)
 
 
-def products(form: int, codes: Array, steps: Floats, offsets: Floats, length: int) -> Floats:
-    """Return the values that codes, steps and offsets give; forged ones may give anything."""
-    width = codes.shape[1]
+def products(form: int, codes: Array, steps: Floats, offsets: Floats, groups: Array) -> Floats:
+    """Return the values that codes, steps and offsets give; forged ones may give anything.
+
+    Args:
+        groups: Of each column of the codes, the column of its step and offset.
+    """
     numbers = codes.astype(np.float32)
-    step = np.repeat(steps, length, axis=1)[:, :width]
     with np.errstate(all="ignore"):
         if form == 0:
-            return np.asarray(numbers * step)
-        return FORMS[form - 1](numbers, step, np.repeat(offsets, length, axis=1)[:, :width])
+            return np.asarray(numbers * steps[:, groups])
+        return FORMS[form - 1](numbers, steps[:, groups], offsets[:, groups])
 
 
 def _fit_all(layout: Layout, values: Floats, dtype: torch.dtype) -> tuple[Codes, Floats, Floats, int]:

@@ -100,6 +100,14 @@ def optimize(
         seconds: How long each candidate is timed per round.
         graphs: On a GPU, time calls as they run when replayed from CUDA graphs, without the overhead of Python.
         timer: Measures in place of the clock: maps named calls to milliseconds, one per round.
+
+    Example:
+        >>> import torch, paretorch as pt
+        >>> network = torch.nn.Sequential(torch.nn.Linear(64, 64)).eval()
+        >>> inputs = torch.randn(8, 64)
+        >>> fast = pt.optimize(network, inputs, rounds=1, seconds=0.001)
+        >>> torch.allclose(fast.model(inputs), network(inputs), atol=1e-3)
+        True
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"optimize takes a module, not {type(model).__name__}")

@@ -62,6 +62,14 @@ def export_onnx(
             (in fewer bits on disk if "packed"), activations by the ranges that these batches give. It is run, but not
             compared: measure its accuracy.
         percentile: With `calibrate`, cut the ranges at this percentile instead of the smallest and largest value.
+
+    Example:
+        >>> import tempfile, torch, paretorch as pt
+        >>> network = torch.nn.Sequential(torch.nn.Linear(8, 4)).eval()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pt.export_onnx(network, torch.randn(2, 8), folder + "/network.onnx")
+        ...     path.name, path.stat().st_size > 0
+        ('network.onnx', True)
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(package) is None:

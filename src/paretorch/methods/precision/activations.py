@@ -44,6 +44,13 @@ class SMOLActivations(SMOL):
     alpha: where the learned range of a ReLU starts; "fit": at the largest value that the example gives.
     alpha_decay: the weight decay of α, PACT's 2λ_α. bounds: the range (low, high) of other modules, such as GELU.
     All other options are SMOL's; `zero_precision` and `scale` mean nothing here.
+
+    Example:
+        >>> import torch, paretorch as pt
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> plan = pt.compress(model, pt.SMOLActivations(target_bits=4.0), steps=100, example=torch.randn(2, 8))
+        >>> plan
+        Plan(SMOLActivations: 0 weights, 1 activations, searching, 100 steps)
     """
 
     scale: str | int = "fit"

@@ -3,7 +3,7 @@
     W = w + σ(s) ⊙ ε, ε ~ U(−1, 1),   price λ Σ log₂(1 + e⁻ˢ),   w clipped to ±(2 − σ(s)),
     p = ⌊1 + log₂(1 + e⁻ˢ)⌋,   then W = Q(w, p) with straight-through gradients.
 
-What differs from the printed algorithm:
+What differs from the printed algorithm, which `SMOL.as_printed` is:
 
 - `target_bits`: λ follows the error of the average bits against a falling goal (proportional and integral), and at
   `harden` one common offset to all precisions makes the average exact.
@@ -14,11 +14,14 @@ What differs from the printed algorithm:
 - With zero precision and a target below half a bit, the noise of a weight that would be zero reaches as far as |w|: what it loses
   when it is rounded. As printed it would be larger than most weights, which then grow to be heard, and scales with them;
   a network without norms (an LSTM, say) does not train like that.
-- While fine-tuning, w is clipped to ±(2 − 2^(1−p)), the ends of its grid.
+- While fine-tuning, w is clipped to ±(2 − 2^(1−p)), the ends of its grid, unless `clip_finetuning` is False, as printed.
+- `rounding` is "floor", as in the thesis' experiments; Algorithm 5 prints "round".
+- `scale="real"`, for trained weights: a real step per group on a grid with zero, by what the loss feels (see
+  `paretorch.methods.precision.stepped` and `paretorch.methods.precision.step_sizes`). Bits are those that the codes take when entropy coded.
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -28,22 +31,26 @@ from torch import Tensor, nn
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Steered, Term
-from paretorch.core.step.noise import uniform_all
+from paretorch.core.step.optimizers import adam
 from paretorch.core.step.schedules import cubic, progress
-from paretorch.core.step.solvers import adam
 from paretorch.errors import ConfigError, MissedTargetWarning
 from paretorch.methods.precision.allocate import allocate, make_room
-from paretorch.methods.precision.grid import (
-    MAX_BITS,
-    level_above,
-    power_of_two,
-    quantize,
-    real_bits,
-    require_digits,
-    s_of_bits,
-)
-from paretorch.methods.precision.leveled import Leveled
+from paretorch.methods.precision.felt import noise_size, rounding_error, step_of, warn_felt
+from paretorch.methods.precision.grid import MAX_BITS, level_above, real_bits, require_digits, s_of_bits
+from paretorch.methods.precision.noisy import Precision
 from paretorch.methods.precision.scales import Scaled, check_scale, exponent_for, follow, lead_for
+from paretorch.methods.precision.step_sizes import (
+    count_bits,
+    follow_price,
+    follow_target,
+    goal_for,
+    members_of,
+    settle,
+    spread_by_sensitivity,
+    start,
+    steps_of,
+)
+from paretorch.methods.precision.stepped import Stepped
 from paretorch.methods.precision.zeros import are_found, count_search
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole
@@ -53,6 +60,11 @@ _QUIET = 0.5  # bits of a target: below, the noise of what will be zero is held 
 _FELT = 0.05  # bits above the target that are worth a word
 _UNKNOWN_BITS = 3.0  # of a kept weight, that "auto" scales for where no target says
 _FOLLOW = 8  # steps after which scales are looked at on a GPU
+_MEASURED = 0.08  # share of the steps in which real steps learn what the loss feels
+_COUNTS = 10  # times in a search that the bits of real steps are counted; in between a formula says how they change
+_TRAVEL = 0.3  # how far s of a real step may go
+_NOISIER = 3.0  # times the noise of the search: rounding to the bits below at most doubles it
+_MOVED = 0.25  # of log₂ of a step
 _PROPORTIONAL, _INTEGRAL = 40.0, 800.0  # of ln λ against the relative error of the bits
 
 
@@ -65,8 +77,18 @@ class SMOL(Steered, Method):
     is the thesis' 1e-6 for ResNet-20). init_bits: precision at the start. anneal: share of the steps until the target.
     zero_precision: give 0 bits to weights that are nearer to zero than to their grid. rounding: "floor" or "round".
     allowed_bits: only these precisions. scale: of a layer's grid, 2^k: "auto" (what suits its weights at about the target's
-    bits, and follows them), "fit" (1, or larger where its weights do not fit into ±2), or the exponent k.
+    bits, and follows them), "fit" (1, or larger where its weights do not fit into ±2), or the exponent k; "real": with a target, steps of
+    any size, one per group. None: "real" if weights are grouped and have a target or a budget, else "auto".
     lr: of the decisions' Adam; None: 1e-3, or more where the steps would not suffice to reach the target.
+    clip_finetuning: keep weights within their grid after `harden`, too.
+
+    Example:
+        >>> import torch, paretorch as pt
+        >>> model = torch.nn.Linear(64, 64)
+        >>> plan = pt.compress(model, pt.SMOL(target_bits=2.0), steps=100)
+        >>> small = plan.finalize()  # after 100 steps of your loop
+        >>> small.weight.unique().numel()  # values that two bits tell apart
+        4
     """
 
     target_bits: float | None = None
@@ -76,8 +98,9 @@ class SMOL(Steered, Method):
     zero_precision: bool = False
     rounding: str = "floor"
     allowed_bits: tuple[int, ...] = ()
-    scale: str | int = "auto"
+    scale: str | int | None = None
     lr: float | None = None
+    clip_finetuning: bool = True
 
     room: ClassVar[str] = "precision"
     unit: ClassVar[str] = "bits"
@@ -87,6 +110,35 @@ class SMOL(Steered, Method):
         {"group", "init_bits", "zero_precision", "rounding", "allowed_bits", "scale"}
     )
 
+    def __post_init__(self) -> None:
+        if self.scale is None:
+            object.__setattr__(self, "scale", "real" if self._suits_real() else "auto")
+
+    def _suits_real(self) -> bool:
+        """Whether real steps can do what these options ask for: no option of the printed search is used."""
+        searched = self.penalty is not None or (self.init_bits, self.anneal, self.rounding) != (8.0, 0.85, "floor")
+        overrides = self.overrides.values() if isinstance(self.overrides, Mapping) else ()
+        own = [{"group": self.group, "zero_precision": self.zero_precision, "allowed_bits": self.allowed_bits}]
+        layers = [options for options in (*own, *overrides) if isinstance(options, Mapping)]
+        return not searched and not any(_is_printed(options) for options in layers)
+
+    @classmethod
+    def as_printed(cls, penalty: float, *, init_bits: float = 8.0, rounding: str = "round", **options: Any) -> Self:
+        """Algorithm 5 to the letter: λ decides, the grid has no scale, s has Adam at 1e-3, no clipping after rounding.
+
+        Args:
+            penalty: λ.
+            init_bits: p_init.
+            rounding: As the algorithm has it; "floor" is what the thesis' experiments have.
+            options: Other fields, such as `group`, `zero_precision` and `exclude`.
+
+        Example:
+            >>> SMOL.as_printed(1e-6, rounding="floor").scale
+            0
+        """
+        printed: dict[str, Any] = {"scale": 0, "lr": 1e-3, "clip_finetuning": False}
+        return cls(penalty=penalty, init_bits=init_bits, rounding=rounding, **printed, **options)
+
     def check(self) -> None:
         super().check()
         hint = f"give more than 1 and at most {MAX_BITS}"
@@ -94,7 +146,7 @@ class SMOL(Steered, Method):
         if self.target_bits is not None:
             hint = f"give the average bits, above 0, up to {MAX_BITS}"
             require_number("target_bits", self.target_bits, 0.0, MAX_BITS, hint, above=True)
-            if self.target_bits > self.init_bits:
+            if self.target_bits > self.init_bits and not self.is_real:
                 raise ConfigError(
                     f"target_bits={self.target_bits!r} is above init_bits={self.init_bits!r}: start with more bits than you aim for"
                 )
@@ -117,11 +169,39 @@ class SMOL(Steered, Method):
             raise ConfigError(
                 f"target_bits={self.target_bits!r} is above the largest of allowed_bits, {most}: allow more"
             )
-        check_scale(self.scale)
+        if self.scale == "real":
+            self._check_real()
+        else:
+            check_scale(self.binary_scale)
+
+    @property
+    def is_real(self) -> bool:
+        """Whether steps are real numbers, not powers of two; without a target nothing says how large they should be."""
+        return self.scale == "real" and self.target_bits is not None
+
+    @property
+    def binary_scale(self) -> str | int:
+        """The scale of a grid of powers of two."""
+        return "auto" if self.scale is None or self.scale == "real" else self.scale
+
+    def _check_real(self) -> None:
+        if self.group == "weight":
+            raise ConfigError(
+                'scale="real" has one step per group: use group="channel", "layer", or a block shape such as (1, 32)'
+            )
+        if self.penalty is not None:
+            raise ConfigError('scale="real" needs no penalty: give target_bits, or a budget')
+        if self.zero_precision or self.allowed_bits:
+            option = "zero_precision" if self.zero_precision else "allowed_bits"
+            raise ConfigError(f'scale="real" has zeros, and steps of any size: leave out {option}, or use scale="auto"')
 
     def for_site(self, site: Site) -> Self:
         # A target is about all layers together: one of them may well be held below it, or above.
         own = super(SMOL, replace(self, target_bits=None)).for_site(site)
+        if (own.scale == "real") != (self.scale == "real"):
+            raise ConfigError(
+                f'overrides: {site.name} cannot differ in scale="real": use it for all layers, or for none'
+            )
         return replace(own, target_bits=self.target_bits)
 
     def check_beside(self, rooms: set[str]) -> None:
@@ -130,6 +210,7 @@ class SMOL(Steered, Method):
             self.target_bits is not None
             and self.target_bits < lowest
             and not self.zero_precision
+            and not self.is_real
             and rooms == {self.room}
         ):
             raise ConfigError(
@@ -137,16 +218,20 @@ class SMOL(Steered, Method):
                 "or a sparsity method beside it"
             )
 
-    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "Precision":
+    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Precision | Stepped:
+        if self.is_real:
+            return Stepped(grouping, site.weight.device)
         # Beside masks a target counts the dropped weights too, and so says nothing of those that are kept.
         target = None if "sparsity" in together else self.target_bits
         lead = lead_for(_UNKNOWN_BITS if target is None else target, self.zero_precision)
-        exponent = exponent_for(site, self.scale, lead)
+        exponent = exponent_for(site, self.binary_scale, lead)
         require_digits(site.name, site.weight.dtype, level_above(self.init_bits, self.allowed_bits))
         quiet = self.zero_precision and target is not None and target < _QUIET
-        return Precision(self, site, grouping, seed, exponent, lead if self.scale == "auto" else None, quiet)
+        return Precision(self, site, grouping, seed, exponent, lead if self.binary_scale == "auto" else None, quiet)
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
+        if self.is_real:
+            return adam(parameters, _TRAVEL / steps if self.lr is None else self.lr)
         lr = 1e-3 if self.lr is None else self.lr
         if self.lr is None and self.target_bits is not None:
             way = float(s_of_bits(max(self.target_bits, 1.2)) - s_of_bits(self.init_bits))
@@ -154,13 +239,27 @@ class SMOL(Steered, Method):
         return adam(parameters, lr)
 
     def schedule(self, term: Term, step: Tensor) -> None:
-        if self.target_bits is None:
+        if self.is_real:
+            if term.optimizer is None and term.count is None and int(step) == 0:
+                self._start_real(term)
+        elif self.target_bits is None:
             term.set_scalar("price", self._start_price(term))
+
+    def _start_real(self, term: Term) -> None:
+        """The first steps, and the bits by the formula that go with them, which the search keeps to."""
+        assert self.target_bits is not None
+        members = members_of(term)
+        for r in members:
+            r.measured = self._spreads(term.steps)[-1]
+        start(term, self.target_bits, alone=all(len(chain.relaxations()) == 1 for chain in term.chains))
+        term.set_scalar("integral", goal_for(term, self.target_bits))
 
     def _start_price(self, term: Term) -> float:
         return self.penalty if self.penalty is not None else 0.27 / max(term.weights, 1)
 
     def price(self, term: Term) -> Tensor | None:
+        if self.is_real:
+            follow_price(term)
         return term.scalar("price")
 
     @property
@@ -168,6 +267,9 @@ class SMOL(Steered, Method):
         return self.target_bits is not None
 
     def steer(self, term: Term, step: Tensor) -> None:
+        if self.is_real:
+            self._steer_real(term, step)
+            return
         # Weights move slowly, and a scale by whole powers of two: on a GPU, where launches cost, not at every step.
         if term.count is None or term.count % _FOLLOW == 0 or not step.is_cuda:
             _follow_weights(term)
@@ -185,7 +287,28 @@ class SMOL(Steered, Method):
         exponent = (_PROPORTIONAL * error + _INTEGRAL * integral).clamp(-30.0, 30.0)
         term.set_scalar("price", self._start_price(term) * torch.exp(exponent))
 
+    def _spreads(self, steps: int) -> list[int]:
+        """The steps after which real steps follow what was measured: the first share, and each doubling up to half of the search."""
+        first = max(1, round(_MEASURED * steps))
+        return [first * 2**i for i in range(steps.bit_length()) if i == 0 or first * 2**i <= steps // 2]
+
+    def _steer_real(self, term: Term, step: Tensor) -> None:
+        assert self.target_bits is not None
+        if term.count is None or term.count in self._spreads(term.steps):
+            spread_by_sensitivity(term, step, self._spreads(term.steps))
+        every = max(1, term.steps // _COUNTS)
+        if term.count is not None and (term.count % every == 0 or term.count in self._spreads(term.steps)):
+            term.set_scalar("integral", goal_for(term, self.target_bits))
+        if term.count is None or term.count % _FOLLOW == 0 or not step.is_cuda:
+            follow_target(term, term.scalar("integral"))
+
     def round(self, term: Term, factor: float) -> None:
+        if self.is_real:
+            assert self.target_bits is not None
+            moved = settle(term, self.target_bits * factor, untrained=step_of(term) == 0)
+            if factor == 1.0 and moved > _MOVED:
+                warn_felt(term, f"steps change by a factor of {2.0**moved:.2g} on average to meet the target")
+            return
         budget = None
         if self.target_bits is not None or factor != 1.0:
             target = self.target_bits if self.target_bits is not None else float(_average(term))
@@ -194,7 +317,12 @@ class SMOL(Steered, Method):
         if budget is not None:
             _follow_weights(term)  # a smaller factor may have made room before
             make_room(term, members, budget)
+        trained_with = noise_size(term, members)
         bits, least = allocate(term, members, budget)
+        if factor == 1.0:
+            ratio = rounding_error(term, members) / max(trained_with, 1e-30)
+            if ratio > _NOISIER:
+                warn_felt(term, f"weights move {ratio:.2g} times as far as by the noise that they were trained with")
         if self.target_bits is not None and factor == 1.0 and least > (self.target_bits + _FELT) * term.weights:
             zeros = "weights above half of their layer's scale keep a bit: use a sparsity method beside it"
             others = (
@@ -208,11 +336,23 @@ class SMOL(Steered, Method):
         return self.target_bits
 
     def aim(self, share: float) -> Self:
-        most = min(self.init_bits, max(self.allowed_bits, default=MAX_BITS))
+        most = MAX_BITS if self.scale == "real" else min(self.init_bits, max(self.allowed_bits, default=MAX_BITS))
         return self if self.target_bits is not None else replace(self, target_bits=min(share, most))
 
     def measure(self, term: Term) -> dict[str, Tensor]:
+        if self.is_real:
+            return {"bits": count_bits(term, steps_of(term))}
         return {"bits": _average(term), "bit_price": term.scalar("price")}
+
+
+def _is_printed(options: Mapping[str, Any]) -> bool:
+    """Whether some of the options, of all layers or of some, have a meaning on the binary grid alone."""
+    binary = (
+        options.keys() & {"init_bits", "rounding", "scale"}
+        or options.get("zero_precision")
+        or options.get("allowed_bits")
+    )
+    return bool(binary) or options.get("group") in ("weight", "network")
 
 
 def _follow_weights(term: Term) -> None:
@@ -234,147 +374,3 @@ def _average(term: Term) -> Tensor:
         used = own if kept is None else own * kept
         bits.append(used.sum() * (math.prod(r.grouping.shape) / used.numel()))
     return torch.stack(bits).sum() / term.weights
-
-
-class Precision(Leveled):
-    """W = w + 2^k σ(s) ⊙ ε while searching; W = 2^k Q(w / 2^k, p) once hard.
-
-    quiet: the noise of a weight that would be zero is |w| ⊙ ε.
-    """
-
-    room: ClassVar[str] = "precision"
-    differs_in_eval: ClassVar[bool] = True
-    zero: Tensor
-    power: Tensor
-
-    def __init__(
-        self, method: SMOL, site: Site, grouping: Grouping, seed: int, exponent: int, lead: float | None, quiet: bool
-    ) -> None:
-        device = site.weight.device
-        super().__init__(method, grouping, seed, device)
-        self.lead, self.zero_precision, self.quiet = lead, method.zero_precision, quiet
-        self.register_buffer("power", torch.tensor(exponent, dtype=torch.int32, device=device))
-        shape = site.weight.shape if method.zero_precision else torch.Size(())
-        self.register_buffer("zero", torch.zeros(shape, dtype=torch.bool, device=device))
-
-    @property
-    def scale(self) -> Tensor:
-        return power_of_two(self.power)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        if f"{prefix}zero" in state_dict:  # a state that names tied weights once has nothing of this one
-            state_dict.setdefault(f"{prefix}power", self.power)  # states from before it was kept
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-
-    def batch_key(self) -> Hashable:
-        return (self.hard, self.training, self.quiet, self.zero_precision)
-
-    @property
-    def is_elementwise(self) -> bool:
-        return self.hard and self.grouping.is_single and not self.zero_precision
-
-    @classmethod
-    def apply_all(
-        cls, members: Sequence["Precision"], grids: Sequence[Tensor], weights: Sequence[Tensor]
-    ) -> list[Tensor]:
-        first = members[0]
-        if first.hard:
-            levels = [one.grouping.expand(one.levels(s)) for one, s in zip(members, grids, strict=True)]
-            return [one.quantize(weight, p) for one, weight, p in zip(members, weights, levels, strict=True)]
-        if not first.training:
-            return list(weights)
-        shapes, seeds = [weight.shape for weight in weights], [one.seed for one in members]
-        noise = uniform_all(shapes, first.step, seeds)
-        reach = cls._reach_all(members, grids, weights)
-        dtype = weights[0].dtype
-        if dtype == torch.float32:
-            return list(torch._foreach_addcmul(list(weights), noise, reach))
-        moved = torch._foreach_mul(noise, reach)
-        return list(torch._foreach_add(list(weights), [one.to(dtype) for one in moved]))
-
-    @classmethod
-    def _reach_all(
-        cls, members: Sequence["Precision"], grids: Sequence[Tensor], weights: Sequence[Tensor]
-    ) -> list[Tensor]:
-        """How far the noise of each weight goes: 2^k σ(s)."""
-        if members[0].quiet:
-            return [one.reach(weight, s) for one, weight, s in zip(members, weights, grids, strict=True)]
-        scales = torch.stack([one.power for one in members])
-        reach = torch._foreach_mul(torch._foreach_sigmoid(list(grids)), list(power_of_two(scales).unbind()))
-        return [one.grouping.expand(value) for one, value in zip(members, reach, strict=True)]
-
-    @classmethod
-    def pull_all(
-        cls,
-        members: Sequence["Precision"],
-        grids: Sequence[Tensor],
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-        gradients: Sequence[Tensor],
-        decide: bool,
-    ) -> tuple[list[Tensor], list[Tensor] | None]:
-        # W = w + 2^k σ(s) ε: ∂W/∂w = 1 and, since 2^k ε = (W − w)/σ(s), ∂W/∂s = (W − w)(1 − σ(s)). Once hard, straight through.
-        first, own = members[0], list(gradients)
-        if first.hard and first.zero_precision:
-            own = [gradient * ~one.zero for one, gradient in zip(members, gradients, strict=True)]
-        if not decide:
-            return own, None
-        moved = list(torch._foreach_mul(torch._foreach_sub(list(outputs), list(inputs)), list(gradients)))
-        if first.quiet:  # noise that is held to |w| does not depend on s
-            loud = (one.is_loud(weight, s) for one, weight, s in zip(members, inputs, grids, strict=True))
-            moved = [one * own for one, own in zip(moved, loud, strict=True)]
-        reduced = [one.grouping.reduce(value.to(torch.float32)) for one, value in zip(members, moved, strict=True)]
-        return own, list(torch._foreach_mul(reduced, torch._foreach_sigmoid(torch._foreach_neg(list(grids)))))
-
-    @classmethod
-    def limit_all(cls, members: Sequence["Precision"], grids: Sequence[Tensor]) -> list[Tensor]:
-        first = members[0]
-        scales = list(power_of_two(torch.stack([one.power for one in members])).unbind())
-        if first.hard:
-            halves = [power_of_two(1 - one.levels(s)) for one, s in zip(members, grids, strict=True)]
-        else:
-            halves = list(torch._foreach_sigmoid(list(grids)))
-        bounds = torch._foreach_mul(torch._foreach_add(torch._foreach_neg(halves), 2.0), scales)
-        return [one.grouping.expand(bound) for one, bound in zip(members, bounds, strict=True)]
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return self.apply_all([self], [self.grid()], [weight])[0]
-
-    def is_loud(self, weight: Tensor, s: Tensor) -> Tensor:
-        """Whether the noise of each weight is not held to |w|."""
-        return weight.to(torch.float32).abs() > 0.5 * self.scale * self.grouping.expand(torch.sigmoid(s))
-
-    def reach(self, weight: Tensor, s: Tensor) -> Tensor:
-        """How far the noise of each weight goes."""
-        reach = self.scale * self.grouping.expand(torch.sigmoid(s))
-        if self.quiet:
-            size = weight.to(torch.float32).abs()
-            reach = torch.where(size <= 0.5 * reach, size, reach)
-        return reach
-
-    def quantize(self, weight: Tensor, p: Tensor) -> Tensor:
-        value = quantize(weight.to(torch.float32) / self.scale, p) * self.scale
-        if self.zero_precision:
-            value = value * ~self.zero
-        return value.to(weight.dtype)
-
-    def is_zero(self, weight: Tensor, p: Tensor) -> Tensor:
-        """Zero-precision allocation: |w| ≤ |w − Q(w, p)|."""
-        scaled = weight.to(torch.float32) / self.scale
-        return scaled.abs() <= (scaled - quantize(scaled, p)).abs()
-
-    def find_zeros(self, weight: Tensor, p: Tensor) -> None:
-        self.zero.copy_(self.is_zero(weight, self.grouping.expand(p)))
-
-    def keep(self, s: Tensor) -> Tensor | None:
-        return (~self.zero).to(torch.float32) if self.hard and self.zero_precision else None
-
-    def survives(self, s: Tensor) -> Tensor | None:
-        return self.keep(s)
-
-    def limit(self, s: Tensor) -> Tensor:
-        half = power_of_two(1 - self.levels(s)) if self.hard else torch.sigmoid(s)
-        return self.scale * (2.0 - self.grouping.expand(half))
-
-    def scale_exponent(self) -> int | None:
-        return int(self.power)

@@ -85,6 +85,14 @@ def fold(
     earlier fold, or `load`, gave, where its layers are mixtures still. Where templates are fewer than the layers left, or
     carry masks or precisions, they are what is stored, and layers are mixed from them. `paretorch_folding` of the copy is
     the list of `Folding`: loops in words, scales, errors.
+
+    Example:
+        >>> import torch, paretorch as pt
+        >>> network = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+        >>> plan = pt.compress(network, pt.SoftSharing(), steps=100)
+        >>> folded = pt.fold(network, layers=2)
+        >>> sum(p.numel() for p in folded.parameters() if p.dim() > 1)  # two weights of 64, each used twice
+        128
     """
     check_limits(threshold, layers)
     if threshold is None and layers is None:

@@ -113,6 +113,14 @@ def layer_similarity(
 
     Of a network that shares, from the coefficients: its groups are known, and the options choose nothing. Of any other,
     from the weights themselves: groups are layers of one kind and shape, chosen as for `SoftSharing`.
+
+    Example:
+        >>> import torch, paretorch as pt
+        >>> network = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+        >>> _ = network[1].weight.data.copy_(-2.0 * network[0].weight.data)
+        >>> (found,) = pt.layer_similarity(network)
+        >>> found.layers, [round(one, 3) for one in found.matrix[0].tolist()]
+        (('0.weight', '1.weight'), [1.0, 1.0])
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"layer_similarity takes a network, not {type(model).__name__}")

@@ -50,6 +50,13 @@ class SoftSharing(Shares, Method):
     threshold: the least similarity of layers that become multiples of one weight at `harden`; None: none do.
     solver, lr, momentum, drops: "sgd" or "adam" trains the coefficients, at this rate; after each share of the steps in
     `drops` the rate falls by 5. momentum: of SGD.
+
+    Example:
+        >>> import torch, paretorch as pt
+        >>> network = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+        >>> plan = pt.compress(network, pt.SoftSharing(templates=2), steps=100)
+        >>> sum(p.numel() for p in network.parameters() if p.numel() >= 64)  # two templates in place of four weights
+        128
     """
 
     templates: int | None = None

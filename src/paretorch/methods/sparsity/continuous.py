@@ -3,8 +3,10 @@
     W = c · θ ⊙ σ(β(s + τ)),   price λ Σ σ(β(s + τ)),   β from 1 to β_final,   m = 1{s + τ ≥ 0}
 
 c = 1/σ(s_init) keeps the layers' scale at the first forward pass (rounded to a power of two where the precision of the
-same weight is learned too, so that the grid stays a grid). What differs from the printed algorithm:
+same weight is learned too, so that the grid stays a grid). What differs from the printed algorithm, which
+`ContinuousSparsification.as_printed` is:
 
+- c: printed is c = 1, which `rescale=False` gives.
 - β reaches its final value after `anneal` of the steps and stays there, and s keeps a constant learning rate: rounding
   then changes next to nothing, while with the printed schedule it does.
 - The forward pass has the mask of β, the backward pass that of a temperature γ ≤ β that gets to β_final later, after `gradient_anneal`
@@ -32,12 +34,12 @@ from paretorch.core.channels.coupling import Coupling
 from paretorch.core.channels.threshold import threshold_for
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Couples, Term
+from paretorch.core.step.optimizers import drop_rate, require_drops, sgd
 from paretorch.core.step.schedules import cubic, geometric, progress
-from paretorch.core.step.solvers import sgd
 from paretorch.errors import ConfigError
-from paretorch.methods.sparsity.gates import GATES
-from paretorch.methods.sparsity.mask import Mask, opening
+from paretorch.methods.sparsity.mask import GATES, Mask, opening
 from paretorch.methods.sparsity.pruning import Pruning
+from paretorch.methods.sparsity.quantile import by_sorting
 from paretorch.methods.sparsity.saliency import Saliency, is_trained
 from paretorch.support.checks import require_count, require_number
 from paretorch.support.sharded import whole, write
@@ -45,6 +47,7 @@ from paretorch.support.sharded import whole, write
 _STILL = 0.9  # of the steps: then whole channels, where these go, are chosen at the latest
 _STEEP = 1e6  # times the temperature: gates have no slope then
 _CLOSED = 1e-5  # of a gate at the start: less would be an error of rounding, by which c would multiply all weights
+_FAR, _NEARER = 0.5, 0.2  # of a shift that follows a sample: how far off it jumps, and how fast it moves otherwise
 _OPEN = 25.0  # a shift at which every gate is open, whatever the saliency
 _TINY = 1e-4  # the least |s + τ| after rounding: far above the rounding error of s + τ
 
@@ -60,9 +63,19 @@ class ContinuousSparsification(Couples, Pruning):
     init: s at the start, if that is uniform. penalty: λ, the price of one kept weight. final_temperature: β at the end.
     anneal: share of the steps after which β and the target are reached. gradient_anneal: share after which the gradient is as
     steep as the gate; not above `anneal`: it is all along, as printed. gate: "sigmoid", "erf", "arctan", "algebraic".
-    lr, momentum: of the decisions' SGD, if the start is uniform. Where whole channels go (group="channel" and an example): count, whether `target` is
+    lr, momentum: of the decisions' SGD, if the start is uniform. drops: shares of the steps after which its rate is a tenth of what it was.
+    rescale: multiply the weights by c. Where whole channels go (group="channel" and an example): count, whether `target` is
     a share of the "weights" or of the "macs"; multiple, layers are filled up with zeros to a multiple of so many channels,
     and the target counts them (16 suits onnxruntime on AVX-512, which is slow at odd widths).
+
+    Example:
+        >>> import torch, warnings, paretorch as pt
+        >>> model = torch.nn.Linear(20, 10)
+        >>> plan = pt.compress(model, pt.ContinuousSparsification(target=0.8, group="channel"), steps=100)
+        >>> with warnings.catch_warnings(action="ignore"):  # of masks that no step has decided
+        ...     plan.harden()
+        >>> int((model.weight == 0).all(1).sum())  # of ten channels
+        8
     """
 
     start: str = "auto"
@@ -76,11 +89,33 @@ class ContinuousSparsification(Couples, Pruning):
     momentum: float = 0.9
     count: str = "weights"
     multiple: int = 1
+    rescale: bool = True
+    drops: tuple[float, ...] = ()
 
     scalars: ClassVar[tuple[str, ...]] = ("temperature", "shift", "gradient_temperature")
     per_layer: ClassVar[frozenset[str]] = frozenset({"group", "init", "gate"})
     takes_complex: ClassVar[bool] = True
     before: ClassVar[Mapping[str, Any]] = {"start": "uniform"}
+
+    @classmethod
+    def as_printed(
+        cls, init: float, *, penalty: float = 1e-8, lr: float = 0.1, drops: tuple[float, ...] = (), **options: Any
+    ) -> Self:
+        """Algorithm 1 to the letter: c = 1, β grows over all steps, one temperature in both passes, no target.
+
+        Args:
+            init: s at the start, which decides the sparsity.
+            penalty: λ.
+            lr: Of the weights, which s has too.
+            drops: Shares of the steps after which the rate of the weights is a tenth of what it was; that of s is then, too.
+            options: Other fields, such as `final_temperature`, `momentum` and `exclude`.
+
+        Example:
+            >>> ContinuousSparsification.as_printed(-0.3, drops=(0.5, 0.75)).rescale
+            False
+        """
+        printed: dict[str, Any] = {"start": "uniform", "anneal": 1.0, "gradient_anneal": 0.0, "rescale": False}
+        return cls(init=init, penalty=penalty, lr=lr, drops=drops, **printed, **options)
 
     def check(self) -> None:
         super().check()
@@ -106,6 +141,7 @@ class ContinuousSparsification(Couples, Pruning):
         require_number("penalty", self.penalty, 0.0, math.inf, "a price is 0 or more")
         require_number("lr", self.lr, 0.0, math.inf, "give a positive rate", above=True)
         require_number("momentum", self.momentum, 0.0, 1.0, "give 0 to 1")
+        require_drops(self.drops)
         if self.count not in ("weights", "macs"):
             raise ConfigError(f'count={self.count!r}: use "weights" or "macs"')
         require_count("multiple", self.multiple, 1, "give a number of channels, such as 16")
@@ -163,9 +199,11 @@ class ContinuousSparsification(Couples, Pruning):
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
         if self.start == "saliency":
             return Saliency(parameters, steps)
-        return sgd(parameters, self.lr, self.momentum)
+        return sgd(parameters, self.lr, self.momentum, drops=bool(self.drops))
 
     def schedule(self, term: Term, step: Tensor) -> None:
+        if self.drops and self.optimizer is None and self.start == "uniform":
+            drop_rate(term.optimizer, self.lr, progress(step, term.steps), self.drops)
         forward = geometric(progress(step, self.anneal * term.steps), self.final_temperature)
         late = max(self.anneal, self.gradient_anneal) * term.steps
         backward = geometric(progress(step, late), self.final_temperature)
@@ -188,6 +226,9 @@ class ContinuousSparsification(Couples, Pruning):
         if term.coupling is not None:
             s = whole(term.decisions()[0])
             term.set_scalar("shift", -threshold_for(term.coupling, s, goal, self.count, self.multiple, -shift))
+            return
+        if self.start == "saliency":
+            term.set_scalar("shift", _at_quantile(term, self.room, 1.0 - goal))
             return
         weigh = term.sample.share
         s = term.read(self.room) + shift
@@ -221,6 +262,15 @@ class ContinuousSparsification(Couples, Pruning):
             "temperature": term.scalar("temperature"),
             "shift": term.scalar("shift"),
         }
+
+
+def _at_quantile(term: Term, room: str, dropped: Tensor) -> Tensor:
+    """The shift at which this share is dropped: saliencies may move too far in a step for small moves to follow."""
+    shift, wanted = term.scalar("shift"), -by_sorting(term.read(room), term.sample.share, dropped)
+    if term.sample.is_whole:
+        return wanted
+    # Another sample at each step has a quantile that is a little off: a steep gate would make much of that.
+    return torch.where((wanted - shift).abs() > _FAR, wanted, shift + _NEARER * (wanted - shift))
 
 
 def _moves(device: torch.device) -> Tensor:

@@ -1,8 +1,12 @@
-"""The soft masks of Continuous Sparsification on all layers at once: W = c · θ ⊙ σ(β(s + τ)), its gradients and its price."""
+"""The soft masks of Continuous Sparsification on all layers at once: W = c · θ ⊙ σ(β(s + τ)), its gradients and its price.
+
+A gate is a soft step b̂(β, s) → 1{s ≥ 0} as the temperature β grows (section 4.2.4; arctan with the factor that makes it a gate).
+"""
 
 import math
-from collections.abc import Hashable, Sequence
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -11,8 +15,42 @@ from paretorch.core.attach.sites import Site
 from paretorch.core.channels.coupling import Channels, sum_rows
 from paretorch.core.groups import Grouping
 from paretorch.core.relaxation import Relaxation
-from paretorch.methods.sparsity.gates import GATES
 from paretorch.methods.sparsity.saliency import log_magnitude
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A gate and its slope in s."""
+
+    value: Callable[[Tensor, Tensor], Tensor]
+    slope: Callable[[Tensor, Tensor], Tensor]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Gate":
+        return self  # a copy of a mask has the same gate, not another one like it
+
+
+def _sigmoid_slope(s: Tensor, beta: Tensor) -> Tensor:
+    m = torch.sigmoid(beta * s)
+    return beta * m * (1 - m)
+
+
+def _algebraic(s: Tensor, beta: Tensor) -> Tensor:
+    return 0.5 * (1 + s / torch.sqrt(1 / beta + s * s))
+
+
+GATES = {
+    "sigmoid": Gate(lambda s, beta: torch.sigmoid(beta * s), _sigmoid_slope),
+    "erf": Gate(
+        lambda s, beta: 0.5 * (1 + torch.erf(beta * s)),
+        lambda s, beta: beta / math.sqrt(math.pi) * torch.exp(-((beta * s) ** 2)),
+    ),
+    "arctan": Gate(
+        lambda s, beta: 0.5 * (1 + 2 / math.pi * torch.arctan(beta * s)),
+        lambda s, beta: beta / math.pi / (1 + (beta * s) ** 2),
+    ),
+    "algebraic": Gate(_algebraic, lambda s, beta: 0.5 / beta / (1 / beta + s * s) ** 1.5),
+}
+
 
 _FORWARD, _BACKWARD = 0, 2  # places of the two temperatures among the scalars
 
@@ -30,6 +68,8 @@ class Options(Protocol):
     def gradient_anneal(self) -> float: ...
     @property
     def start(self) -> str: ...
+    @property
+    def rescale(self) -> bool: ...
 
 
 def opening(gate: str, init: float) -> float:
@@ -76,7 +116,7 @@ class Mask(Relaxation):
     def adopt(self, options: "Options") -> None:
         """Take the start that the options name: decisions that follow saliencies begin with the whole network open."""
         self.is_followed = options.start == "saliency"
-        start = 1.0 if self.is_followed else self._opening
+        start = self._opening if options.rescale and not self.is_followed else 1.0
         self.factor = 2.0 ** round(-math.log2(start)) if self.on_grid else 1.0 / start
 
     def batch_key(self) -> Hashable:

@@ -4,7 +4,6 @@ Run folders stay under `runs`; what is worth keeping goes to `results/<study>` a
 whose file is there, with the same recipe, is not run again.
 """
 
-import contextlib
 import math
 import os
 import subprocess
@@ -20,6 +19,7 @@ from paretorch.training.finish import read_result
 from paretorch.training.folder import check_folder, read_history
 from paretorch.training.progress import headline, told
 from paretorch.training.recipe import Recipe
+from paretorch.workflows.studies.processes import stop
 from paretorch.workflows.studies.results import (
     DIVERGED,
     collect,
@@ -34,7 +34,6 @@ from paretorch.workflows.studies.table import as_rows, points_of
 
 Tell = Callable[[str], None]
 Watch = Callable[[int, int], None]
-_PATIENCE = 30.0  # seconds for a step and its checkpoint
 
 
 @dataclass
@@ -141,7 +140,7 @@ def _run_all(
                     failed.append(job)
                 tell(f"[{done}/{len(jobs)}] {job.name}: {_outcome(job)}")
     finally:
-        _stop([job.process for job in running if job.process is not None])
+        stop([job.process for job in running if job.process is not None])
     return failed
 
 
@@ -174,18 +173,6 @@ def _start(job: _Job, parallel: int, options: Sequence[str]) -> subprocess.Popen
     environment.setdefault("OMP_NUM_THREADS", threads)
     with open(job.folder / "log.txt", "ab") as log:
         return subprocess.Popen(module_command("paretorch.cli", *words), stdout=log, stderr=log, env=environment)
-
-
-def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask all to end, which lets them keep their last step; end those that take too long."""
-    for process in processes:
-        process.terminate()
-    end = time.monotonic() + _PATIENCE
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, end - time.monotonic()))
-        process.kill()
-        process.wait()
 
 
 def _epochs_done(job: _Job) -> int:

@@ -117,23 +117,34 @@ def show_verdicts(study: Study, points: Sequence[Point], allowed: float = 0.02) 
 
 
 def show_layers(study: Study, found: Found) -> list[str]:
-    """The sparsity of each layer, a column for each setting, averaged over the seeds; nothing where no run has told it."""
-    columns = {
-        setting: [row["layers"] for row in runs_of(study, setting, found) if "layers" in row]
-        for setting in study.settings
-    }
-    columns = {setting: rows for setting, rows in columns.items() if rows}
+    """The sparsity of each layer, or its bits where precisions are given, a column for each setting, averaged over the seeds.
+
+    Nothing where no run has told it.
+    """
+    columns: dict[str, list[dict[str, float]]] = {}
+    forms: dict[str, str] = {}
+    for setting, recipe in study.settings.items():
+        rows = runs_of(study, setting, found)
+        counts_bits = recipe.compression.quantization_method is not None
+        key = "layer_bits" if counts_bits and any("layer_bits" in row for row in rows) else "layers"
+        if told := [row[key] for row in rows if key in row]:
+            columns[setting] = told if key == "layer_bits" else [_percents(row) for row in told]
+            forms[setting] = "{:.2f}" if key == "layer_bits" else "{:.2f} %"
     if not columns:
         return []
     names = dict.fromkeys(name for rows in columns.values() for row in rows for name in row)
     body = [
         [
             name.removesuffix(".weight"),
-            *(f"{100 * fmean(row.get(name, 0.0) for row in rows):.2f} %" for rows in columns.values()),
+            *(forms[setting].format(fmean(row.get(name, 0.0) for row in rows)) for setting, rows in columns.items()),
         ]
         for name in names
     ]
     return aligned([["layer", *columns], *body])
+
+
+def _percents(row: dict[str, float]) -> dict[str, float]:
+    return {name: 100 * value for name, value in row.items()}
 
 
 def as_rows(study: Study, points: Sequence[Point], allowed: float = 0.02) -> list[dict[str, Any]]:

@@ -9,10 +9,12 @@ seed in which nothing matches counts in no mean of the sparsest matching; how ma
 """
 
 import json
+import math
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any
 from paretorch.deploy.measure.text import table as aligned
 from paretorch.errors import PareError
 from paretorch.support.children import module_command
+from paretorch.workflows.studies.processes import stop
 from paretorch.workflows.studies.results import heading, read_stored, require_recipe, spread, write_json
 from paretorch.workflows.studies.study import Study
 from paretorch.workflows.tickets.result import Result, collect
@@ -36,10 +39,15 @@ def run_tickets(
     runs: Path,
     *,
     parallel: int = 1,
+    minutes: float | None = None,
     options: Sequence[str] = (),
     tell: Callable[[str], None] = print,
 ) -> None:
-    """Do what is not yet done of the study's searches, with `parallel` workers, and write the results."""
+    """Do what is not yet done of the study's searches, with `parallel` workers, and write the results.
+
+    minutes: after these, searches keep the steps they have taken and end; what tickets there are is written.
+    """
+    end = math.inf if minutes is None else time.monotonic() + 60 * minutes
     folder = runs / study.name
     (recipe,) = study.settings.values()
     target = results / study.name
@@ -51,7 +59,12 @@ def run_tickets(
         runs.mkdir(parents=True, exist_ok=True)
         write_json(config, {**recipe.as_dict(), "tickets": {"seeds": list(study.seeds), **table}})
         log = config.with_suffix(".log")
-        _work(["tickets", "--config", str(config), "--storage", str(folder), *options], log, parallel)
+        words = ["tickets", "--config", str(config), "--storage", str(folder), *options]
+        if not _work(words, log, parallel, end):
+            late = f"not finished in {minutes} minutes ({_named(table)}); the same command goes on"
+            if (folder / "recipe.json").exists() and collect(Storage.open(folder)).tickets:
+                _keep(study, Storage.open(folder), target)
+            raise PareError(late)
         tell(f"[{number + 1}/{len(study.tickets)}] {_named(table)}: done")
     _keep(study, Storage.open(folder), target)
 
@@ -79,19 +92,25 @@ def ticket_lines(study: Study, target: Path) -> list[str]:
     return [*show_tickets(result), "", *show_methods(result)] if result.tickets else []
 
 
-def _work(words: Sequence[str], log: Path, parallel: int) -> None:
+def _work(words: Sequence[str], log: Path, parallel: int, end: float) -> bool:
+    """Let workers do this until the clock shows `end`; returns whether they have done all of it."""
+    if time.monotonic() >= end:
+        return False
     command = module_command("paretorch.cli", *words)
     with open(log, "ab") as file:
         workers = [subprocess.Popen(command, stdout=file, stderr=file) for _ in range(parallel)]
         try:
-            codes = [worker.wait() for worker in workers]
+            while any(worker.poll() is None for worker in workers) and time.monotonic() < end:
+                time.sleep(0.1)
+            codes = [worker.poll() for worker in workers]
         finally:
-            for worker in workers:
-                worker.terminate()
-                worker.wait()
+            stop(workers)
+    if None in codes:
+        return False
     if any(codes):
         lines = log.read_text(errors="replace").strip().splitlines()
         raise PareError(f"{lines[-1] if lines else 'no output'} (see {log}); the same command goes on.")
+    return True
 
 
 def _named(table: dict[str, Any]) -> str:

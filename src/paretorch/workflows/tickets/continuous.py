@@ -5,8 +5,8 @@
     ticket         (θ̂, m = 1{s ≥ 0})
 
 Algorithm 2 sets β to 1 in the same line: the β that multiplies s is the final one, so that what was dropped stays
-dropped. What differs: the schedule of β within a round (`anneal`, see `ContinuousSparsification`; 1.0 is as printed),
-and a floor under s, where σ(s) is exactly 0 already, so that thirty rounds do not overflow.
+dropped. What differs: the schedule of β within a round (`anneal`, see `ContinuousSparsification`; 1.0 is as printed), the
+factor c (`rescale=False` is as printed), and a floor under s, where σ(s) is exactly 0 already, so that thirty rounds do not overflow.
 
 Sequential CS drops a fixed share of the remaining weights after each round, those with the lowest s; the others begin
 the next round at s_init again.
@@ -17,11 +17,14 @@ masked random network itself.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 
 from paretorch.core.attach.sites import Selector
+from paretorch.core.step.optimizers import adam, require_drops
+from paretorch.errors import ConfigError
 from paretorch.methods.sparsity.continuous import ContinuousSparsification
 from paretorch.workflows.tickets.rhythm import RoundEnd, TicketMethod, require_rate
 from paretorch.workflows.tickets.state import Decisions, Masks, drop_lowest
@@ -31,7 +34,10 @@ _GONE = -1e6  # σ(_GONE) and its slope are 0 in fp32 at every β
 
 @dataclass(frozen=True, kw_only=True)
 class CS(TicketMethod):
-    """Algorithm 2. `init` (s_init) sets the sparsity; all options are those of `ContinuousSparsification`."""
+    """Algorithm 2. `init` (s_init) sets the sparsity; all options but `solver` are those of `ContinuousSparsification`.
+
+    solver: what trains s: "sgd", or "adam", by which the thesis trains all of Conv-6 (at 3e-4; `momentum` and `drops` are SGD's).
+    """
 
     init: float = 0.0
     penalty: float = 1e-8
@@ -40,9 +46,25 @@ class CS(TicketMethod):
     gate: str = "sigmoid"
     lr: float = 0.1
     momentum: float = 0.9
+    solver: str = "sgd"
+    drops: tuple[float, ...] = ()
+    rescale: bool = True
 
     name: ClassVar[str] = "cs"
     varies: ClassVar[str] = "init"
+
+    def __post_init__(self) -> None:
+        given: object = self.drops
+        if isinstance(given, list):  # from JSON or TOML
+            object.__setattr__(self, "drops", tuple(given))
+
+    def check(self) -> None:
+        if self.solver not in ("sgd", "adam"):
+            raise ConfigError(f'solver={self.solver!r}: use "sgd" or "adam"')
+        if self.solver == "adam" and self.drops:
+            raise ConfigError(f'drops={self.drops!r} are of SGD: leave them out, or use solver="sgd"')
+        require_drops(self.drops)
+        super().check()
 
     def relaxation(self, exclude: Selector) -> ContinuousSparsification:
         return ContinuousSparsification(
@@ -54,6 +76,9 @@ class CS(TicketMethod):
             gate=self.gate,
             lr=self.lr,
             momentum=self.momentum,
+            drops=self.drops,
+            rescale=self.rescale,
+            optimizer=partial(adam, lr=self.lr) if self.solver == "adam" else None,
             exclude=exclude,
         )
 

@@ -1,6 +1,7 @@
 """One search, as a frozen record: a method, how many rounds, which iterate is kept, and a seed."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ METHODS: dict[str, type[TicketMethod]] = {
     one.name: one for one in (CS, IMP, IMPC, ISS, SequentialCS, Supermask, StochasticSupermask)
 }
 
-_FIELDS = ("init", "method", "options", "rate", "rewind", "rounds", "seeds", "store")
+_FIELDS = ("init", "method", "options", "rate", "rewind", "rounds", "seeds", "store", "vary")
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Search:
     store: k of the algorithms, in epochs (2, or 0.5): the weights θ̂ of that moment of round 1 are what tickets are
         retrained from; 0 is the initialisation.
     rewind: whether the weights go back to θ̂ before each further round; None: as the algorithm is printed.
+    tag: what the name has to tell it from searches with other options, such as "penalty1e-10".
     """
 
     method: TicketMethod
@@ -33,6 +35,7 @@ class Search:
     store: float = 0.0
     rewind: bool | None = None
     seed: int = 0
+    tag: str = ""
 
     def __post_init__(self) -> None:
         self.method.check()
@@ -55,7 +58,7 @@ class Search:
     @property
     def name(self) -> str:
         """Such as "cs-init-0.1-seed0"."""
-        return f"{self.method.label}-seed{self.seed}"
+        return "-".join([self.method.label, *([self.tag] if self.tag else []), f"seed{self.seed}"])
 
     @property
     def rewinds(self) -> bool:
@@ -82,6 +85,7 @@ class Search:
             "store": self.store,
             "rewind": self.rewinds,
             "seed": self.seed,
+            **({"tag": self.tag} if self.tag else {}),
         }
 
 
@@ -93,6 +97,7 @@ def search_from(values: Mapping[str, Any]) -> Search:
         values["store"],
         values["rewind"],
         values["seed"],
+        values.get("tag", ""),
     )
 
 
@@ -107,7 +112,10 @@ def make_method(name: str, options: Mapping[str, Any]) -> TicketMethod:
 
 
 def make_searches(wanted: dict[str, Any], source: str) -> list[Search]:
-    """Every method with every setting and seed."""
+    """Every method with every setting and seed.
+
+    `vary` has lists of values of further options; each combination is a search of its own, which its name tells.
+    """
     if unknown := ", ".join(sorted(set(wanted) - set(_FIELDS))):
         known = ", ".join(_FIELDS)
         raise ConfigError(f"{source} has unknown fields of a ticket search: {unknown}; known are {known}.")
@@ -116,20 +124,40 @@ def make_searches(wanted: dict[str, Any], source: str) -> list[Search]:
         raise ConfigError(f"{source}: options of a ticket search should be a table, such as penalty = 1e-8.")
     names = [str(each) for each in _listed(wanted.get("method", "cs"))]
     varied: dict[str, list[Any]] = {name: _listed(wanted[name]) for name in ("init", "rate") if name in wanted}
-    _check(names, options, varied)
+    vary = _table(wanted.get("vary", {}), source)
+    _check(names, {**options, **vary}, varied)
     rest = {name: wanted[name] for name in ("store", "rewind") if name in wanted}
     searches = []
     for name in names:
         rounds = wanted.get("rounds")
         rounds = rounds if rounds is not None else 1 if METHODS[name].frozen else 5
         searches += [
-            Search(make_method(name, setting), rounds, seed=seed, **rest)
-            for setting in _settings(name, options, varied)
+            Search(make_method(name, setting), rounds, seed=seed, tag=tag, **rest)
+            for tag, more in _combinations(vary)
+            for setting in _settings(name, {**options, **more}, varied)
             for seed in _listed(wanted["seeds"])
         ]
     if len({search.name for search in searches}) < len(searches):
         raise ConfigError("Two of the runs would have one name: give each method, init, rate and seed once.")
     return searches
+
+
+def _table(vary: Any, source: str) -> dict[str, list[Any]]:
+    if not isinstance(vary, dict) or not all(isinstance(values, list) and values for values in vary.values()):
+        raise ConfigError(
+            f"{source}: vary of a ticket search should be a table of lists, such as penalty = [1e-10, 1e-8]."
+        )
+    return vary
+
+
+def _combinations(vary: dict[str, list[Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """Each combination of values, with the part of a name that tells it."""
+    found = []
+    for chosen in itertools.product(*vary.values()):
+        pairs = dict(zip(vary, chosen, strict=True))
+        told = [f"{name}{value:g}" if isinstance(value, float) else f"{name}{value}" for name, value in pairs.items()]
+        found.append(("-".join(told), pairs))
+    return found
 
 
 def _check(names: list[str], options: dict[str, Any], varied: dict[str, list[Any]]) -> None:

@@ -156,6 +156,8 @@ def _write_once(
 
 
 def _flat(content: dict[str, Any]) -> dict[str, Any]:
-    """A search's options beside its other fields, so that what differs is named alone."""
+    """A search's options beside its other fields, so that what differs is named alone; one of an earlier version has defaults."""
+    with contextlib.suppress(KeyError, TypeError, AttributeError):
+        content = json.loads(json.dumps(search_from(content).as_dict()))
     options = content.get("options", {})
     return {**{key: value for key, value in content.items() if key != "options"}, **options}

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Broadcast, Grouping
 from paretorch.core.method import Term
+from paretorch.core.step.optimizers import sgd
 from paretorch.core.step.schedules import progress
-from paretorch.core.step.solvers import sgd
 from paretorch.methods.precision.rivals.rival import TINY, Quantized, Rival, Stack, through
 from paretorch.support.checks import require_count, require_number
 from paretorch.support.sharded import whole, write

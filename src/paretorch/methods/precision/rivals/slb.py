@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Broadcast, Grouping
 from paretorch.core.method import Term
+from paretorch.core.step.optimizers import adam
 from paretorch.core.step.schedules import geometric, progress
-from paretorch.core.step.solvers import adam
 from paretorch.methods.precision.rivals.rival import TINY, Quantized, Rival, Stack, deviation, outermost, through
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole, write

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
-from paretorch.core.step.solvers import sgd
-from paretorch.methods.sparsity.rivals.rival import Rival
+from paretorch.core.step.optimizers import sgd
 from paretorch.methods.sparsity.rivals.sampling import Drawn
+from paretorch.methods.sparsity.rivals.steered import SteeredRival
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole, write
 
@@ -33,10 +33,11 @@ _LEAST = 0.01  # the least gate of a kept weight, where gates have to be raised
 
 
 @dataclass(frozen=True, kw_only=True)
-class HardConcrete(Rival):
+class HardConcrete(SteeredRival):
     """Learn stochastic gates, priced by how likely they are open.
 
-    target: share of the selected weights to drop; None: `penalty` decides. penalty: λ, the price of one open gate.
+    target: share of the selected weights to drop; None: `penalty` decides. penalty: λ, the price of one open gate. steered: λ
+    leads to the target, and `penalty` is not used.
     open_at_start: σ(s) at the start, one minus the paper's dropout rate. lr, momentum: of the decisions' SGD.
     """
 
@@ -59,7 +60,15 @@ class HardConcrete(Rival):
         return sgd(parameters, self.lr, self.momentum)
 
     def price(self, term: Term) -> Tensor | None:
+        if self.steered:
+            return term.scalar("price")
         return term.scalars.new_full((), self.penalty) if self.penalty else None
+
+    def speed(self) -> float:
+        return self.lr / max(1.0 - self.momentum, 1e-3)
+
+    def kept(self, term: Term) -> Tensor:
+        return term.mean(lambda _, s: torch.sigmoid(s - _closed()))
 
     def round(self, term: Term, factor: float) -> None:
         gates = [r for r in term.relaxations if isinstance(r, _Gate)]

@@ -23,7 +23,7 @@ from paretorch.core.channels.coupling import Coupling
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Couples, Term
 from paretorch.core.relaxation import Relaxation
-from paretorch.core.step.solvers import sgd
+from paretorch.core.step.optimizers import sgd
 from paretorch.errors import ConfigError
 from paretorch.methods.sparsity.rivals.rival import Rival
 from paretorch.support.sharded import whole, write

@@ -22,9 +22,10 @@ from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.plan import Plan
-from paretorch.core.step.solvers import sgd
-from paretorch.methods.sparsity.rivals.rival import Rival, sparsity
+from paretorch.core.step.optimizers import sgd
+from paretorch.methods.sparsity.rivals.rival import sparsity
 from paretorch.methods.sparsity.rivals.sampling import Drawn
+from paretorch.methods.sparsity.rivals.steered import SteeredRival
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole, write
 
@@ -32,11 +33,12 @@ _NEVER = -1e9  # the score of what was dropped for good
 
 
 @dataclass(frozen=True, kw_only=True)
-class StochasticSparsification(Rival):
+class StochasticSparsification(SteeredRival):
     """Learn the probability of each weight to be kept, by straight-through gradients.
 
     target: share of the selected weights to drop; None: as drawn. init: s at the start. penalty: λ, the price of σ(s).
-    lr: of the decisions' SGD: 20 for tickets, 100 for supermasks in the thesis. momentum: of the same.
+    steered: λ leads to the target, and `penalty` is not used. lr: of the decisions' SGD: 20 for tickets, 100 for
+    supermasks in the thesis. momentum: of the same.
     """
 
     init: float = 1.0
@@ -56,7 +58,15 @@ class StochasticSparsification(Rival):
         return sgd(parameters, self.lr, self.momentum)
 
     def price(self, term: Term) -> Tensor | None:
+        if self.steered:
+            return term.scalar("price")
         return term.scalars.new_full((), self.penalty) if self.penalty else None
+
+    def speed(self) -> float:
+        return self.lr / max(1.0 - self.momentum, 1e-3)
+
+    def kept(self, term: Term) -> Tensor:
+        return 1.0 - sparsity(term)
 
     def round(self, term: Term, factor: float) -> None:
         members = [r for r in term.relaxations if isinstance(r, _Bernoulli)]
@@ -67,7 +77,7 @@ class StochasticSparsification(Rival):
 
     def measure(self, term: Term) -> dict[str, Tensor]:
         """The sparsity to be expected; once hard, the one there is."""
-        return {"sparsity": sparsity(term)}
+        return super().measure(term)
 
 
 class _Bernoulli(Drawn):

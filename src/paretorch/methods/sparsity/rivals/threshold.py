@@ -20,18 +20,20 @@ from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Group, Grouping
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Relaxation
-from paretorch.core.step.solvers import sgd
-from paretorch.methods.sparsity.rivals.rival import Rival, boundary
+from paretorch.core.step.optimizers import sgd
+from paretorch.methods.sparsity.rivals.rival import boundary
+from paretorch.methods.sparsity.rivals.steered import SteeredRival
 from paretorch.support.checks import require_a_group, require_number
 from paretorch.support.sharded import whole, write
 
 
 @dataclass(frozen=True, kw_only=True)
-class STR(Rival):
+class STR(SteeredRival):
     """Learn each layer's threshold.
 
     target: share of the selected weights to drop; None: `init` and `decay` decide. group: what shares one threshold.
-    init: s at the start. decay: weight decay of s. lr, momentum: of its SGD.
+    init: s at the start. decay: weight decay of s; steered: it leads to the target, and `decay` is not used.
+    lr, momentum: of its SGD.
     """
 
     group: Group = "layer"
@@ -54,7 +56,19 @@ class STR(Rival):
         return _Threshold(grouping, self.init, site.weight.device)
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
-        return sgd(parameters, self.lr, self.momentum, self.decay)
+        return sgd(parameters, self.lr, self.momentum, 0.0 if self.steered else self.decay)
+
+    def price(self, term: Term) -> Tensor | None:
+        return term.scalar("price") if self.steered else None
+
+    def speed(self) -> float:
+        return self.lr / max(1.0 - self.momentum, 1e-3)
+
+    def push(self, relaxation: Relaxation, s: Tensor) -> Tensor:
+        return s  # for any size of the group
+
+    def kept(self, term: Term) -> Tensor:
+        return 1.0 - _dropped(term)
 
     def round(self, term: Term, factor: float) -> None:
         margins = _margins(term)
@@ -68,8 +82,11 @@ class STR(Rival):
             r.mask.copy_(kept)
 
     def measure(self, term: Term) -> dict[str, Tensor]:
-        dropped = torch.stack([(margin <= 0).sum() for margin in _margins(term)]).sum()
-        return {"sparsity": dropped / term.weights}
+        return {"sparsity": _dropped(term), **({"price": term.scalar("price")} if self.steered else {})}
+
+
+def _dropped(term: Term) -> Tensor:
+    return torch.stack([(margin <= 0).sum() for margin in _margins(term)]).sum() / term.weights
 
 
 def _margins(term: Term) -> list[Tensor]:
@@ -102,6 +119,9 @@ class _Threshold(Relaxation):
 
     def level(self, s: Tensor) -> Tensor:
         return self.grouping.expand(torch.sigmoid(s))
+
+    def price_slope(self, s: Tensor) -> Tensor:
+        return s / self.grouping.sizes  # weight decay of s, which a price multiplies by the size of the group
 
     def keep(self, s: Tensor) -> Tensor | None:
         return self.survives(s)

@@ -1,0 +1,185 @@
+"""The relaxation of SMOL as printed: noise while searching, the binary grid afterwards.
+
+    W = w + 2^k σ(s) ⊙ ε, ε ~ U(−1, 1)   while searching
+    W = 2^k Q(w / 2^k, p)                 once hard, straight through
+
+Weights of all layers are computed together, in multi-tensor operations.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from paretorch.core.attach.sites import Site
+from paretorch.core.groups import Grouping
+from paretorch.core.step.noise import uniform_all
+from paretorch.methods.precision.grid import power_of_two, quantize
+from paretorch.methods.precision.leveled import Leveled, LevelOptions
+
+
+class NoisyOptions(LevelOptions, Protocol):
+    """The options of a method that searches under noise."""
+
+    @property
+    def zero_precision(self) -> bool: ...
+    @property
+    def clip_finetuning(self) -> bool: ...
+
+
+class Precision(Leveled):
+    """W = w + 2^k σ(s) ⊙ ε while searching; W = 2^k Q(w / 2^k, p) once hard.
+
+    quiet: the noise of a weight that would be zero is |w| ⊙ ε.
+    """
+
+    room: ClassVar[str] = "precision"
+    differs_in_eval: ClassVar[bool] = True
+    zero: Tensor
+    power: Tensor
+
+    def __init__(
+        self,
+        method: NoisyOptions,
+        site: Site,
+        grouping: Grouping,
+        seed: int,
+        exponent: int,
+        lead: float | None,
+        quiet: bool,
+    ) -> None:
+        device = site.weight.device
+        super().__init__(method, grouping, seed, device)
+        self.lead, self.zero_precision, self.quiet = lead, method.zero_precision, quiet
+        self.clips_hard = method.clip_finetuning
+        self.register_buffer("power", torch.tensor(exponent, dtype=torch.int32, device=device))
+        shape = site.weight.shape if method.zero_precision else torch.Size(())
+        self.register_buffer("zero", torch.zeros(shape, dtype=torch.bool, device=device))
+
+    @property
+    def scale(self) -> Tensor:
+        return power_of_two(self.power)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        if f"{prefix}zero" in state_dict:  # a state that names tied weights once has nothing of this one
+            state_dict.setdefault(f"{prefix}power", self.power)  # states from before it was kept
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def batch_key(self) -> Hashable:
+        return (self.hard, self.training, self.quiet, self.zero_precision)
+
+    @property
+    def is_elementwise(self) -> bool:
+        return self.hard and self.grouping.is_single and not self.zero_precision
+
+    @classmethod
+    def apply_all(
+        cls, members: Sequence["Precision"], grids: Sequence[Tensor], weights: Sequence[Tensor]
+    ) -> list[Tensor]:
+        first = members[0]
+        if first.hard:
+            levels = [one.grouping.expand(one.levels(s)) for one, s in zip(members, grids, strict=True)]
+            return [one.quantize(weight, p) for one, weight, p in zip(members, weights, levels, strict=True)]
+        if not first.training:
+            return list(weights)
+        shapes, seeds = [weight.shape for weight in weights], [one.seed for one in members]
+        noise = uniform_all(shapes, first.step, seeds)
+        reach = cls._reach_all(members, grids, weights)
+        dtype = weights[0].dtype
+        if dtype == torch.float32:
+            return list(torch._foreach_addcmul(list(weights), noise, reach))
+        moved = torch._foreach_mul(noise, reach)
+        return list(torch._foreach_add(list(weights), [one.to(dtype) for one in moved]))
+
+    @classmethod
+    def _reach_all(
+        cls, members: Sequence["Precision"], grids: Sequence[Tensor], weights: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """How far the noise of each weight goes: 2^k σ(s)."""
+        if members[0].quiet:
+            return [one.reach(weight, s) for one, weight, s in zip(members, weights, grids, strict=True)]
+        scales = torch.stack([one.power for one in members])
+        reach = torch._foreach_mul(torch._foreach_sigmoid(list(grids)), list(power_of_two(scales).unbind()))
+        return [one.grouping.expand(value) for one, value in zip(members, reach, strict=True)]
+
+    @classmethod
+    def pull_all(
+        cls,
+        members: Sequence["Precision"],
+        grids: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        decide: bool,
+    ) -> tuple[list[Tensor], list[Tensor] | None]:
+        # W = w + 2^k σ(s) ε: ∂W/∂w = 1 and, since 2^k ε = (W − w)/σ(s), ∂W/∂s = (W − w)(1 − σ(s)). Once hard, straight through.
+        first, own = members[0], list(gradients)
+        if first.hard and first.zero_precision:
+            own = [gradient * ~one.zero for one, gradient in zip(members, gradients, strict=True)]
+        if not decide:
+            return own, None
+        moved = list(torch._foreach_mul(torch._foreach_sub(list(outputs), list(inputs)), list(gradients)))
+        if first.quiet:  # noise that is held to |w| does not depend on s
+            loud = (one.is_loud(weight, s) for one, weight, s in zip(members, inputs, grids, strict=True))
+            moved = [one * own for one, own in zip(moved, loud, strict=True)]
+        reduced = [one.grouping.reduce(value.to(torch.float32)) for one, value in zip(members, moved, strict=True)]
+        return own, list(torch._foreach_mul(reduced, torch._foreach_sigmoid(torch._foreach_neg(list(grids)))))
+
+    @classmethod
+    def limit_all(cls, members: Sequence["Precision"], grids: Sequence[Tensor]) -> list[Tensor]:
+        first = members[0]
+        scales = list(power_of_two(torch.stack([one.power for one in members])).unbind())
+        if first.hard:
+            halves = [one.half_step(s) for one, s in zip(members, grids, strict=True)]
+        else:
+            halves = list(torch._foreach_sigmoid(list(grids)))
+        bounds = torch._foreach_mul(torch._foreach_add(torch._foreach_neg(halves), 2.0), scales)
+        return [one.grouping.expand(bound) for one, bound in zip(members, bounds, strict=True)]
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return self.apply_all([self], [self.grid()], [weight])[0]
+
+    def is_loud(self, weight: Tensor, s: Tensor) -> Tensor:
+        """Whether the noise of each weight is not held to |w|."""
+        return weight.to(torch.float32).abs() > 0.5 * self.scale * self.grouping.expand(torch.sigmoid(s))
+
+    def reach(self, weight: Tensor, s: Tensor) -> Tensor:
+        """How far the noise of each weight goes."""
+        reach = self.scale * self.grouping.expand(torch.sigmoid(s))
+        if self.quiet:
+            size = weight.to(torch.float32).abs()
+            reach = torch.where(size <= 0.5 * reach, size, reach)
+        return reach
+
+    def quantize(self, weight: Tensor, p: Tensor) -> Tensor:
+        value = quantize(weight.to(torch.float32) / self.scale, p) * self.scale
+        if self.zero_precision:
+            value = value * ~self.zero
+        return value.to(weight.dtype)
+
+    def is_zero(self, weight: Tensor, p: Tensor) -> Tensor:
+        """Zero-precision allocation: |w| ≤ |w − Q(w, p)|."""
+        scaled = weight.to(torch.float32) / self.scale
+        return scaled.abs() <= (scaled - quantize(scaled, p)).abs()
+
+    def find_zeros(self, weight: Tensor, p: Tensor) -> None:
+        self.zero.copy_(self.is_zero(weight, self.grouping.expand(p)))
+
+    def keep(self, s: Tensor) -> Tensor | None:
+        return (~self.zero).to(torch.float32) if self.hard and self.zero_precision else None
+
+    def survives(self, s: Tensor) -> Tensor | None:
+        return self.keep(s)
+
+    def limit(self, s: Tensor) -> Tensor:
+        half = self.half_step(s) if self.hard else torch.sigmoid(s)
+        return self.scale * (2.0 - self.grouping.expand(half))
+
+    def half_step(self, s: Tensor) -> Tensor:
+        """Half of the distance between two values, once hard; −∞ lets weights leave the grid."""
+        half = power_of_two(1 - self.levels(s))
+        return half if self.clips_hard else torch.full_like(half, -torch.inf)
+
+    def scale_exponent(self) -> int | None:
+        return int(self.power)
