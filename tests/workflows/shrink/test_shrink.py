@@ -65,7 +65,7 @@ def test_training_brings_the_network_nearer() -> None:
 def test_training_that_does_not_help_is_not_kept(convnet: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     from paretorch.workflows.shrink import tuning
 
-    monkeypatch.setattr(tuning, "RATES", (3.0, 3.0, 3.0, 3.0, 3.0))
+    monkeypatch.setattr(tuning, "RATES", (3.0,) * 6)
     rounded = pt.shrink(convnet, images(), budget="2.5 kB", steps=0)
     found = shrink_network(convnet, images(), budget="2.5 kB", steps=8)
     assert not found.record["trained"]
