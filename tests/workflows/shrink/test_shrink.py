@@ -117,7 +117,7 @@ def test_layers_that_are_frozen_stay_frozen(convnet: nn.Module) -> None:
 def test_progress_names_what_is_expected(convnet: nn.Module, capsys: pytest.CaptureFixture[str]) -> None:
     pt.shrink(convnet, images(), budget="2.5 kB", steps=10, progress="plain")
     shown = capsys.readouterr().out
-    for word in ("sensitivity", "learning rate", "training 10/10", "zeros", "bits", "MB"):
+    for word in ("sensitivity", "learning rate", "training 10/10", "zeros", "bits", "kB"):
         assert word in shown
     pt.shrink(convnet, images(), budget="2.5 kB", steps=0, progress="quiet")
     assert not capsys.readouterr().out
