@@ -271,12 +271,19 @@ class Plan:
             if not term.is_on_weights:
                 self._engine.write()  # coefficients of templates are rounded for the templates as they will be
             with torch.no_grad(), self._exactly():
-                term.method.round(term, min(factor, 1.0) if term.method.room in given else factor)
+                term.method.round(term, self._scaled(term, factor, given))
             for relaxation in term.relaxations:
                 relaxation.hard = True
             self._engine.invalidate()
         self._set_phase(True)
         self._engine.write()
+
+    def _scaled(self, term: Term, factor: float, given: frozenset[str]) -> float:
+        """By how much one target is scaled. A search that was to drop nothing has not tried to: bits pay for what is too much."""
+        units = {one.method.unit for one in self._terms}
+        if term.method.unit == "kept" and term.method.share == 1.0 and "bits" in units:
+            return 1.0
+        return min(factor, 1.0) if term.method.room in given else factor
 
     def soften(self, before: list[Tensor]) -> None:
         """Back to searching, with these decisions."""

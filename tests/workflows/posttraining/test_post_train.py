@@ -12,8 +12,9 @@ from torch import nn
 
 import paretorch as pt
 from paretorch.errors import ConfigError, DataError
+from paretorch.support.inputs import batch_call
 from paretorch.workflows.posttraining import post_train
-from paretorch.workflows.posttraining.calibration import divergence, output_of, run
+from paretorch.workflows.posttraining.calibration import divergence, output_of
 from tests.workflows.posttraining.networks import Depthwise, Tied, images, perceptron, tokens, vectors
 
 NETWORKS = [(perceptron, vectors, 6_000), (Depthwise, images, 5_000), (Tied, tokens, 2_400)]
@@ -31,9 +32,13 @@ def max_abs(model: nn.Module, bits: int) -> nn.Module:
     return found
 
 
+def _divergence(model: nn.Module, dense: nn.Module, batch: object) -> float:
+    return float(divergence(*(output_of(batch_call(one, batch)(one)) for one in (model, dense))))
+
+
 @torch.no_grad()
 def loss(model: nn.Module, dense: nn.Module, batches: list) -> float:
-    return sum(float(divergence(output_of(run(model, x)), output_of(run(dense, x)))) for x in batches) / len(batches)
+    return sum(_divergence(model, dense, x) for x in batches) / len(batches)
 
 
 @pytest.mark.parametrize(("build", "batches", "budget"), NETWORKS)
@@ -210,3 +215,14 @@ def test_a_damaged_network_is_refused() -> None:
         model[0].weight[0, 0] = torch.nan
     with pytest.raises(ConfigError, match=r"0\.weight holds NaN"):
         post_train(model, vectors(), budget=6_000)
+
+
+def test_labels_are_left_out_and_a_budget_may_be_a_share() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    inputs = [torch.randn(32, 64) for _ in range(4)]
+    labelled = [(x, torch.zeros(32, dtype=torch.long)) for x in inputs]
+    found, same = (post_train(network, batches, budget="1/8") for batches in (inputs, labelled))
+    assert found.size <= 4 * sum(parameter.numel() for parameter in network.parameters()) // 8
+    for one, other in zip(found.model.parameters(), same.model.parameters(), strict=True):
+        assert torch.equal(one, other)

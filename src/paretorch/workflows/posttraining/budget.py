@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from paretorch.deploy import encoded_size
 from paretorch.deploy.plain import copied, plain
 from paretorch.errors import ConfigError
+from paretorch.support.byte_sizes import dense_bytes, parse_bytes
 from paretorch.support.checks import require_count
 from paretorch.support.eval_mode import in_eval
-from paretorch.training.recipe_values import parse_bytes
 from paretorch.workflows.posttraining.calibration import (
     Distance,
     choose_distance,
@@ -77,8 +77,9 @@ def post_train(
     stays as it is.
 
     Args:
-        batches: Inputs: a tensor each, a tuple (positional arguments) or a dict (named arguments). A few hundred examples suffice.
-        budget: Bytes of the saved file, as a number or as text like "4 MB". The file takes 0.97 to 1.00 of it.
+        batches: Inputs: a tensor each, a tuple (positional arguments) or a dict (named arguments); labels that follow are left out. A
+            few hundred examples suffice.
+        budget: Bytes of the saved file, as a number or as text like "4 MB" or "1/10" of the dense network. The file takes 0.97 to 1.00 of it.
         most_batches: How many batches are read.
         include: Which weights are rounded, as in `compress`; all weights of linear, convolutional, recurrent and embedding layers if None.
         exclude: Weights that stay as they are.
@@ -92,12 +93,12 @@ def post_train(
     >>> 2900 <= found.size <= 3000
     True
     """
-    limit = parse_bytes(budget)
     require_count("most_batches", most_batches, 1, "read at least one batch")
     own = plain(model, "post_train")
+    limit = parse_bytes(budget, lambda: dense_bytes(own))
     dense = copied(own, "post_train").requires_grad_(False)
     layers = _layers_of(dense, include, exclude)
-    given = read_batches(batches, most_batches, layers[0].weight.device)
+    given = read_batches(batches, most_batches, dense, layers[0].weight.device)
     with in_eval(dense):
         first = try_run(dense, given[0])
     rounded, exact = (_bytes_beside(dense, layers, meter, vectors) for vectors in (True, False))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any
 
@@ -13,53 +12,37 @@ from torch import Tensor, nn
 
 from paretorch.errors import ConfigError, DataError
 from paretorch.support.eval_mode import first_sentence
+from paretorch.support.inputs import ModelCall, batch_call, tensors_in
 
 Distance = Callable[[Tensor, Tensor], Tensor]
 
 
-def read_batches(batches: Iterable[Any], most: int, device: torch.device) -> list[Any]:
-    """Return up to `most` batches on the device; raises if there is none, or if one holds NaN or infinity."""
+def read_batches(batches: Iterable[Any], most: int, model: nn.Module, device: torch.device) -> list[ModelCall]:
+    """Return up to `most` batches on the device, without labels; raises if there is none, or if one holds NaN or infinity."""
     if isinstance(batches, Tensor | Mapping) or not hasattr(batches, "__iter__"):
         raise ConfigError(f"batches: give several, such as a data loader or a list, not one {type(batches).__name__}")
-    found = [_moved(batch, device) for batch in islice(batches, most)]
+    found = [
+        (batch if isinstance(batch, ModelCall) else batch_call(model, batch)).to(device)
+        for batch in islice(batches, most)
+    ]
     if not found:
         raise DataError("batches gave no batch: post-training needs at least one, and an iterator serves only once")
-    for i, batch in enumerate(found):
-        if any(tensor.is_floating_point() and not bool(tensor.isfinite().all()) for tensor in tensors_in(batch)):
+    for i, call in enumerate(found):
+        if any(tensor.is_floating_point() and not bool(tensor.isfinite().all()) for tensor in call.tensors):
             raise DataError(f"Batch {i} of the calibration batches holds NaN or infinity: remove it")
     return found
 
 
-def run(model: nn.Module, batch: Any) -> Any:
-    """Call the model: a dict gives named arguments, a tuple or list positional ones, anything else is the one argument."""
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, tuple | list) else model(batch)
-
-
-def try_run(model: nn.Module, batch: Any) -> Any:
-    """As `run`, for the first batch: what the model raises is a mistake of the caller."""
+def try_run(model: nn.Module, call: ModelCall) -> Any:
+    """Run the first batch: what the model raises is a mistake of the caller."""
     try:
         with torch.no_grad():
-            found = run(model, batch)
+            found = call(model)
     except Exception as error:  # a user's module may raise anything
         raise ConfigError(f"The model does not run on the first batch: {first_sentence(error)}") from error
     if not bool(output_of(found).isfinite().all()):
         raise ConfigError("The model returns NaN or infinity for the first batch: repair it first")
     return found
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors inside of nested tuples, lists, dicts and dataclasses, in order."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        return [tensor for one in value.values() for tensor in tensors_in(one)]
-    if isinstance(value, tuple | list):
-        return [tensor for one in value for tensor in tensors_in(one)]
-    if is_dataclass(value):
-        return [tensor for field in fields(value) for tensor in tensors_in(getattr(value, field.name))]
-    return []
 
 
 def output_of(value: Any) -> Tensor:
@@ -90,22 +73,12 @@ def choose_distance(value: Any) -> Distance:
 
 
 @torch.no_grad()
-def outputs(model: nn.Module, batches: Sequence[Any]) -> list[Tensor]:
+def outputs(model: nn.Module, calls: Sequence[ModelCall]) -> list[Tensor]:
     """Return the output to compare by for each batch."""
-    return [output_of(run(model, batch)) for batch in batches]
+    return [output_of(call(model)) for call in calls]
 
 
 def distance_to(found: Sequence[Tensor], reference: Sequence[Tensor], distance: Distance) -> float:
     """Return the mean distance over the batches."""
     total = [float(distance(one, other)) for one, other in zip(found, reference, strict=True)]
     return sum(total) / len(total)
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {key: _moved(one, device) for key, one in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(_moved(one, device) for one in value)
-    return value

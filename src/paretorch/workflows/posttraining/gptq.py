@@ -32,7 +32,7 @@ def gptq(
     if not 2 <= bits <= 8 or group < 1:
         raise ConfigError(f"bits={bits}, group={group}: give 2 to 8 bits, in groups of at least one input")
     result = copied(plain(model, "gptq"), "gptq")
-    given = read_batches(batches, most_batches, next(result.parameters()).device)
+    given = read_batches(batches, most_batches, result, next(result.parameters()).device)
     layers, once = execution_order(result, given[0], find_layers(result))
     for stage in stages(layers, most_stages):
         moments = collect(result, given, stage, once)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from paretorch.errors import DataError
 from paretorch.support.eval_mode import in_eval
-from paretorch.workflows.posttraining.calibration import run
+from paretorch.support.inputs import ModelCall
 from paretorch.workflows.posttraining.layers import Layer, input_rows
 
 MOST_ROWS = 2048  # samples per layer and batch
@@ -84,7 +84,7 @@ def inputs_read(layers: Sequence[Layer], take: Callable[[Layer, nn.Module, Tenso
             handle.remove()
 
 
-def execution_order(model: nn.Module, batch: Any, layers: Sequence[Layer]) -> tuple[list[Layer], set[str]]:
+def execution_order(model: nn.Module, call: ModelCall, layers: Sequence[Layer]) -> tuple[list[Layer], set[str]]:
     """Return the layers in the order in which they run, those without inputs first, and the names of those that run once."""
     runs: dict[Layer, int] = {}
 
@@ -92,7 +92,7 @@ def execution_order(model: nn.Module, batch: Any, layers: Sequence[Layer]) -> tu
         runs[layer] = runs.get(layer, 0) + 1
 
     with in_eval(model), inputs_read(layers, count):
-        run(model, batch)
+        call(model)
     order = {layer: i for i, layer in enumerate(runs)}
     ordered = sorted(layers, key=lambda layer: order.get(layer, -1))
     return ordered, {layer.name for layer, times in runs.items() if times == 1}
@@ -114,7 +114,9 @@ def stages(layers: Sequence[Layer], most: int) -> list[list[Layer]]:
     return found
 
 
-def collect(model: nn.Module, batches: Sequence[Any], layers: Sequence[Layer], once: set[str]) -> dict[Layer, Moments]:
+def collect(
+    model: nn.Module, calls: Sequence[ModelCall], layers: Sequence[Layer], once: set[str]
+) -> dict[Layer, Moments]:
     """Return the moments of the layers that have inputs, by a forward pass that ends at the last of them.
 
     Args:
@@ -131,9 +133,9 @@ def collect(model: nn.Module, batches: Sequence[Any], layers: Sequence[Layer], o
 
     if last is not None:
         with in_eval(model), inputs_read(layers, add):
-            for batch in batches:
+            for call in calls:
                 with suppress(_Reached):
-                    run(model, batch)
+                    call(model)
     for layer, moments in found.items():
         if not bool(moments.averaged().hessian.isfinite().all()):
             raise DataError(f"Inputs of {layer.name} overflow or hold NaN on some calibration batch: remove it")

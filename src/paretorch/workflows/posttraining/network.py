@@ -9,13 +9,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from paretorch.errors import ConfigError
+from paretorch.support.inputs import ModelCall
 from paretorch.workflows.posttraining import norms
 from paretorch.workflows.posttraining.calibration import Distance
 from paretorch.workflows.posttraining.layers import Layer, find_layers
@@ -44,7 +44,7 @@ class Known:
     """
 
     dense: nn.Module
-    batches: Sequence[Any]
+    batches: Sequence[ModelCall]
     layers: tuple[Priced, ...]
     once: set[str]
     outputs: dict[str, norms.Outputs]
@@ -53,7 +53,7 @@ class Known:
 
 @torch.no_grad()
 def look_at(
-    dense: nn.Module, batches: Sequence[Any], layers: Sequence[Layer], distance: Distance, progress: Progress
+    dense: nn.Module, batches: Sequence[ModelCall], layers: Sequence[Layer], distance: Distance, progress: Progress
 ) -> Known:
     """Measure sensitivities and second moments of the dense network."""
     ordered, once = execution_order(dense, batches[0], layers)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from paretorch.support.eval_mode import watched
-from paretorch.workflows.posttraining.calibration import run
+from paretorch.support.inputs import ModelCall
 from paretorch.workflows.posttraining.layers import Layer
 from paretorch.workflows.posttraining.moments import Moments
 
@@ -26,7 +26,7 @@ _NO_VARIANCE = 1e-12
 _LEAST_GAIN = 0.05  # of the root mean square of a layer's gains
 
 
-def find_norms(model: nn.Module, layers: Sequence[Layer], batch: Any) -> dict[Layer, _BatchNorm]:
+def find_norms(model: nn.Module, layers: Sequence[Layer], call: ModelCall) -> dict[Layer, _BatchNorm]:
     """Return the batch norm that reads the output of a layer, where one does, found by a forward pass."""
     owners = {reader: layer for layer in layers for reader in layer.readers if len(layer.readers) == 1}
     made: dict[int, tuple[Layer, Tensor]] = {}
@@ -41,7 +41,7 @@ def find_norms(model: nn.Module, layers: Sequence[Layer], batch: Any) -> dict[La
 
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     with watched(model, dict.fromkeys([*owners, *norms], after)):
-        run(model, batch)
+        call(model)
     return found
 
 
@@ -91,19 +91,19 @@ def _ratio(after: Tensor, before: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def correct_rest(dense: nn.Module, model: nn.Module, batches: Sequence[Any], done: set[str]) -> None:
+def correct_rest(dense: nn.Module, model: nn.Module, calls: Sequence[ModelCall], done: set[str]) -> None:
     """Correct batch norms that read something else than one layer's output, by one pass of both networks."""
-    theirs = _statistics(dense, batches)
+    theirs = _statistics(dense, calls)
     names = {name: module for name, module in model.named_modules() if name in theirs and name not in done}
     if not names:
         return
-    ours = _statistics(model, batches)
+    ours = _statistics(model, calls)
     for name, norm in names.items():
         (mean, variance), (dense_mean, dense_variance) = ours[name], theirs[name]
         _move(norm, mean - dense_mean, _ratio(variance, dense_variance))
 
 
-def _statistics(model: nn.Module, batches: Sequence[Any]) -> dict[str, tuple[Tensor, Tensor]]:
+def _statistics(model: nn.Module, calls: Sequence[ModelCall]) -> dict[str, tuple[Tensor, Tensor]]:
     """Return mean and variance of the inputs of each batch norm with statistics, by its name."""
     names: dict[nn.Module, str] = {
         module: name
@@ -121,8 +121,8 @@ def _statistics(model: nn.Module, batches: Sequence[Any]) -> dict[str, tuple[Ten
     if not names:
         return {}
     with watched(model, dict.fromkeys(names, add)):
-        for batch in batches:
-            run(model, batch)
+        for call in calls:
+            call(model)
     return {n: (total / count, square / count - (total / count).square()) for n, (total, square, count) in sums.items()}
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paretorch.support.eval_mode import in_eval
+from paretorch.support.inputs import ModelCall
 from paretorch.workflows.posttraining.calibration import Distance, distance_to, outputs
 from paretorch.workflows.posttraining.layers import Layer, output_rows
 from paretorch.workflows.posttraining.moments import inputs_read
@@ -34,7 +34,7 @@ class Sensitivity:
 def measure(
     model: nn.Module,
     layers: Sequence[Layer],
-    batches: Sequence[Any],
+    batches: Sequence[ModelCall],
     gains: Mapping[Layer, Tensor],
     distance: Distance,
     progress: Callable[[int], None],
@@ -57,7 +57,7 @@ def _of_layer(
     model: nn.Module,
     layer: Layer,
     gains: Tensor,
-    batches: Sequence[Any],
+    batches: Sequence[ModelCall],
     reference: Sequence[Tensor],
     distance: Distance,
 ) -> Sensitivity:
