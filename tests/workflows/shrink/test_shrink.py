@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paretorch as pt
 from paretorch.support.byte_sizes import dense_bytes
+from paretorch.support.inputs import ModelCall
 from paretorch.workflows.shrink import shrink_network
+from paretorch.workflows.shrink.objective import Objective
 from tests.workflows.shrink.networks import images, tokens, trained_convnet, trained_language_model
 
 
@@ -88,6 +90,29 @@ def test_batches_of_any_kind_give_the_same(language_model: nn.Module, wrap: Any)
     plain = pt.shrink(language_model, tokens(), budget="6 kB", steps=3)
     other = pt.shrink(language_model, [wrap(x) for x in tokens()], budget="6 kB", steps=3)
     assert _same(plain.state_dict(), other.state_dict())
+
+
+def test_logits_without_a_name_are_taken_for_logits(language_model: nn.Module) -> None:
+    class Bare(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.inner(x).logits
+            return logits
+
+    dense, calls = copy.deepcopy(language_model).eval(), [ModelCall((x,)) for x in tokens(2)]
+    changed = copy.deepcopy(dense)
+    with torch.no_grad():
+        changed.get_parameter("embedding.weight").add_(0.01)
+    named = Objective(dense, calls[0]).distance(changed, calls)
+    bare = Objective(Bare(dense), calls[0]).distance(Bare(changed), calls)
+    assert bare == named > 0
+    record = shrink_network(Bare(language_model), tokens(), budget="6 kB", steps=3).record
+    assert record["post_trained_distance"] < 0.01
+    maps = nn.Conv1d(3, 4, 1)  # three dimensions of numbers are no logits
+    assert not Objective(maps, ModelCall((torch.randn(2, 3, 5),))).compares_logits
 
 
 def test_a_loader_an_iterator_and_a_list_give_the_same(convnet: nn.Module) -> None:
