@@ -74,6 +74,12 @@ def test_training_that_does_not_help_is_not_kept(convnet: nn.Module, monkeypatch
     assert _same(found.model.state_dict(), rounded.state_dict())
 
 
+def test_a_network_that_no_rate_helps_is_rounded_only(convnet: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paretorch.workflows.shrink.tuning.Tuner.search", lambda *given: 0.0)
+    record = shrink_network(convnet, images(), budget="2.5 kB", steps=8).record
+    assert (record["trained"], record["trained_distance"], record["rate"]) == (False, None, 0.0)
+
+
 def test_tied_weights_stay_tied(language_model: nn.Module, tmp_path: Path) -> None:
     small = pt.shrink(language_model, tokens(), budget="1/6", steps=6)
     assert small.get_parameter("head.weight") is small.get_parameter("embedding.weight")

@@ -97,7 +97,8 @@ class _Job:
         size = state["size"]
         if self._steps:
             trained = self._train(small, state, data, objective, store)
-            record |= {"rate": trained.rate, "trained_distance": trained.distance}
+            fits = trained.size is not None
+            record |= {"rate": trained.rate, "trained_distance": trained.distance if fits else None}
             if trained.size is not None and trained.distance < record["post_trained_distance"]:
                 size = trained.size
                 record["trained"] = True
