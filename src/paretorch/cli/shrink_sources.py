@@ -13,6 +13,7 @@ from paretorch.support.eval_mode import first_sentence
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+_AT_ONCE = 64  # batches that are in memory as numbers; every epoch is shuffled anew
 _NESTED = ("state_dict", "model_state_dict", "model")  # where checkpoints keep the weights
 
 
@@ -75,7 +76,7 @@ def _read_state(path: Path) -> "Mapping[str, Tensor]":
 
 
 class TaskInputs:
-    """Training batches of a task as the model sees them, epoch after epoch, the same each time."""
+    """Training batches of a task as the model sees them, some of each epoch, the same each time."""
 
     def __init__(self, task: Any, name: str) -> None:
         if not hasattr(task, "inputs"):
@@ -86,4 +87,4 @@ class TaskInputs:
 
     def __iter__(self) -> "Iterator[Tensor]":
         for number in count():
-            yield from self._task.inputs(number, self._task.steps)
+            yield from self._task.inputs(number, min(self._task.steps, _AT_ONCE))

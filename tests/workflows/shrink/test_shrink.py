@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import paretorch as pt
 from paretorch.support.byte_sizes import dense_bytes
+from paretorch.support.inputs import ModelCall
 from paretorch.workflows.shrink import shrink_network
+from paretorch.workflows.shrink.objective import Objective
 from tests.workflows.shrink.networks import images, tokens, trained_convnet, trained_language_model
 
 
@@ -65,11 +67,17 @@ def test_training_brings_the_network_nearer() -> None:
 def test_training_that_does_not_help_is_not_kept(convnet: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     from paretorch.workflows.shrink import tuning
 
-    monkeypatch.setattr(tuning, "RATES", (3.0, 3.0, 3.0, 3.0, 3.0))
+    monkeypatch.setattr(tuning, "RATES", (3.0,) * 6)
     rounded = pt.shrink(convnet, images(), budget="2.5 kB", steps=0)
     found = shrink_network(convnet, images(), budget="2.5 kB", steps=8)
     assert not found.record["trained"]
     assert _same(found.model.state_dict(), rounded.state_dict())
+
+
+def test_a_network_that_no_rate_helps_is_rounded_only(convnet: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paretorch.workflows.shrink.tuning.Tuner.search", lambda *given: 0.0)
+    record = shrink_network(convnet, images(), budget="2.5 kB", steps=8).record
+    assert (record["trained"], record["trained_distance"], record["rate"]) == (False, None, 0.0)
 
 
 def test_tied_weights_stay_tied(language_model: nn.Module, tmp_path: Path) -> None:
@@ -88,6 +96,29 @@ def test_batches_of_any_kind_give_the_same(language_model: nn.Module, wrap: Any)
     plain = pt.shrink(language_model, tokens(), budget="6 kB", steps=3)
     other = pt.shrink(language_model, [wrap(x) for x in tokens()], budget="6 kB", steps=3)
     assert _same(plain.state_dict(), other.state_dict())
+
+
+def test_logits_without_a_name_are_taken_for_logits(language_model: nn.Module) -> None:
+    class Bare(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.inner(x).logits
+            return logits
+
+    dense, calls = copy.deepcopy(language_model).eval(), [ModelCall((x,)) for x in tokens(2)]
+    changed = copy.deepcopy(dense)
+    with torch.no_grad():
+        changed.get_parameter("embedding.weight").add_(0.01)
+    named = Objective(dense, calls[0]).distance(changed, calls)
+    bare = Objective(Bare(dense), calls[0]).distance(Bare(changed), calls)
+    assert bare == named > 0
+    record = shrink_network(Bare(language_model), tokens(), budget="6 kB", steps=3).record
+    assert record["post_trained_distance"] < 0.01
+    maps = nn.Conv1d(3, 4, 1)  # three dimensions of numbers are no logits
+    assert not Objective(maps, ModelCall((torch.randn(2, 3, 5),))).compares_logits
 
 
 def test_a_loader_an_iterator_and_a_list_give_the_same(convnet: nn.Module) -> None:
@@ -117,7 +148,7 @@ def test_layers_that_are_frozen_stay_frozen(convnet: nn.Module) -> None:
 def test_progress_names_what_is_expected(convnet: nn.Module, capsys: pytest.CaptureFixture[str]) -> None:
     pt.shrink(convnet, images(), budget="2.5 kB", steps=10, progress="plain")
     shown = capsys.readouterr().out
-    for word in ("sensitivity", "learning rate", "training 10/10", "zeros", "bits", "MB"):
+    for word in ("sensitivity", "learning rate", "training 10/10", "zeros", "bits", "kB"):
         assert word in shown
     pt.shrink(convnet, images(), budget="2.5 kB", steps=0, progress="quiet")
     assert not capsys.readouterr().out

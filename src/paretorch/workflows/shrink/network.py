@@ -19,7 +19,8 @@ from paretorch.support.byte_sizes import dense_bytes, parse_bytes
 from paretorch.support.checks import require_count
 from paretorch.training.files import alone_in
 from paretorch.workflows.posttraining import post_train
-from paretorch.workflows.shrink.batches import Batches, as_given
+from paretorch.workflows.posttraining.calibration import divergence
+from paretorch.workflows.shrink.batches import Batches
 from paretorch.workflows.shrink.coded import CodedWeights
 from paretorch.workflows.shrink.folder import ShrinkFolder, fingerprint
 from paretorch.workflows.shrink.landing import has_short_vectors, land, size_now
@@ -87,7 +88,7 @@ class _Job:
         objective.check([*data.calibration, *data.held_out])
         state = store.load(self._device)
         if not state:
-            state = self._round(data)
+            state = self._round(data, objective)
             store.save(state)
         self._seconds = dict(state["seconds"])
         small = copied(self._dense, "shrink")
@@ -96,7 +97,8 @@ class _Job:
         size = state["size"]
         if self._steps:
             trained = self._train(small, state, data, objective, store)
-            record |= {"rate": trained.rate, "trained_distance": trained.distance}
+            fits = trained.size is not None
+            record |= {"rate": trained.rate, "trained_distance": trained.distance if fits else None}
             if trained.size is not None and trained.distance < record["post_trained_distance"]:
                 size = trained.size
                 record["trained"] = True
@@ -105,12 +107,13 @@ class _Job:
                 record["trained"] = False
         return small, self._record(size, record)
 
-    def _round(self, data: Batches) -> dict[str, Any]:
+    def _round(self, data: Batches, objective: Objective) -> dict[str, Any]:
         start = time.perf_counter()
         found = post_train(
             self._dense,
-            [as_given(call) for call in data.calibration],
+            data.calibration,
             budget=self._limit,
+            distance=divergence if objective.is_plain else None,
             progress=lambda phase, done, total: self._shown.show(phase, done, total),
         )
         seconds = {"post_training": time.perf_counter() - start}

@@ -30,7 +30,11 @@ class Objective:
     def __init__(self, dense: nn.Module, example: ModelCall) -> None:
         self.dense = dense
         self._teacher = Teacher(dense, alpha=1.0)
-        self.compares_logits = _has_logits(self._try(example), example)
+        outputs = self._try(example)
+        self.compares_logits = _has_logits(outputs, example)
+        """Whether outputs are compared by `distillation_loss`."""
+        self.is_plain = self.compares_logits and isinstance(outputs, Tensor)
+        """Whether the output is one tensor of logits, without a name."""
         self.distance(dense, [example])  # raises if its outputs do not match those of another call
 
     def _try(self, example: ModelCall) -> Any:

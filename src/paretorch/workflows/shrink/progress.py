@@ -65,8 +65,9 @@ class ShrinkProgress:
 
 
 def describe(distance: float, zeros: float, bits: float, expected: float) -> str:
-    """Return what is known while training: 'distance 0.0312 zeros 12.3 % bits 4.10 3.70 MB'."""
-    return f"distance {distance:.4g} zeros {100 * zeros:.1f} % bits {bits:.2f} {expected / 1e6:.3g} MB"
+    """Return what is known while training: 'distance 0.0312 zeros 12.3 % bits 4.10 3.700 MB'."""
+    size = f"{expected / 1e6:.3f} MB" if expected >= 1e6 else f"{expected / 1e3:.2f} kB"
+    return f"distance {distance:.4g} zeros {100 * zeros:.1f} % bits {bits:.2f} {size}"
 
 
 def _make_bar() -> Any:

@@ -20,7 +20,7 @@ from paretorch.support.inputs import ModelCall
 from paretorch.workflows.shrink.coded import MU, CodedWeights
 from paretorch.workflows.shrink.objective import Objective
 
-RATES = (0.0004, 0.001, 0.0025, 0.006, 0.016)
+RATES = (0.0004, 0.001, 0.0025, 0.006, 0.016, 0.04)
 _FIRST = 2  # the place in RATES where the search begins
 _TRIAL_SHARE, _LEAST_TRIAL, _MOST_TRIAL = 0.05, 4, 24  # steps of one trial: a share of all, and bounds
 _MEASURED = 4  # batches that measure gradients
