@@ -158,3 +158,27 @@ def test_one_rate_for_every_eps() -> None:
     told = f"at ε = 1e-4 {best[1e-4]:g} is the best of those tried, and at 1e-3 it learns nothing, where {best[1e-3]:g} is the best"
     assert told in _README
     assert bpc[1e-3, best[1e-4]] > 4, "as many bits as letters by their frequencies"
+
+
+def shrunk(file: str, way: str, asked: str) -> dict[str, Any]:
+    (found,) = (one for one in read(f"shrink/{file}.json")["rows"] if one["way"] == way and one.get("asked") == asked)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("start", "file", "asked", "steps"),
+    [
+        ("`shrink`, 3.7 MB, `steps=0`", "llama", "3.7 MB", [0]),
+        ("`shrink`, 2.6 MB, `steps=0` · `steps=200`", "llama", "2.6 MB", [0, 200]),
+        ("`shrink`, 1/10, `steps=0` · `steps=350`, 13 and 53 s", "convnet", "1/10", [0, 350]),
+        ("`shrink`, 1/30, `steps=0` · `steps=350`, 14 and 52 s", "convnet", "1/30", [0, 350]),
+    ],
+)
+def test_shrunk_networks(start: str, file: str, asked: str, steps: list[int]) -> None:
+    _, size, measured = row(start)
+    rows = [shrunk(file, f"shrink, {count} steps", asked) for count in steps]
+    digits = 3 if file == "llama" else 2
+    assert measured.removesuffix(" %") == " · ".join(f"{one['measure']:.{digits}f}" for one in rows)
+    number, unit = size.split()
+    scale = {"MB": 1e6, "kB": 1e3}[unit]
+    assert all(math.isclose(float(number) * scale, one["file_bytes"], rel_tol=0.005) for one in rows)
