@@ -193,7 +193,7 @@ def test_the_page_names_only_options_studies_and_methods_that_exist() -> None:
     page = (Path(__file__).parents[2] / "docs" / "tickets.md").read_text()
     shells = "".join(part.split("```")[0] for part in page.split("```sh\n")[1:])
     commands = re.findall(r"pare (tickets|study) (.*)", shells)
-    assert len(commands) == len(shells.splitlines()) == 6
+    assert len(commands) == len(shells.splitlines()) == 7
     told = {name: CliRunner().invoke(app, [name, "--help"], env=_WIDE).output for name in ("tickets", "study")}
     for name, words in commands:
         assert [flag for flag in re.findall(r"--[a-z]+", words) if flag not in told[name]] == [], words

@@ -13,8 +13,11 @@ from tests.contract.cases import STEPS
 from tests.contract.loop import equal, snapshot, train
 from tests.contract.rivals import CASES, COVER, QUANTIZERS, started
 
+# Bits of entropy-coded values tell any number of them apart: tests/methods/precision/test_real_steps.py counts those.
+FIXED = {name for name, methods in QUANTIZERS.items() if not any(one.codes_zeros for one in methods())}
 
-@pytest.mark.parametrize(("rival", "model"), [case for case in CASES if case[0] in QUANTIZERS])
+
+@pytest.mark.parametrize(("rival", "model"), [case for case in CASES if case[0] in FIXED])
 def test_no_more_values_than_the_bits_can_tell_apart(rival: str, model: str) -> None:
     run = started(rival, model, STEPS)
     _, plan, optimizer, _ = run
@@ -43,12 +46,13 @@ def test_decisions_are_settled_once_hard(rival: str, model: str) -> None:
     decisions = [d.detach().clone() for term in plan._terms for d in term.decisions()]
     old = snapshot(network)
     train(network, plan, optimizer, x, 3)
-    assert plan.metrics()["bits"] == bits
+    if rival in FIXED:
+        assert plan.metrics()["bits"] == bits
     for decision, now in zip(decisions, [d for term in plan._terms for d in term.decisions()], strict=True):
         assert torch.equal(decision, now)
     assert not equal(snapshot(network), old), "weights go on training"
     methods = [m for m in plan.methods() if m.room == "precision"]
-    if len(plan.methods()) == 1 and type(methods[0]).__name__ != "BSQ":
+    if rival in FIXED and len(plan.methods()) == 1 and type(methods[0]).__name__ != "BSQ":
         assert bits == methods[0].bits
 
 

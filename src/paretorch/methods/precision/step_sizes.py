@@ -44,7 +44,9 @@ def largest(r: Stepped, weight: Tensor) -> Tensor:
     sizes = weight.to(torch.float32).abs()
     places = torch.arange(math.prod(r.grouping.grid), device=sizes.device).view(r.grouping.grid)
     index = r.grouping.expand(places).expand(sizes.shape).flatten()
-    found = torch.zeros(places.numel(), device=sizes.device).scatter_reduce_(0, index, sizes.flatten(), "amax")
+    found = torch.zeros(places.numel(), dtype=torch.float32, device=sizes.device).scatter_reduce_(
+        0, index, sizes.flatten(), "amax"
+    )
     return found.view(r.grouping.grid)
 
 
@@ -182,7 +184,7 @@ def spread_by_sensitivity(term: Term, step: Tensor, when: Sequence[int]) -> None
     """At these steps of the plan: Δ² ∝ 1/H, the average (of log₂ Δ, over the weights) as before; device operations only."""
     members = members_of(term)
     due = torch.stack([step == one for one in when]).any()
-    moves, total = [], torch.zeros((), device=step.device)
+    moves, total = [], torch.zeros((), dtype=torch.float32, device=step.device)
     for r in members:
         mean = (r.heat * r.grouping.sizes).sum() / math.prod(r.grouping.shape)
         own = torch.where(r.heat > 0.0, r.heat, mean)
