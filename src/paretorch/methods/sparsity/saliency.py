@@ -90,13 +90,13 @@ class Saliency(torch.optim.Optimizer):
 def _saliencies(parameters: Sequence[nn.Parameter], starts: Sequence[Tensor]) -> list[Tensor]:
     """q / mean q, of this rank's part of each tensor."""
     gradients = [one.grad.detach() for one in parameters if one.grad is not None]
-    sizes = torch.stack([gather(one.abs().sum()) for one in gradients])
-    counts = torch.tensor([float(one.numel()) for one in gradients], dtype=torch.float32, device=sizes.device)
-    overall = (sizes.sum() / counts.sum()).clamp_min(torch.finfo(torch.float32).tiny)
-    within = _UNSEEN * sizes / counts / overall
+    sums, counts = [gather(one.abs().sum()) for one in gradients], [float(one.numel()) for one in gradients]
+    overall = (torch.stack(sums).sum() / sum(counts)).clamp_min(torch.finfo(torch.float32).tiny)
+    # Counts stay on the host, as numbers: a CUDA graph could not hold a copy of them.
+    within = torch._foreach_div(torch._foreach_mul(sums, [_UNSEEN / count for count in counts]), overall)
     own = torch._foreach_abs([local(one) if is_sharded(one) else one for one in gradients])
     torch._foreach_div_(own, overall)
-    spread = torch._foreach_mul([local(one) for one in starts], list(within.unbind()))
+    spread = torch._foreach_mul([local(one) for one in starts], list(within))
     torch._foreach_add_(own, spread)
     torch._foreach_add_(own, _LEAST)
     return list(own)
