@@ -281,10 +281,11 @@ class Plan:
     def _scaled(self, term: Term, factor: float, given: frozenset[str]) -> float:
         """By how much one target is scaled.
 
-        Beside bits, masks never grow, and never shrink if they were to drop nothing: weights that the search has dropped, or has not
-        tried to, would change the network.
+        Beside bits that can be scaled, masks never grow, and never shrink if they were to drop nothing: weights that the search has
+        dropped, or has not tried to, would change the network.
         """
-        if term.method.unit == "kept" and any(one.method.unit == "bits" for one in self._terms):
+        bits = [one.method.share for one in self._terms if one.method.unit == "bits"]
+        if term.method.unit == "kept" and any(share is not None for share in bits):
             return 1.0 if term.method.share == 1.0 else min(factor, 1.0)
         return min(factor, 1.0) if term.method.room in given else factor
 
