@@ -161,6 +161,9 @@ def test_generous_budgets_buy_bits_and_small_ones_zeros(group: str) -> None:
     densities, bits = zip(*found, strict=True)
     assert list(densities) == sorted(densities)
     assert densities[0] < 0.2
-    assert densities[-2:] == (1.0, 1.0)
+    assert densities[-1] == 1.0
+    assert densities[-2] == (1.0 if group == "channel" else pytest.approx(0.5, abs=0.2))
+    kept = [one / density for density, one in found]
+    assert group == "channel" or min(kept) > 2.4, "by weight, masks and maps cost too much to keep weights of few bits"
     map_bits = 0.6 if group == "weight" else 0.16
     assert bits[-1] == pytest.approx(4.0 - map_bits, abs=0.01)

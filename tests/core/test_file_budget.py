@@ -168,12 +168,12 @@ def test_ranks_that_start_from_other_values_have_the_same_targets(methods: tuple
     assert len({tuple(method.share for method in plan.methods()) for plan in plans}) == 1
 
 
-@pytest.mark.parametrize("group", ["weight", "channel"])
-def test_generous_budget_drops_nothing(group: str, tmp_path: Path) -> None:
-    plan = compress(wide_net(), ContinuousSparsification(), SMOL(group=group), steps=20, budget=6500)
+@pytest.mark.parametrize(("group", "budget"), [("weight", 8500), ("channel", 6500)])
+def test_generous_budget_drops_nothing(group: str, budget: int, tmp_path: Path) -> None:
+    plan = compress(wide_net(), ContinuousSparsification(), SMOL(group=group), steps=20, budget=budget)
     optimizer = torch.optim.SGD(plan.param_groups(), lr=0.05, momentum=0.9)
     train(plan, optimizer, batch(16), 20)
     plan.harden(optimizer)
     assert plan.metrics()["sparsity"] == 0.0
     paretorch.save(plan.finalize(), tmp_path / "model.pare")
-    assert (tmp_path / "model.pare").stat().st_size <= 6500
+    assert (tmp_path / "model.pare").stat().st_size <= budget

@@ -24,7 +24,7 @@ from paretorch.support.warn import warn
 
 Meter = Callable[[Mapping[str, Tensor], Sequence[Edit]], int]  # bytes of the file of a state after structural edits
 _KEPT_BITS = 2.5  # bits of a kept weight where both density and precision are free, and the budget is small
-_SMALL, _GENEROUS = 1.5, 2.5  # bits per weight: above, bits are worth more than zeros, and nothing is dropped
+_SMALL, _GENEROUS = 1.5, 2.5  # bits per weight, if zeros are codes: above, bits are worth more, and nothing is dropped
 _MAP_BITS = 0.6  # what telling the precisions of single weights apart costs, about
 _GROUP_BITS = 16.0  # of the step or precision of a group
 _LEAST_BITS = 0.1
@@ -61,7 +61,7 @@ def assign_targets(
         each = _FLOAT_BITS if "bits" not in units else map_bits if "bits" in given else _KEPT_BITS + map_bits
         # A kept weight has a bit at least, whatever the average that was asked for.
         density = min(_density(available - given.get("bits", 0.0), each), given.get("bits", 1.0))
-        if "bits" in units and "bits" not in given:
+        if any(method.codes_zeros and method.unit not in given for method in on_weights):
             generous = min(max((available - _SMALL) / (_GENEROUS - _SMALL), 0.0), 1.0)
             density += generous * (1.0 - density)
     bits = max((available - _entropy(density)) / density - map_bits, 1.0) * density
