@@ -50,7 +50,11 @@ def coded_bits(codes: Tensor, levels: Tensor, kept: Tensor | None = None, share:
         share: How many codes each of these stands for.
     """
     own = torch.ones_like(codes) if kept is None else (kept.expand(codes.shape) > 0).to(codes.dtype)
-    codes, levels = codes * own, levels.expand(codes.shape)
+    # A group of zeros has neither a magnitude nor a step.
+    codes, levels = (
+        torch.nan_to_num(codes, 0.0, 0.0, 0.0) * own,
+        torch.nan_to_num(levels.expand(codes.shape), 0.0, 0.0, 0.0),
+    )
     number = own.sum()
     width = number * torch.log2(codes.max() - codes.min() + 1.0)
     # The last binary digits of large codes are as good as random: they cost a bit each, and the tables stay small.
@@ -78,4 +82,5 @@ def short_steps(steps: Tensor, sizes: Tensor | float) -> Tensor:
     else:
         unit = 2.0 ** (min(max(math.floor(math.log2(sizes) - 5.0), 3), 20) + 1)
     mantissa, exponent = torch.frexp(steps)
-    return torch.ldexp(torch.floor(mantissa * unit) / unit, exponent)
+    found: Tensor = torch.ldexp(torch.floor(mantissa * unit) / unit, exponent)
+    return torch.nan_to_num(found, 1.0, 1.0, 1.0).clamp_min(1e-30)  # of a group of zeros any step will do
