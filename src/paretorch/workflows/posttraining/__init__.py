@@ -6,7 +6,7 @@ sensitivity   what a layer's error does to the outputs
 layers, moments, calibration   weights as matrices, second moments of their inputs, batches
 solver, rates one layer's codes, and what codes cost
 norms         biases and batch norms after rounding
-gptq          the rival
+gptq, pruning the rivals: GPTQ; SparseGPT and Wanda
 """
 
 from paretorch.workflows.posttraining.budget import PostTrained, post_train

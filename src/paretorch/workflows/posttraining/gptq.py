@@ -8,7 +8,7 @@ the paper: a stage is a run of layers and not a transformer block, and convoluti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -21,25 +21,50 @@ from paretorch.workflows.posttraining.layers import find_layers
 from paretorch.workflows.posttraining.moments import collect, execution_order, stages
 from paretorch.workflows.posttraining.solver import factorize
 
-_DAMPING = 0.01
+DAMPING = 0.01
 
 
-@torch.no_grad()
 def gptq(
     model: nn.Module, batches: Iterable[Any], *, bits: int, group: int, most_batches: int = 64, most_stages: int = 12
 ) -> nn.Module:
     """Return a copy of the model with weights rounded to `bits` in groups of `group` inputs."""
     if not 2 <= bits <= 8 or group < 1:
         raise ConfigError(f"bits={bits}, group={group}: give 2 to 8 bits, in groups of at least one input")
-    result = copied(plain(model, "gptq"), "gptq")
+    return change_in_stages(
+        model,
+        batches,
+        lambda matrix, hessian: round_in_groups(matrix, hessian, bits, group),
+        most_batches=most_batches,
+        most_stages=most_stages,
+    )
+
+
+@torch.no_grad()
+def change_in_stages(
+    model: nn.Module,
+    batches: Iterable[Any],
+    change: Callable[[Tensor, Tensor | None], Tensor],
+    *,
+    include: Any = None,
+    exclude: Any = (),
+    most_batches: int = 64,
+    most_stages: int = 12,
+) -> nn.Module:
+    """Return a copy of the model whose weights are changed layer by layer, in the order in which the layers run.
+
+    Args:
+        change: From a weight (groups, rows, columns) and H = E[x xᵀ] of its inputs to the new weight. The inputs are those that the changed
+            layers of the earlier stages give; H is None for weights without inputs, such as embeddings.
+        include, exclude: Which weights, as in `compress`.
+    """
+    result = copied(plain(model, "post-training"), "post-training")
     given = read_batches(batches, most_batches, result, next(result.parameters()).device)
-    layers, once = execution_order(result, given[0], find_layers(result))
+    layers, once = execution_order(result, given[0], find_layers(result, include, exclude))
     for stage in stages(layers, most_stages):
         moments = collect(result, given, stage, once)
         for layer in stage:
             found = moments.pop(layer, None)
-            rounded = round_in_groups(layer.matrix(), None if found is None else found.hessian, bits, group)
-            layer.weight.copy_(layer.tensor(rounded))
+            layer.weight.copy_(layer.tensor(change(layer.matrix(), None if found is None else found.hessian)))
     return result
 
 
@@ -48,7 +73,7 @@ def round_in_groups(matrix: Tensor, hessian: Tensor | None, bits: int, group: in
     columns = matrix.shape[2]
     factor = None
     if hessian is not None:
-        factor = factorize(hessian, _DAMPING, order=torch.arange(columns, device=matrix.device)).factor
+        factor = factorize(hessian, DAMPING, order=torch.arange(columns, device=matrix.device)).factor
     work, rounded = matrix.clone(), torch.empty_like(matrix)
     for start in range(0, columns, group):
         end = min(start + group, columns)
