@@ -5,6 +5,7 @@ import io
 import os
 import pickle
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -125,10 +126,75 @@ def test_hostile_or_damaged_pickle(tmp_path: Path, monkeypatch, content: bytes) 
     assert not (tmp_path / "broken-into").exists()
 
 
-def test_a_pickle_leaves_no_traces_in_the_stand_ins() -> None:
-    name_encode = b"\x80\x02c_codecs\nencode\n"
-    assert safe_pickle.loads(name_encode + b"N}X\x04\x00\x00\x00markK\x01s\x86b.").mark == 1
-    assert not hasattr(safe_pickle.loads(name_encode + b"."), "mark")
+def _nested(levels: int) -> bytes:
+    """Dicts that each hold the one before twice: 2^levels of them, in 20 bytes a level."""
+    out = b"\x80\x02}q\x00"
+    for level in range(levels):
+        out += b"}q" + bytes([level + 1]) + b"(K\x01h" + bytes([level]) + b"K\x02h" + bytes([level]) + b"u"
+    return out + b"."
+
+
+_LONG = b"X" + (1 << 16).to_bytes(4, "little") + b"a" * (1 << 16) + b"q\x00"
+_ENCODE = b"c_codecs\nencode\nq\x01"
+_ENDLESS = {
+    "3 GB for 12 bytes": b"\x80\x05\x96" + (3 << 30).to_bytes(8, "little") + b".",
+    "dicts in dicts": _nested(40),
+    "a dict in itself": b"\x80\x02}q\x00K\x01h\x00s.",
+    "a list in itself": b"\x80\x02]q\x00h\x00a.",
+    "tuples in tuples": b"\x80\x02)" + b"q\x00h\x00h\x00\x86" * 40 + b".",
+    "one string encoded often": b"\x80\x02]"
+    + _LONG
+    + _ENCODE
+    + b"h\x01h\x00X\x06\x00\x00\x00latin1\x86R" * 9999
+    + b".",
+    "attributes of a function": b"\x80\x02" + _ENCODE + b"N}X\x04\x00\x00\x00markK\x01s\x86b.",
+    "a number of 100,000 digits": b"\x80\x02\x8b" + (100_000).to_bytes(4, "little") + b"\x7f" * 100_000 + b".",
+}
+
+
+@pytest.mark.parametrize("content", _ENDLESS.values(), ids=_ENDLESS)
+def test_pickle_that_grows_is_refused_in_little_memory(content: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=r"^it |^its |^at position|expected|exhausted"):
+            safe_pickle.loads(content)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < (1 << 20) + safe_pickle.GROWTH * len(content)
+
+
+def test_memory_of_a_pickle_of_numbers_is_bounded() -> None:
+    content = pickle.dumps(list(range(256)) * 400, protocol=2)
+    tracemalloc.start()
+    safe_pickle.loads(content)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < (1 << 20) + safe_pickle.GROWTH * len(content)
+
+
+@pytest.mark.parametrize("form", ["binary", "python"])
+def test_pipe_among_the_files(tmp_path: Path, form: str) -> None:
+    _write(tmp_path, "cifar100", form)
+    file = tmp_path / _FOLDERS["cifar100", form] / ("train.bin" if form == "binary" else "train")
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(DataError, match="not a file of at most"):
+        load("cifar100", tmp_path)
+
+
+def test_strings_for_labels_take_no_memory(tmp_path: Path) -> None:
+    """numpy would make an array of 10,000 strings of 64 kB."""
+    _write(tmp_path, "cifar100", "python")
+    long = b"a" * (1 << 16)
+    content = {b"data": np.zeros((2, 3072), np.uint8), b"fine_labels": [long] * 10_000}
+    (tmp_path / "cifar-100-python" / "train").write_bytes(pickle.dumps(content, protocol=2))
+    tracemalloc.start()
+    with pytest.raises(DataError, match="one label for each row"):
+        load("cifar100", tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 24
 
 
 def test_fortran_order_pickle() -> None:

@@ -5,6 +5,7 @@ dicts of the same rows, which are read without running anything in them.
 """
 
 import shlex
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from paretorch.zoo.data.images import Images, statistics
 from paretorch.zoo.data.safe_pickle import loads
 
 _PIXELS = 3 * 32 * 32
+MOST_BYTES = 1 << 29
+"""Of one file; the largest that its author distributes has 156 million."""
 
 
 class _Layout(NamedTuple):
@@ -98,7 +101,7 @@ def _read(name: str, layout: _Layout, root: Path) -> Images:
 
 
 def _read_binary(path: Path, layout: _Layout) -> tuple[Tensor, Tensor]:
-    data = np.fromfile(path, np.uint8)
+    data = np.frombuffer(_content(path), np.uint8)
     record = layout.label_bytes + _PIXELS
     if len(data) == 0 or len(data) % record:
         raise ValueError(f"{path.name} has {len(data)} bytes, which is no multiple of {record}")
@@ -108,14 +111,23 @@ def _read_binary(path: Path, layout: _Layout) -> tuple[Tensor, Tensor]:
 
 def _read_python(path: Path, layout: _Layout) -> tuple[Tensor, Tensor]:
     try:
-        content = loads(path.read_bytes())
-        pixels, labels = content[b"data"], np.array(content[layout.label_key])
+        content = loads(_content(path))
+        pixels, labels = content[b"data"], content[layout.label_key]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path.name} is not a CIFAR file: {error}") from error
-    fits = isinstance(pixels, np.ndarray) and labels.ndim == 1 and pixels.shape == (len(labels), _PIXELS)
-    if not fits or labels.dtype.kind != "i":
+    # Checked before numpy sees the list: it would make all strings of one as long as the longest.
+    fits = isinstance(labels, list) and all(type(label) is int for label in labels)
+    if not fits or not isinstance(pixels, np.ndarray) or pixels.shape != (len(labels), _PIXELS):
         raise ValueError(f"{path.name} does not hold one label for each row of {_PIXELS} pixels")
-    return _checked(path, layout, pixels, labels.astype(np.int64))
+    return _checked(path, layout, pixels, np.array(labels, np.int64))
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a file; a pipe, which would block, and a file larger than any of CIFAR raise."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
+        raise ValueError(f"{path.name} is not a file of at most {MOST_BYTES:,} bytes")
+    return path.read_bytes()
 
 
 def _checked(path: Path, layout: _Layout, pixels: np.ndarray, labels: np.ndarray) -> tuple[Tensor, Tensor]:
