@@ -23,10 +23,10 @@ NEEDED = ("search", "method", "seed", "round", "sparsity", "accuracy", "epochs")
 _TICKET = "ticket.pt"
 
 
-def save(path: Path, content: Any) -> None:
-    """Write tensors and plain values, with a checksum; the file that was there is kept beside it."""
+def save(path: Path, content: Any, *, generations: int = 1) -> None:
+    """Write tensors and plain values, with a checksum; of two generations the file that was there is kept beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_tensors(path, content, generations=2)
+    save_tensors(path, content, generations=generations)
 
 
 def load(path: Path, like: Any) -> Any:

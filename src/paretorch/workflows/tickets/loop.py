@@ -118,7 +118,8 @@ class _Rounds:
             else:
                 end, found = self._search(number, before)
             carry = {"round": number, "end": vars(end), "found": found}
-            save(self._carry, carry)
+            # A round that reuses a retraining cannot be done again once its own retraining has replaced that one.
+            save(self._carry, carry, generations=1 if self.search.reuses else 2)
         return RoundEnd(**carry["end"]), carry["found"]
 
     def _search(self, number: int, before: RoundEnd | None) -> tuple[RoundEnd, Row]:
