@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from paretorch.errors import ArtefactError
+from paretorch.support.files import read_json
 from paretorch.training.files import write_atomically
 from paretorch.training.folder import RunFolder
 from paretorch.training.norms import fold_norms
@@ -79,6 +80,7 @@ def finish(
         "epochs": last["epoch"],
         **({} if plan is None else _by_layer(report, history)),
     }
+    folder.restore()
     write_atomically(folder.path / "result.json", json.dumps(result, indent=2).encode())
     return result
 
@@ -141,7 +143,9 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        result = dict(json.loads(path.read_text()))
+        result = dict(read_json(path))
+        if not result.keys() >= {"epochs", "bytes", "dense_bytes"}:
+            raise ValueError
     except (OSError, ValueError, TypeError) as error:
         raise ArtefactError(f"{path} is damaged; remove it and run again with --resume.") from error
     return result

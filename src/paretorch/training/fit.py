@@ -14,6 +14,7 @@ from torch import nn
 
 from paretorch.errors import ArtefactError, DivergenceError
 from paretorch.optim.peers import set_mode
+from paretorch.support import checked_files
 from paretorch.support.signals import on_sigterm
 from paretorch.training import optimizers, schedules
 from paretorch.training.checkpoint import Checkpoint, random_state, restore_random
@@ -92,7 +93,7 @@ class Trainer:
 
         At a SIGTERM it keeps the steps taken so far, the one under way too, and raises KeyboardInterrupt; at a second one at once.
         """
-        if resume and self.folder.checkpoint.exists():
+        if resume and checked_files.exists(self.folder.checkpoint):
             self._restore()
         if self.runtime.tensorboard:
             self._tracker = Tracker(self.folder.path, self._epoch * self.task.steps)
@@ -214,6 +215,7 @@ class Trainer:
         )
 
     def _save(self, record: torch.Tensor | None = None) -> None:
+        self.folder.restore()
         Checkpoint(
             recipe=self.recipe.as_dict(),
             model=self.model.state_dict(),
@@ -227,21 +229,31 @@ class Trainer:
         ).save(self.folder.checkpoint)
 
     def _restore(self) -> None:
-        stored = Checkpoint.load(self.folder.checkpoint, self.device)
+        stored = Checkpoint.load(self.folder.checkpoint, self.device, resume=True)
         require_same_recipe(self.recipe, stored.recipe, self.folder.path)
         try:
+            self._require_fit(stored)
             self.model.load_state_dict(stored.model)
             optimizers.load_state(self.optimizer, stored.optimizer)
-            if self.plan is not None and stored.plan is not None:
+            if self.plan is not None:
                 self.plan.load_state_dict(stored.plan)
             restore_random(stored.random, self.device)
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             told = f"{self.folder.checkpoint} does not fit this network; it comes from another version of it."
             raise ArtefactError(f"{told} Choose another --out.") from error
         self._epoch, self._step, self._offset = stored.epoch, stored.step, stored.offset
         self._record = stored.record if stored.step else None
         self.folder.rewind(stored.offset)
         self._require_same_steps()
+
+    def _require_fit(self, stored: Checkpoint) -> None:
+        """Raise ValueError for parts that would fail only later, or be passed over."""
+        if (self.plan is None) != (stored.plan is None):
+            raise ValueError("a plan for a dense run, or none for a compressed one")
+        if stored.step and stored.record.shape != (stored.step, 1 + len(self.task.tallies)):
+            raise ValueError("a record of another shape")
+        if stored.step and not stored.record.is_floating_point():
+            raise ValueError("a record of another type")
 
     def _require_same_steps(self) -> None:
         """Refuse to go on with data that make longer or shorter epochs than those before."""

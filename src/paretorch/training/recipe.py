@@ -115,7 +115,7 @@ class OptimizerRecipe:
             raise ConfigError(f"optimizer.betas must be two numbers from 0 to just below 1, not {list(self.betas)}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"optimizer.momentum must be a number from 0 to just below 1, not {self.momentum}")
-        if self.clip_norm is not None and not self.clip_norm > 0:
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
             raise ConfigError(f"optimizer.clip_norm must be above 0, not {self.clip_norm}")
 
 
@@ -147,6 +147,8 @@ class ScheduleRecipe:
             object.__setattr__(self, "finetune_milestones", tuple(self.finetune_milestones))
         require_one_of("schedule.name", self.name, SCHEDULES)
         require_one_of("schedule.finetune_name", self.finetune_name, (*SCHEDULES, THROUGH))
+        for milestone in (*self.milestones, *(self.finetune_milestones or ())):
+            require_at_least("schedule.milestones: a milestone", milestone, 0)
         require_at_least("schedule.factor", self.factor, 0)
         require_at_least("schedule.warmup", self.warmup, 0)
         if self.finetune_lr is not None:
