@@ -50,7 +50,7 @@ def sweep(folder: Path) -> None:
     """
     for path in folder.glob(f"{_BEGINS}*"):
         with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
             try:
                 locked = _lock(descriptor)
                 old = time.time() - os.fstat(descriptor).st_mtime > _LEFT_BEHIND
