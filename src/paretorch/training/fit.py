@@ -7,6 +7,7 @@ run that is killed and resumed takes the very steps of one that is not.
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +28,7 @@ from paretorch.training.runtime import Runtime
 from paretorch.training.similarities import similarities
 from paretorch.training.stepper import Stepper
 from paretorch.training.task import Task, mix
-from paretorch.training.tracking import Tracker
+from paretorch.training.tracking import Tracking
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
@@ -78,7 +79,7 @@ class Trainer:
         )
         self.after_step: Callable[[int], None] | None = None
         """Called on the host after each step, with the number of steps taken so far; None: nothing is."""
-        self._tracker: Tracker | None = None
+        self._tracking: Tracking | None = None
         self._is_to_stop = False
         self._epoch, self._step, self._offset = 0, 0, 0
         self._record: torch.Tensor | None = None
@@ -95,10 +96,14 @@ class Trainer:
         """
         if resume and checked_files.exists(self.folder.checkpoint):
             self._restore()
-        if self.runtime.tensorboard:
-            self._tracker = Tracker(self.folder.path, self._epoch * self.task.steps)
+        if self.runtime.track:
+            told = len(self.folder.history()) if self._epoch else 0
+            steps = self._epoch * self.task.steps
+            config = self.recipe.as_dict()
+            self._tracking = Tracking(self.runtime.track, self.folder.path, config=config, step=steps, rows=told)
         held_out = "validation" if self.recipe.data.validation else "test"
-        with Progress(self.runtime.progress, held_out) as progress, on_sigterm(self._stop):
+        tracking = self._tracking or nullcontext()
+        with tracking, Progress(self.runtime.progress, held_out) as progress, on_sigterm(self._stop):
             first = "compiling, once: about a minute" if self._compiles else ""
             progress.start(self.epochs, self.task.steps, self._epoch * self.task.steps + self._step, first)
             while self._epoch < self.epochs:
@@ -180,8 +185,8 @@ class Trainer:
         if broken:
             raise self._diverged(self._epoch * self.task.steps, evaluation[broken], broken)
         self._offset = self.folder.append(row)
-        if self._tracker is not None:
-            self._tracker.add(row)
+        if self._tracking is not None:
+            self._tracking.add(row)
         progress.epoch(row)
 
     def _rates(self, epoch: int) -> list[float]:

@@ -23,7 +23,7 @@ from paretorch.training.task import Task
 from paretorch.training.tasks.choose import choose
 from paretorch.training.tasks.limits import Carrying, Drawing, clip_gradients, suited
 from paretorch.training.teacher import teach
-from paretorch.training.tracking import require_tensorboard
+from paretorch.training.tracking import require_trackers
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
@@ -138,8 +138,7 @@ def train(recipe: Recipe, out: Path, runtime: Runtime | None = None, *, resume: 
     if resume and (result := read_result(out)) is not None:
         return result
     # Everything that a wrong recipe can break comes before the folder is made.
-    if runtime.tensorboard:
-        require_tensorboard()
+    require_trackers(runtime.track)
     setup = prepare(recipe, runtime)
     with alone_in(out):
         folder = RunFolder(out, recipe, resume=resume, device=setup.device)
