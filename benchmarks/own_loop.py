@@ -11,6 +11,13 @@ steps each are interleaved. Printed are the medians over the rounds, their range
     python benchmarks/own_loop.py                              # the table of this machine: a GPU if there is one
     python benchmarks/own_loop.py --networks resnet50 --compile --json own_loop.json
     python benchmarks/own_loop.py --layers 2000                # compress, harden, finalize
+    python benchmarks/own_loop.py --host                       # what a step costs the host, on any machine
+
+`--host` needs no GPU. A GPU that waits for its host is as slow as the host, so what counts there is the host's time: the networks have the
+layers of a ResNet-50 and of a 15 M Llama, but tiny ones, on one thread. Timed are `optimizer.step()` and `plan.step()` alone, since forward and
+backward pass are those of the dense network; rounds are interleaved, and the medians beyond dense are printed. Operations, launches and Python
+calls are counted. A multi-tensor operation counts as one launch per 50 tensors if all its lists have tensors of the same shapes, else as one per
+tensor, which is what it is on a GPU. Temporary memory is the most that the plan's own tensors take at once beyond what they take between steps.
 """
 
 import argparse
@@ -19,6 +26,7 @@ import statistics
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +34,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import paretorch as pt
 from paretorch.training.folder import environment
@@ -190,6 +199,196 @@ def measure(name: str, variants: list[str], args: argparse.Namespace, device: to
     return rows
 
 
+class _Bottleneck(nn.Module):
+    """A block of ResNet-50, with a few channels."""
+
+    def __init__(self, inputs: int, width: int, shortcut: bool) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, 4 * width, 1, bias=False),
+            nn.BatchNorm2d(4 * width),
+        )
+        self.shortcut = nn.Conv2d(inputs, 4 * width, 1, bias=False) if shortcut else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.body(x) + self.shortcut(x)).relu()
+
+
+def _tiny_resnet50() -> nn.Module:
+    layers: list[nn.Module] = [nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU()]
+    inputs = 4
+    for width, blocks in ((2, 3), (4, 4), (8, 6), (16, 3)):
+        for block in range(blocks):
+            layers.append(_Bottleneck(inputs, width, shortcut=block == 0))
+            inputs = 4 * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10))
+
+
+class _Decoder(nn.Module):
+    """The weights of a Llama's layer, with few features."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
+        self.down = nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.out(self.query(x).softmax(-1) * self.key(x) * self.value(x))
+        return x + self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+def _tiny_llama() -> nn.Module:
+    return nn.Sequential(nn.Embedding(50, 16), *(_Decoder(16) for _ in range(6)), nn.Linear(16, 50, bias=False))
+
+
+HOST_NETWORKS = {
+    "resnet50 layers": Network(_tiny_resnet50, _images(2, 8), _classify),
+    "llama15m layers": Network(_tiny_llama, lambda: torch.randint(50, (2, 4)), lambda m, x: m(x).square().mean()),
+}
+
+
+class Counter(TorchDispatchMode):
+    """Counts operations, the launches that they would be on a GPU, and the most memory that new tensors take at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = self.launches = self.live = self.peak = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.operations += 1
+        self.launches += _launches(func, args)
+        for one in result if isinstance(result, list | tuple) else [result]:
+            if isinstance(one, Tensor):
+                self._follow(one, args)
+        return result
+
+    def _follow(self, tensor: Tensor, args: Any) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._seen or any(
+            isinstance(one, Tensor) and one.untyped_storage()._cdata == storage._cdata for one in _tensors(args)
+        ):
+            return
+        address, size = storage._cdata, storage.nbytes()
+        self._seen.add(address)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._free, address, size)
+
+    def _free(self, address: int, size: int) -> None:
+        self._seen.discard(address)
+        self.live -= size
+
+
+def _tensors(args: Any) -> list[Tensor]:
+    nested = [one if isinstance(one, list | tuple) else [one] for one in args]
+    return [one for group in nested for one in group if isinstance(one, Tensor)]
+
+
+def _launches(func: Any, args: Any) -> int:
+    name, schema = func.overloadpacket.__name__, func._schema
+    if name.startswith("_foreach_"):
+        lists = [one for one in args if isinstance(one, list | tuple) and one and isinstance(one[0], Tensor)]
+        if len({tuple(tensor.shape for tensor in one) for one in lists}) == 1:
+            return -(-len(lists[0]) // 50)
+        return len(lists[0])
+    is_view = any(one.alias_info and not one.alias_info.is_write for one in schema.returns)
+    return 0 if is_view or name.startswith("empty") or name in ("detach", "_local_scalar_dense") else 1
+
+
+class HostRun:
+    """One variant of a tiny network."""
+
+    def __init__(self, network: Network, variant: str) -> None:
+        torch.manual_seed(0)
+        self.model, self.x, self.loss = network.build().train(), network.batch(), network.loss
+        methods = METHODS[variant]()
+        example = self.x[:1] if variant == "channels" else None
+        self.plan = pt.compress(self.model, *methods, steps=STEPS_OF_PLAN, example=example) if methods else None
+        groups = self.plan.param_groups(weight_decay=5e-4) if self.plan else self.model.parameters()
+        self.optimizer = torch.optim.SGD(groups, lr=1e-4, momentum=0.9, foreach=True)
+        for _ in range(6):
+            self.time()
+
+    def time(self) -> float:
+        """Milliseconds of one step of optimizer and plan."""
+        self.loss(self.model, self.x).backward()
+        begun = time.perf_counter()
+        self.step()
+        taken = time.perf_counter() - begun
+        self.optimizer.zero_grad()
+        return taken * 1e3
+
+    def step(self) -> None:
+        self.optimizer.step()
+        if self.plan is not None:
+            self.plan.step()
+
+    def count(self) -> dict[str, float]:
+        """Operations, launches, Python calls and temporary memory of a step, the last in tensors of the size of all weights."""
+        self.loss(self.model, self.x).backward()
+        with Counter() as counter:
+            self.step()
+        self.optimizer.zero_grad()
+        self.loss(self.model, self.x).backward()
+        calls = 0
+
+        def count(_frame: Any, event: str, _arg: Any) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        self.step()
+        sys.setprofile(None)
+        self.optimizer.zero_grad()
+        weights = sum(one.numel() * one.element_size() for one in self.model.parameters() if one.dim() > 1)
+        memory = (counter.peak - counter.live) / weights * (1 if self.plan is None else self._share())
+        found = {"operations": counter.operations, "launches": counter.launches, "python_calls": calls}
+        return {**found, "temporary": memory}
+
+    def _share(self) -> float:
+        """All parameters over the weights: θ and decisions are parameters, too."""
+        assert self.plan is not None
+        weights = sum(one.numel() for one in self.plan.dense_state_dict().values() if one.dim() > 1)
+        return sum(one.numel() for one in self.model.parameters() if one.dim() > 1) / weights
+
+
+def host(names: list[str], variants: list[str], rounds: int) -> list[dict[str, Any]]:
+    """What a step costs the host beyond the dense network's."""
+    torch.set_num_threads(1)
+    rows = []
+    for name in names:
+        chosen = [one for one in variants if one != "channels" or name == "resnet50 layers"]
+        runs = {variant: HostRun(HOST_NETWORKS[name], variant) for variant in chosen}
+        times: dict[str, list[float]] = {variant: [] for variant in runs}
+        for _ in range(rounds):
+            for variant, run in runs.items():
+                times[variant].append(run.time())
+        dense_ms, dense = statistics.median(times["dense"]), runs["dense"].count()
+        for variant, run in runs.items():
+            counted = run.count()
+            beyond = {key: counted[key] - dense[key] for key in ("operations", "launches", "python_calls")}
+            row = {"network": name, "variant": variant, "ms": statistics.median(times[variant]) - dense_ms, **beyond}
+            row |= {"temporary": counted["temporary"], "low_ms": min(times[variant]) - min(times["dense"])}
+            if variant == "dense":
+                row |= {**counted, "ms": dense_ms, "low_ms": min(times["dense"])}
+            rows.append(row)
+            print(
+                f"{name:16} {variant:16} {row['ms']:7.3f} ms (least {row['low_ms']:.3f})  {row['operations']:5.0f} operations"
+                f"  {row['launches']:5.0f} launches  {row['python_calls']:6.0f} Python calls  {row['temporary']:4.1f} x temporary",
+                flush=True,
+            )
+    return rows
+
+
 def many_layers(count: int) -> dict[str, float]:
     """Seconds that the life of a plan takes on many small layers."""
     torch.manual_seed(0)
@@ -220,20 +419,25 @@ def main() -> None:
     parser.add_argument("--variants", default=",".join(METHODS), help="which methods; dense is always measured")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=10, help="steps per round")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, help="how often each variant is measured: 7, or 100 with --host")
     parser.add_argument("--compile", action="store_true", help="torch.compile(model), as a user would")
     parser.add_argument("--layers", type=int, help="time the life of a plan on so many small layers, and nothing else")
+    parser.add_argument("--host", action="store_true", help="measure what a step costs the host, and nothing else")
     parser.add_argument("--json", type=Path, help="write everything to this file")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     device = torch.device(args.device)
     command = " ".join(["python", "benchmarks/own_loop.py", *sys.argv[1:]])
+    variants = ["dense", *(one for one in args.variants.split(",") if one != "dense")]
     record: dict[str, Any] = {"command": command, "environment": environment(device)}
     if args.layers:
         record["layers"] = {"count": args.layers, "seconds": many_layers(args.layers)}
+    elif args.host:
+        names = args.networks.split(",") if args.networks else list(HOST_NETWORKS)
+        record["host"] = host(names, variants, args.rounds or 100)
     else:
         names = args.networks.split(",") if args.networks else ON_GPU if device.type == "cuda" else ON_CPU
-        variants = ["dense", *(one for one in args.variants.split(",") if one != "dense")]
+        args.rounds = args.rounds or 7
         record["rows"] = [row for name in names for row in measure(name, variants, args, device)]
     if args.json:
         args.json.write_text(json.dumps(record, indent=1) + "\n")
