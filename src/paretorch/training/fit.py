@@ -240,7 +240,7 @@ class Trainer:
             self._require_fit(stored)
             self.model.load_state_dict(stored.model)
             optimizers.load_state(self.optimizer, stored.optimizer)
-            if self.plan is not None:
+            if self.plan is not None and stored.plan is not None:
                 self.plan.load_state_dict(stored.plan)
             restore_random(stored.random, self.device)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -142,7 +142,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": device.type,
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "threads": torch.get_num_threads(),
-        "compiler": (find_compiler() or [None])[0] is not None,
+        "compiler": find_compiler() is not None,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "paretorch": __version__,
