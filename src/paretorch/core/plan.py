@@ -144,9 +144,7 @@ class Plan:
         """Counts and averages are not those of a loop's autocast."""
         return torch.autocast(self._state.step.device.type, enabled=False)
 
-    def _update(
-        self, scaler: torch.amp.GradScaler | None, overflow: bool, decisions: list[list[nn.Parameter]]
-    ) -> None:
+    def _update(self, scaler: torch.amp.GradScaler | None, overflow: bool, decisions: list[list[nn.Parameter]]) -> None:
         """Price and update the decisions of all methods, from the same state."""
         scaled = []
         pairs = zip(self._terms, decisions, strict=True)
