@@ -70,7 +70,7 @@ def study(data: bytes) -> bool:
 
 def run_folder(data: bytes) -> bool:
     """A run folder: config.json, metrics.jsonl and result.json, with NUL bytes between them."""
-    parts = (data.split(b"\0") + [b"", b"", b""])[:3]
+    parts = [*data.split(b"\0"), b"", b"", b""][:3]
     for name, part in zip(("config.json", "metrics.jsonl", "result.json"), parts, strict=True):
         (_folder / name).write_bytes(part)
     data_of(_folder)

@@ -162,7 +162,7 @@ def test_wrong_arguments(tmp_path) -> None:
         tuning.search(bowl, [1.0], [1.0], storage=f"sqlite:///{tmp_path}/no/such/folder/s.db")
     with pytest.raises(ConfigError, match="cannot be opened"):
         tuning.search(bowl, [1.0], [1.0], storage="nonsense://x")
-    with pytest.raises(MissingExtraError, match="kind oracle needs the driver (cx_Oracle|oracledb)"):
+    with pytest.raises(MissingExtraError, match=r"kind oracle needs the driver (cx_Oracle|oracledb)"):
         tuning.search(bowl, [1.0], [1.0], storage="oracle://x")
 
 
