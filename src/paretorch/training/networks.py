@@ -93,7 +93,7 @@ def _read_state(path: Path, option: str) -> Mapping[str, Tensor]:
 
 def _own(name: str, options: Mapping[str, Any], wanted: Mapping[str, Any]) -> nn.Module:
     try:
-        parameters = inspect.signature(load_function(name, "--network")).parameters
+        parameters: Mapping[str, inspect.Parameter] = inspect.signature(load_function(name, "--network")).parameters
     except (TypeError, ValueError):  # a callable that does not say
         parameters = {}
     open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
@@ -117,7 +117,8 @@ def _transformers(name: str, options: Mapping[str, Any]) -> nn.Module:
         # trust_remote_code stays off: a folder's own code is never run.
         config = transformers.AutoConfig.from_pretrained(place, **options)
         kinds = [getattr(transformers, one, None) for one in (config.architectures or ())]
-        kind = next((one for one in kinds if one is not None), None) or transformers.AutoModel
+        known = (one for one in kinds if isinstance(one, type) and issubclass(one, nn.Module))
+        kind: Any = next(known, None) or transformers.AutoModel
         folder = Path(place)
         if folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
             built = kind(config) if kind is not transformers.AutoModel else kind.from_config(config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import netrc
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -196,7 +196,11 @@ class _MLflow:
         self._client.set_terminated(self._memory.ident)
 
 
-_TRACKERS = {"tensorboard": _TensorBoard, "wandb": _WandB, "mlflow": _MLflow}
+_TRACKERS: dict[str, Callable[[Path, dict[str, Any], int, int], Tracker]] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _WandB,
+    "mlflow": _MLflow,
+}
 TRACKERS = tuple(_TRACKERS)
 _PACKAGES = {"tensorboard": ("tensorboard",), "wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
 

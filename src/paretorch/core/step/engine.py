@@ -355,7 +355,7 @@ def _clip(batch: Batch) -> None:
         latents: list[Tensor] = [local(one.data) for one in batch.latents] if batch.is_sharded else list(batch.latents)
         if bounds[0].dtype != latents[0].dtype:
             bounds = [bound.to(latents[0].dtype) for bound in bounds]
-        lower = batch.apart(torch._foreach_neg(bounds))
+        lower = batch.apart(list(torch._foreach_neg(bounds)))
         torch._foreach_clamp_max_(latents, batch.apart(bounds))
         torch._foreach_clamp_min_(latents, lower)
 

@@ -14,7 +14,6 @@ its mean diagonal in all layers. Weights without inputs (embeddings, recurrent l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -46,7 +45,7 @@ def _prune(
 ) -> nn.Module:
     if not 0.0 <= target < 1.0:
         raise ConfigError(f"target={target}: the share of weights to drop is at least 0 and below 1")
-    return change_in_stages(model, batches, partial(rule, target=target), exclude=exclude)
+    return change_in_stages(model, batches, lambda matrix, hessian: rule(matrix, hessian, target), exclude=exclude)
 
 
 def drop_by_wanda(matrix: Tensor, hessian: Tensor | None, target: float) -> Tensor:

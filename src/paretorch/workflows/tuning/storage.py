@@ -162,11 +162,11 @@ def _one_writer(engine: Any) -> None:
         return
     engine.dispose()  # connections that are open already begin as before
 
-    @event.listens_for(engine, "connect")  # type: ignore[untyped-decorator]
+    @event.listens_for(engine, "connect")
     def _connect(connection: Any, _: Any) -> None:
         connection.isolation_level = None  # or the driver begins transactions itself
 
-    @event.listens_for(engine, "begin")  # type: ignore[untyped-decorator]
+    @event.listens_for(engine, "begin")
     def _begin(connection: Any) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 

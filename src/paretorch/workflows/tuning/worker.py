@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ def _work(
             study.tell(trial, state=TrialState.FAIL)
             time.sleep(_PAUSE * np.random.default_rng().random())
             continue
-        if not _try(study, trial, beat, lambda now, at=cell: train(alphas[at[0]], epsilons[at[1]], now)):
+        if not _try(study, trial, beat, partial(train, alphas[cell[0]], epsilons[cell[1]])):
             continue
         if tell is not None:
             tell(_known(study, alphas, epsilons), alphas[cell[0]], epsilons[cell[1]])

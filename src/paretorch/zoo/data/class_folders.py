@@ -98,7 +98,8 @@ def _open(file: Path) -> Any:
 
 def _shape(files: list[Path], size: int, path: str | Path) -> tuple[int, int, int]:
     """Channels, height and width: grey if all images are."""
-    channels, sizes = 1, {}
+    channels = 1
+    sizes: dict[tuple[int, int], Path] = {}
     for file in files:
         try:
             with _pillow().open(file) as image:

@@ -95,7 +95,7 @@ class _Reader:
         for opcode, argument, _ in pickletools.genops(self._data):
             name = opcode.name
             if name in _ARGUMENTS:
-                self._stack.append(argument.encode("latin1") if name.endswith("STRING") else argument)
+                self._stack.append(str(argument).encode("latin1") if name.endswith("STRING") else argument)
             elif name in _CONSTANTS:
                 self._stack.append(_CONSTANTS[name])
             elif name in _TUPLES:
