@@ -73,9 +73,9 @@ class Stops:
             monkeypatch.setattr(loop_module, name, self._around(getattr(files_module, name)))
 
     def _around(self, write: Callable[..., None]) -> Callable[..., None]:
-        def watched(*arguments: Any, **options: Any) -> None:
+        def watched(*arguments: Any) -> None:
             self._moment()
-            write(*arguments, **options)
+            write(*arguments)
             self._moment()
 
         return watched

@@ -2,20 +2,18 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 from paretorch.errors import ConfigError
 from paretorch.zoo.data.images import Images
 
 
-def load(name: str, root: str | Path | None = None, download: bool = False, **options: Any) -> Images:
+def load(name: str, root: str | Path | None = None, download: bool = False) -> Images:
     """Load a set of images.
 
     Args:
-        name: "digits" (part of the package), "cifar10", "cifar100", or "folder:PATH" with a folder of images per class.
+        name: "digits" (part of the package), "cifar10" or "cifar100".
         root: the folder of CIFAR, by default $PARETORCH_DATA, else ~/.cache/paretorch.
         download: fetch CIFAR into that folder if it is missing.
-        options: of "folder:PATH", see `paretorch.zoo.data.class_folders.load`.
 
     Example:
         >>> from paretorch.zoo import data
@@ -23,10 +21,6 @@ def load(name: str, root: str | Path | None = None, download: bool = False, **op
         >>> images.train[0].shape, images.classes
         (torch.Size([1437, 1, 8, 8]), 10)
     """
-    if name.startswith("folder:"):
-        from paretorch.zoo.data import class_folders
-
-        return class_folders.load(name.removeprefix("folder:"), **options)
     if name == "digits":
         from paretorch.zoo.data import digits
 
@@ -35,7 +29,7 @@ def load(name: str, root: str | Path | None = None, download: bool = False, **op
         from paretorch.zoo.data import cifar
 
         return cifar.load(name, data_root(root), download)
-    raise ConfigError(f"There is no image set {name!r}; there are: digits, cifar10, cifar100, folder:PATH")
+    raise ConfigError(f"There is no image set {name!r}; there are: digits, cifar10, cifar100")
 
 
 def data_root(root: str | Path | None = None) -> Path:
