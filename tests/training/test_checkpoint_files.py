@@ -1,15 +1,18 @@
 """Checkpoints are whole or not there, and failing to write one is told plainly."""
 
 import errno
+import json
 import os
 import resource
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from paretorch.errors import ArtefactError, PareError
+from paretorch.errors import ArtefactError, PareError, PareWarning
+from paretorch.support.checked_files import previous
 from paretorch.training.checkpoint import Checkpoint
 from paretorch.training.files import write_atomically
 from paretorch.training.finish import read_result
@@ -80,10 +83,11 @@ def test_a_read_only_folder_is_a_clear_error(make: Make, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "text", "hostile", "other"])
-def test_a_damaged_checkpoint_is_refused(make: Make, damage: str) -> None:
+def test_a_damaged_checkpoint_without_another_is_refused(make: Make, damage: str) -> None:
     trainer = make()
     trainer.run()
     path = trainer.folder.checkpoint
+    previous(path).unlink()
     content = path.read_bytes()
     if damage == "hostile":
         torch.save({"format": 1, "model": _Evil()}, path)
@@ -104,6 +108,11 @@ def test_a_damaged_checkpoint_is_refused(make: Make, damage: str) -> None:
         {"random": 3},
         {"random": {}},
         {"random": {"cpu": torch.zeros(3)}},
+        {"random": {"cpu": 3}},
+        {"step": -1},
+        {"step": 1, "record": torch.zeros(2, 7)},
+        {"recipe": {1: 2}},
+        {"plan": {}},
         {"model": {1: 2}},
         {"optimizer": {"param_groups": [3], "state": {}}},
     ],
@@ -126,7 +135,7 @@ def test_a_damaged_configuration_is_refused(make: Make, text: str) -> None:
         make(resume=True)
 
 
-@pytest.mark.parametrize("text", ["3", "[1]", "{", "null"])
+@pytest.mark.parametrize("text", ["3", "[1]", "{", "null", "{}", "[" * 100_000])
 def test_a_damaged_result_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "result.json").write_text(text)
     with pytest.raises(ArtefactError, match=r"result.json is damaged"):
@@ -161,3 +170,82 @@ def test_rows_that_are_none_are_told(make: Make) -> None:
     trainer.folder.metrics.write_bytes(b"\xff" * (trainer.folder.metrics.stat().st_size - 1) + b"\n")
     with pytest.raises(ArtefactError, match=r"metrics.jsonl is damaged"):
         make(resume=True).run(resume=True)
+
+
+def _flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("part", [0.05, 0.3, 0.5, 0.7, 0.95])
+def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_used(make: Make, part: float) -> None:
+    whole, flipped = make(name="whole"), make(name="flipped")
+    whole.run()
+    flipped.run()
+    path = flipped.folder.checkpoint
+    _flip(path, int(part * path.stat().st_size))
+    with pytest.warns(
+        PareWarning, match=r"checkpoint.pt is missing or damaged; going on from the checkpoint before it"
+    ):
+        make(name="flipped", resume=True).run(resume=True)
+    expected, found = (Checkpoint.load(one.folder.checkpoint, torch.device("cpu")) for one in (whole, flipped))
+    assert all(torch.equal(expected.model[name], found.model[name]) for name in expected.model)
+
+
+def test_a_flipped_bit_in_both_generations_is_refused(make: Make) -> None:
+    trainer = make()
+    trainer.run()
+    path = trainer.folder.checkpoint
+    for one in (path, previous(path)):
+        _flip(one, one.stat().st_size // 2)
+    with pytest.raises(ArtefactError, match=r"checksum does not match; remove it"):
+        make(resume=True).run(resume=True)
+
+
+def test_a_checkpoint_without_a_checksum_of_its_own_is_read_unless_a_bit_is_flipped(make: Make) -> None:
+    trainer = make()
+    trainer.run()
+    path = trainer.folder.checkpoint
+    previous(path).unlink()
+    torch.save(torch.load(path, weights_only=True), path)
+    assert make(resume=True).run(resume=True)["epoch"] == 3
+    weight = next(iter(Checkpoint.load(path, torch.device("cpu")).model.values()))
+    _flip(path, path.read_bytes().index(weight.numpy().tobytes()))
+    with pytest.raises(ArtefactError, match=r"checkpoint.pt"):
+        make(resume=True).run(resume=True)
+
+
+@pytest.mark.parametrize("name", ["checkpoint.pt", "config.json", "metrics.jsonl"])
+def test_a_pipe_does_not_block(make: Make, name: str) -> None:
+    trainer = make()
+    trainer.run()
+    previous(trainer.folder.checkpoint).unlink()
+    (trainer.folder.path / name).unlink()
+    os.mkfifo(trainer.folder.path / name)
+    with pytest.raises(ArtefactError, match=name):
+        make(resume=True).run(resume=True)
+
+
+def test_a_folder_that_was_made_again_has_everything_at_the_end(make: Make) -> None:
+    trainer = make()
+
+    def remove(step: int) -> None:
+        if step == trainer.task.steps + 1:
+            shutil.rmtree(trainer.folder.path)
+            trainer.folder.path.mkdir()
+
+    trainer.after_step = remove
+    trainer.run()
+    assert len(trainer.folder.history()) == 3
+    assert make(resume=True).run(resume=True)["epoch"] == 3
+
+
+def test_a_run_that_goes_on_elsewhere_is_told(make: Make) -> None:
+    trainer = make()
+    trainer.run()
+    stored = json.loads(trainer.folder.config.read_text())
+    stored["environment"] |= {"threads": 77, "torch": "1.0"}
+    trainer.folder.config.write_text(json.dumps(stored))
+    with pytest.warns(PareWarning, match=r"another environment: threads \(there 77, .*torch \(there '1.0'"):
+        make(resume=True)

@@ -1,8 +1,11 @@
 """How a run tells of itself."""
 
-import pytest
+import io
 
-from paretorch.training.progress import Progress, brief, describe
+import pytest
+from rich.console import Console
+
+from paretorch.training.progress import Progress, brief, describe, make_bar
 
 _ROW = {"phase": "search", "epoch": 3, "loss": 0.41234, "accuracy": 0.871, "sparsity": 0.5, "bits": 3.2, "seconds": 1.0}
 
@@ -40,3 +43,17 @@ def test_a_validation_run_says_so() -> None:
     row = {"phase": "train", "epoch": 1, "loss": 1.0, "test_accuracy": 0.5}
     assert describe(row, 2, "validation") == "train 1/2  loss 1  validation accuracy 50.00 %"
     assert brief(row, 2, "validation") == "1/2 loss 1 validation 50.0 %"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_time_left_is_readable_on_a_narrow_terminal(width: int) -> None:
+    long = {**_ROW, "epoch": 128, "test_accuracy": 0.86}
+    screen = io.StringIO()
+    bar = make_bar(Console(file=screen, width=width, force_terminal=True, color_system=None, legacy_windows=False))
+    task = bar.add_task(brief(long, 350), total=1000)
+    bar.update(task, completed=250)
+    bar.console.print(bar.get_renderable())
+    line = screen.getvalue().splitlines()[-1]
+    assert "0:00:00 left" in line
+    assert "128/350 loss 0.412" in line
+    assert len(line) <= width

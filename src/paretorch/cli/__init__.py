@@ -7,4 +7,8 @@ def main() -> None:
         from paretorch.cli.app import app
     except KeyboardInterrupt:  # torch takes seconds to import
         raise SystemExit(130) from None
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("typer", "rich", "click"):
+            raise
+        raise SystemExit(f"pare: the command line needs {error.name}: pip install 'paretorch[cli]'") from None
     app()

@@ -21,7 +21,6 @@ from paretorch.support.version import __version__
 app = typer.Typer(
     help="Make PyTorch networks smaller and cheaper to train.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",

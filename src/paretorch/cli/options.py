@@ -33,4 +33,12 @@ Compile = Annotated[
 ]
 Graph = Annotated[bool, typer.Option(help="Replay it as a CUDA graph (GPU).", rich_help_panel=WHERE)]
 CheckpointEpochs = Annotated[int, typer.Option(help="Checkpoint every N epochs.", rich_help_panel=WHERE)]
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="Write the metrics there too: tensorboard, wandb or mlflow; may be given several times. Offline unless logged in.",
+        rich_help_panel=WHERE,
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the end alone.", rich_help_panel=WHERE)]

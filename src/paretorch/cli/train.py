@@ -63,8 +63,9 @@ def train(
     checkpoint_steps: Annotated[
         int, typer.Option(help="And every N steps within an epoch; 0: not.", rich_help_panel=WHERE)
     ] = 0,
+    track: options.Track = None,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write the metrics for TensorBoard too.", rich_help_panel=WHERE)
+        bool, typer.Option("--tensorboard", help="The same as --track tensorboard.", rich_help_panel=WHERE)
     ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Print nothing while training.", rich_help_panel=WHERE)
@@ -90,6 +91,8 @@ def train(
 
         pare train --config recipe.toml --lr 0.05 --out runs/mine
 
+        pare train --network digits-cnn --data digits --sparsity 0.9 --track wandb --track mlflow
+
         pare train --out runs/mine --resume
     """
     if config is None and resume and out is not None:
@@ -110,7 +113,7 @@ def train(
         checkpoint_epochs=checkpoint_epochs,
         checkpoint_steps=checkpoint_steps,
         progress="quiet" if quiet else "auto",
-        tensorboard=tensorboard,
+        track=tuple(dict.fromkeys([*(track or ()), *(["tensorboard"] if tensorboard else [])])),
     )
     if dry_run:
         from paretorch.cli.dry_run import show_plan

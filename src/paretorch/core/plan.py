@@ -124,35 +124,38 @@ class Plan:
         with torch.no_grad(), self._exactly():
             overflow = scaler is not None and _has_overflown(scaler)
             self._engine.collect(overflow, None if scaler is None else _scaling(scaler, self._state.step.device))
+            decisions = [term.decisions() for term in self._terms]
             if not self.is_hard:
                 count = self._state.count_step()
                 for term in self._terms:
                     term.prepare(self._engine.version)
                     optimizer_of(term)
                     term.count = count
-                self._update(scaler, overflow)
+                self._update(scaler, overflow, decisions)
                 advance(self._terms, self._state.step)
                 self._engine.clip()
                 self._engine.write()
-            for decision in self._decisions():
-                decision.grad = None
+            for own in decisions:
+                for decision in own:
+                    decision.grad = None
             self._guard.renew()
 
     def _exactly(self) -> torch.autocast:
         """Counts and averages are not those of a loop's autocast."""
         return torch.autocast(self._state.step.device.type, enabled=False)
 
-    def _update(self, scaler: torch.amp.GradScaler | None, overflow: bool) -> None:
+    def _update(self, scaler: torch.amp.GradScaler | None, overflow: bool, decisions: list[list[nn.Parameter]]) -> None:
         """Price and update the decisions of all methods, from the same state."""
         scaled = []
-        trained = [(term, term.optimizer) for term in self._terms if term.optimizer is not None]
-        for term, optimizer in trained:
-            check_finite(term, self._state.step, scaler)
-            if scaler is not None and not term.is_on_weights and any(d.grad is not None for d in term.decisions()):
+        pairs = zip(self._terms, decisions, strict=True)
+        trained = [(term, own, term.optimizer) for term, own in pairs if term.optimizer is not None]
+        for term, own, optimizer in trained:
+            check_finite(term, own, self._state.step, scaler)
+            if scaler is not None and not term.is_on_weights and any(d.grad is not None for d in own):
                 scaler.unscale_(optimizer)
                 scaled.append(optimizer)
-        add_prices([term for term, _ in trained], self._terms, self._engine)
-        for term, optimizer in trained:
+        add_prices([(term, own) for term, own, _ in trained], self._terms, self._engine)
+        for term, _, optimizer in trained:
             if scaler is not None and optimizer in scaled:
                 scaler.step(optimizer)
             elif not (overflow and term.is_on_weights):

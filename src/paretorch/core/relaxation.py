@@ -53,8 +53,9 @@ class Relaxation(nn.Module):
     @property
     def decision(self) -> nn.Parameter:
         """The trained variable, on this weight's grid or shared by name."""
-        if self.s is not None:
-            return self.s
+        own = self._parameters["s"]  # not by attribute, which a module looks for in several places
+        if own is not None:
+            return own
         shared: nn.Parameter = getattr(self._root[0], self._shared)
         return shared
 
@@ -80,6 +81,11 @@ class Relaxation(nn.Module):
     def batch_key(self) -> Hashable:
         """What must be equal for weights to be computed together."""
         return (self.hard, self.training)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether `…_all` also take all weights of a batch, end to end, as one flat tensor, and their decisions as another."""
+        return False
 
     @property
     def is_elementwise(self) -> bool:
@@ -135,6 +141,12 @@ class Relaxation(nn.Module):
     def keep_all(cls, members: Sequence[Self], grids: Sequence[Tensor]) -> list[Tensor] | None:
         """`keep` of several weights."""
         found = [kept for one, s in zip(members, grids, strict=True) if (kept := one.keep(s)) is not None]
+        return found or None
+
+    @classmethod
+    def bits_all(cls, members: Sequence[Self], grids: Sequence[Tensor]) -> list[Tensor] | None:
+        """`bits` of several weights."""
+        found = [bits for one, s in zip(members, grids, strict=True) if (bits := one.bits(s)) is not None]
         return found or None
 
     @classmethod

@@ -6,6 +6,9 @@ from typing import Any
 
 from paretorch.errors import ConfigError
 
+_LARGEST = 1e38
+"""Above it are numbers that tensors of single precision cannot hold."""
+
 
 def require_number(name: str, value: Any, low: float, high: float, hint: str, *, above: bool = False) -> None:
     """A finite number from `low` (or above it) to `high`."""
@@ -37,6 +40,8 @@ def require_one_of(name: str, value: str, choices: Sequence[str]) -> None:
 
 
 def require_at_least(name: str, value: float, bound: float) -> None:
-    """A number of at least `bound`; NaN is none."""
+    """A number of at least `bound` that single precision can hold; NaN is none."""
     if not value >= bound:
         raise ConfigError(f"{name} must be at least {bound}, not {value}")
+    if value > _LARGEST:
+        raise ConfigError(f"{name} must be at most {_LARGEST:g}, not {value:g}")

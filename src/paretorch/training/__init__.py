@@ -7,5 +7,6 @@ from paretorch.training.recipe import Recipe
 from paretorch.training.run import prepare, train
 from paretorch.training.runtime import Runtime
 from paretorch.training.task import Task
+from paretorch.training.tracking import Tracking
 
-__all__ = ["ImageClassification", "Recipe", "RunFolder", "Runtime", "Task", "Trainer", "prepare", "train"]
+__all__ = ["ImageClassification", "Recipe", "RunFolder", "Runtime", "Task", "Tracking", "Trainer", "prepare", "train"]

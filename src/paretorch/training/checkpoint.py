@@ -1,9 +1,10 @@
 """Checkpoints: everything a run needs to go on as if it had never stopped.
 
-Written atomically; read with `weights_only=True`, so a file from elsewhere cannot run code.
+Written atomically, with a checksum, and the one before it is kept; read with `weights_only=True`, so a file from elsewhere
+cannot run code.
 """
 
-import io
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import torch
 
 from paretorch.errors import ArtefactError
-from paretorch.training.files import write_atomically
+from paretorch.support.checked_files import DamagedError, read_newest, read_tensors
+from paretorch.training.files import save_tensors
 
 _FORMAT = 1
 _ANEW = "remove it to begin the run again"
@@ -41,27 +43,50 @@ class Checkpoint:
     random: dict[str, torch.Tensor]
 
     def save(self, path: Path) -> None:
-        """Replace `path` by this checkpoint, or leave it as it was."""
-        buffer = io.BytesIO()
-        torch.save({"format": _FORMAT, **self.__dict__}, buffer)
-        write_atomically(path, buffer.getbuffer())
+        """Replace `path` by this checkpoint, or leave it as it was; the one before it is kept as checkpoint.previous.pt."""
+        save_tensors(path, {"format": _FORMAT, **self.__dict__}, generations=2)
 
     @classmethod
-    def load(cls, path: Path, device: torch.device) -> "Checkpoint":
-        """Read a checkpoint; tensors arrive on `device`, generator states on the CPU."""
+    def load(cls, path: Path, device: torch.device, *, resume: bool = False) -> "Checkpoint":
+        """Read a checkpoint; tensors arrive on `device`, generator states on the CPU.
+
+        Args:
+            path: Its file.
+            device: Where its tensors go.
+            resume: Go on from the one before it, with a warning, if the file is damaged.
+        """
         try:
-            content = torch.load(path, map_location=device, weights_only=True)
-        except Exception as error:  # what a torn or foreign file makes of the unpickler is not ours to list
-            raise ArtefactError(f"{path} is not a readable checkpoint; {_ANEW}.") from error
+            content = read_newest(path, device) if resume else read_tensors(path, device)
+        except DamagedError as error:
+            raise ArtefactError(f"{error}; {_ANEW}.") from error
         if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
             raise ArtefactError(f"{path} is a checkpoint of another format; {_ANEW}.")
         if set(content) != set(cls.__dataclass_fields__):
             raise ArtefactError(f"{path} lacks parts of a checkpoint; {_ANEW}.")
         for name, kind in _KINDS.items():
-            if not isinstance(content[name], kind):
+            if not isinstance(content[name], kind) or not _is_sound(name, content[name]):
                 raise ArtefactError(f"{path} has no {name} as checkpoints have it; {_ANEW}.")
         content["random"] = {name: state.cpu() for name, state in content["random"].items()}
         return cls(**content)
+
+
+def _is_sound(name: str, value: Any) -> bool:
+    """Whether a part of the right type can be of a checkpoint."""
+    if name in ("epoch", "step", "offset"):
+        return not isinstance(value, bool) and value >= 0
+    if name == "random":
+        states = value.values()
+        return "cpu" in value and all(isinstance(one, torch.Tensor) and one.dtype == torch.uint8 for one in states)
+    if name == "recipe":
+        return _is_json(value)
+    return True
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError, RecursionError):
+        return False
 
 
 def random_state(device: torch.device) -> dict[str, torch.Tensor]:

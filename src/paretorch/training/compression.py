@@ -34,7 +34,9 @@ def attach(model: nn.Module, recipe: Recipe, *, steps: int, example: Tensor) -> 
 
     methods = _methods(recipe, model)
     steps = max(steps, 1)  # none where a trained network is pruned right away
-    example = example.float() if example.is_floating_point() else example  # as the weights are, outside of autocast
+    example = (
+        example.float() if isinstance(example, Tensor) and example.is_floating_point() else example
+    )  # as the weights are, outside of autocast
     budget = recipe.compression.budget
     meter = None if budget is None else meter_of(model, recipe.compression.norms, _SUMMARY)
     return compress(model, *methods, steps=steps, example=example, budget=budget, seed=recipe.seed, meter=meter)

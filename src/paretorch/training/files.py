@@ -4,8 +4,10 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from paretorch.errors import PareError
+from paretorch.support.checked_files import write_tensors
 from paretorch.support.files import replacing, sweep
 
 
@@ -14,6 +16,14 @@ def write_atomically(path: Path, data: bytes | memoryview) -> None:
     try:
         with replacing(path) as temporary, open(temporary, "wb") as file:
             file.write(data)
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def save_tensors(path: Path, content: Any, *, generations: int = 1) -> None:
+    """Replace a file of tensors and plain values, with a checksum; of two generations the file that was there is kept."""
+    try:
+        write_tensors(path, content, generations=generations)
     except OSError as error:
         raise write_error(path, error) from error
 

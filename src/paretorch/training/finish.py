@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from paretorch.errors import ArtefactError
+from paretorch.support.files import read_json
 from paretorch.training.files import write_atomically
 from paretorch.training.folder import RunFolder
 from paretorch.training.norms import fold_norms
@@ -57,10 +58,13 @@ def finish(
     example = task.example()
     # Of tokens nothing is counted: the multiply-adds of convolutions and linear layers would be a part that reads like
     # the whole of a recurrent network or of attention.
-    image = example[:1].float().cpu().contiguous() if example.is_floating_point() else None
+    counted = isinstance(example, torch.Tensor) and example.is_floating_point()
+    image = example[:1].float().cpu().contiguous() if counted else None
     plain = model.to("cpu").to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     deploy.save(plain, folder.artefact, summary=summary_of(metrics))
-    report = deploy.report(folder.artefact, example=image, latency=False)
+    # The file of a user's own network cannot say how to build it.
+    measured = folder.artefact if getattr(plain, "zoo_name", "") or image is None else plain
+    report = deploy.report(measured, example=image, latency=False)
     drawn = _draw(plain, task, folder.samples)
     title, history = folder.path.absolute().name, folder.history()
     write_html(folder.report, title=title, comparison=[], report=report, history=history, samples=drawn)
@@ -79,6 +83,7 @@ def finish(
         "epochs": last["epoch"],
         **({} if plan is None else _by_layer(report, history)),
     }
+    folder.restore()
     write_atomically(folder.path / "result.json", json.dumps(result, indent=2).encode())
     return result
 
@@ -141,7 +146,9 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        result = dict(json.loads(path.read_text()))
+        result = dict(read_json(path))
+        if not result.keys() >= {"epochs", "bytes", "dense_bytes"}:
+            raise ValueError
     except (OSError, ValueError, TypeError) as error:
         raise ArtefactError(f"{path} is damaged; remove it and run again with --resume.") from error
     return result

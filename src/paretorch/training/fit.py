@@ -7,6 +7,7 @@ run that is killed and resumed takes the very steps of one that is not.
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 
 from paretorch.errors import ArtefactError, DivergenceError
 from paretorch.optim.peers import set_mode
+from paretorch.support import checked_files
 from paretorch.support.signals import on_sigterm
 from paretorch.training import optimizers, schedules
 from paretorch.training.checkpoint import Checkpoint, random_state, restore_random
@@ -26,7 +28,7 @@ from paretorch.training.runtime import Runtime
 from paretorch.training.similarities import similarities
 from paretorch.training.stepper import Stepper
 from paretorch.training.task import Task, mix
-from paretorch.training.tracking import Tracker
+from paretorch.training.tracking import Tracking
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
@@ -77,7 +79,7 @@ class Trainer:
         )
         self.after_step: Callable[[int], None] | None = None
         """Called on the host after each step, with the number of steps taken so far; None: nothing is."""
-        self._tracker: Tracker | None = None
+        self._tracking: Tracking | None = None
         self._is_to_stop = False
         self._epoch, self._step, self._offset = 0, 0, 0
         self._record: torch.Tensor | None = None
@@ -92,12 +94,16 @@ class Trainer:
 
         At a SIGTERM it keeps the steps taken so far, the one under way too, and raises KeyboardInterrupt; at a second one at once.
         """
-        if resume and self.folder.checkpoint.exists():
+        if resume and checked_files.exists(self.folder.checkpoint):
             self._restore()
-        if self.runtime.tensorboard:
-            self._tracker = Tracker(self.folder.path, self._epoch * self.task.steps)
+        if self.runtime.track:
+            told = len(self.folder.history()) if self._epoch else 0
+            steps = self._epoch * self.task.steps
+            config = self.recipe.as_dict()
+            self._tracking = Tracking(self.runtime.track, self.folder.path, config=config, step=steps, rows=told)
         held_out = "validation" if self.recipe.data.validation else "test"
-        with Progress(self.runtime.progress, held_out) as progress, on_sigterm(self._stop):
+        tracking = self._tracking or nullcontext()
+        with tracking, Progress(self.runtime.progress, held_out) as progress, on_sigterm(self._stop):
             first = "compiling, once: about a minute" if self._compiles else ""
             progress.start(self.epochs, self.task.steps, self._epoch * self.task.steps + self._step, first)
             while self._epoch < self.epochs:
@@ -179,8 +185,8 @@ class Trainer:
         if broken:
             raise self._diverged(self._epoch * self.task.steps, evaluation[broken], broken)
         self._offset = self.folder.append(row)
-        if self._tracker is not None:
-            self._tracker.add(row)
+        if self._tracking is not None:
+            self._tracking.add(row)
         progress.epoch(row)
 
     def _rates(self, epoch: int) -> list[float]:
@@ -214,6 +220,7 @@ class Trainer:
         )
 
     def _save(self, record: torch.Tensor | None = None) -> None:
+        self.folder.restore()
         Checkpoint(
             recipe=self.recipe.as_dict(),
             model=self.model.state_dict(),
@@ -227,21 +234,31 @@ class Trainer:
         ).save(self.folder.checkpoint)
 
     def _restore(self) -> None:
-        stored = Checkpoint.load(self.folder.checkpoint, self.device)
+        stored = Checkpoint.load(self.folder.checkpoint, self.device, resume=True)
         require_same_recipe(self.recipe, stored.recipe, self.folder.path)
         try:
+            self._require_fit(stored)
             self.model.load_state_dict(stored.model)
             optimizers.load_state(self.optimizer, stored.optimizer)
             if self.plan is not None and stored.plan is not None:
                 self.plan.load_state_dict(stored.plan)
             restore_random(stored.random, self.device)
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             told = f"{self.folder.checkpoint} does not fit this network; it comes from another version of it."
             raise ArtefactError(f"{told} Choose another --out.") from error
         self._epoch, self._step, self._offset = stored.epoch, stored.step, stored.offset
         self._record = stored.record if stored.step else None
         self.folder.rewind(stored.offset)
         self._require_same_steps()
+
+    def _require_fit(self, stored: Checkpoint) -> None:
+        """Raise ValueError for parts that would fail only later, or be passed over."""
+        if (self.plan is None) != (stored.plan is None):
+            raise ValueError("a plan for a dense run, or none for a compressed one")
+        if stored.step and stored.record.shape != (stored.step, 1 + len(self.task.tallies)):
+            raise ValueError("a record of another shape")
+        if stored.step and not stored.record.is_floating_point():
+            raise ValueError("a record of another type")
 
     def _require_same_steps(self) -> None:
         """Refuse to go on with data that make longer or shorter epochs than those before."""

@@ -1,4 +1,4 @@
-"""The run folder: config.json, metrics.jsonl, checkpoint.pt, and at the end model.pare, report.html, a generator's samples.png."""
+"""The run folder: config.json, metrics.jsonl, checkpoint.pt and the one before it, and at the end model.pare, report.html, a generator's samples.png."""
 
 import json
 import os
@@ -11,10 +11,17 @@ from typing import Any
 import torch
 
 from paretorch.errors import ArtefactError, ConfigError
+from paretorch.optim.kernels.compiled import find_compiler
+from paretorch.support import checked_files
+from paretorch.support.files import parse_json, read_json, read_text, sweep
 from paretorch.support.version import __version__
+from paretorch.support.warn import warn
 from paretorch.training.files import write_atomically, write_error
 from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import require_same_recipe
+
+_DECIDING = ("device", "hardware", "threads", "compiler", "torch", "paretorch")
+"""What the last bits of a result may depend on; `compiler`: optimizers run a compiled step if there is one."""
 
 
 class RunFolder:
@@ -29,18 +36,38 @@ class RunFolder:
         self.report = path / "report.html"
         self.samples = path / "samples.png"
         check_folder(path, recipe, resume=resume)
-        begun = self.checkpoint.exists()
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise write_error(path, error) from error
+        begun = checked_files.exists(self.checkpoint)
+        here = environment(device or torch.device("cpu"))
+        if begun:
+            self._content = self.config.read_bytes()
+            warn_of_other_environment(json.loads(self._content).get("environment"), here, path)
+        else:
+            self._content = json.dumps({"recipe": recipe.as_dict(), "environment": here}, indent=2).encode()
+        self._rows = b""
+        self._make()
         if not begun:
-            content = {"recipe": recipe.as_dict(), "environment": environment(device or torch.device("cpu"))}
-            write_atomically(self.config, json.dumps(content, indent=2).encode())
+            write_atomically(self.config, self._content)
+        sweep(path)
         self.rewind(None if begun else 0)
+
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error(self.path, error) from error
+
+    def restore(self) -> None:
+        """Write config.json and metrics.jsonl again if somebody has removed them, or the whole folder, during the run."""
+        self._make()
+        if not self.config.exists():
+            write_atomically(self.config, self._content)
+        if self._rows and not self.metrics.exists():
+            write_atomically(self.metrics, self._rows)
 
     def rewind(self, offset: int | None) -> None:
         """Cut metrics.jsonl to `offset` bytes (None: leave it), so that steps taken again are not told twice."""
+        if self.metrics.exists() and not self.metrics.is_file():
+            raise ArtefactError(f"{self.metrics} is not a file: remove it, or choose another --out.")
         try:
             with open(self.metrics, "ab") as file:
                 if offset is not None:
@@ -50,16 +77,20 @@ class RunFolder:
                             f"remove {self.checkpoint} to begin the run again."
                         )
                     file.truncate(offset)
+            self._rows = self.metrics.read_bytes()
         except OSError as error:
             raise write_error(self.metrics, error) from error
 
     def append(self, row: dict[str, Any]) -> int:
         """Add one line to metrics.jsonl; returns the length of the file."""
+        self.restore()
+        line = json.dumps(row).encode() + b"\n"
         try:
             with open(self.metrics, "ab") as file:
-                file.write(json.dumps(row).encode() + b"\n")
+                file.write(line)
                 file.flush()
                 os.fsync(file.fileno())
+                self._rows += line
                 return file.tell()
         except OSError as error:
             raise write_error(self.metrics, error) from error
@@ -74,12 +105,12 @@ def check_folder(path: Path, recipe: Recipe, *, resume: bool) -> None:
 
     A run is in a folder once it has a checkpoint or a result; what was stopped before that is begun anew.
     """
-    if not any((path / name).exists() for name in ("checkpoint.pt", "result.json")):
+    if not (checked_files.exists(path / "checkpoint.pt") or (path / "result.json").exists()):
         return
     if not resume:
         raise ConfigError(f"{path} already holds a run; continue it with --resume or choose another --out.")
     try:
-        stored = dict(json.loads((path / "config.json").read_text())["recipe"])
+        stored = dict(read_json(path / "config.json")["recipe"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ArtefactError(f"{path}/config.json is not the configuration of a run; choose another --out.") from error
     require_same_recipe(recipe, stored, path)
@@ -91,10 +122,10 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     try:
-        rows = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        rows = [parse_json(line) for line in read_text(path).splitlines(keepends=True) if line.endswith("\n")]
         if not all(isinstance(row, dict) for row in rows):
             raise ValueError
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ArtefactError(f"{path} is damaged: it should hold one JSON object a line.") from error
     return rows
 
@@ -111,10 +142,23 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": device.type,
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "threads": torch.get_num_threads(),
+        "compiler": find_compiler() is not None,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "paretorch": __version__,
     }
+
+
+def warn_of_other_environment(stored: Any, here: dict[str, Any], where: Path) -> None:
+    """Warn, in one line, of what differs from where a run was begun: the same steps may then give other last bits."""
+    if not isinstance(stored, dict):
+        return
+    differs = [name for name in _DECIDING if name in stored and stored[name] != here[name]]
+    if differs:
+        pairs = ", ".join(f"{name} (there {stored[name]!r}, here {here[name]!r})" for name in differs)
+        warn(
+            f"{where} was begun in another environment: {pairs}; the result may differ from that of a run that stayed there"
+        )
 
 
 def _processor() -> str:

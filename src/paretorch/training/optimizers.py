@@ -11,6 +11,7 @@ from paretorch.training.recipe import OptimizerRecipe
 
 UNCAPTURED = frozenset(PEERS)
 _COUNTED = ("step", "weight_sum", "lr_max", "train_mode")  # what some optimizers count per group
+_MOMENTS = ("momentum_buffer", "exp_avg", "max_exp_avg_sq")  # one number per weight, in every optimizer that has them
 
 
 def dense_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -48,6 +49,15 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float | Tensor) -> None:
         group["lr"] = group[RATE_SHARE] * rate if RATE_SHARE in group else rate
 
 
+def _require_shapes(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError for moments of another shape than their weight, which torch would notice at the next step only."""
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            for name, value in optimizer.state.get(weight, {}).items():
+                if name in _MOMENTS and value is not None and getattr(value, "shape", None) != weight.shape:
+                    raise ValueError(f"{name} has another shape than its weight")
+
+
 def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load moments and counters, keep this optimizer's own settings (it may run on another device now)."""
     settings = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
@@ -55,6 +65,7 @@ def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         own.update({name: saved[name] for name in _COUNTED if name in saved})
     groups = [{**own, "params": saved["params"]} for own, saved in zip(settings, state["param_groups"], strict=True)]
     optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
+    _require_shapes(optimizer)
     # Loading copies; a rate that a captured step reads must stay the very tensor that is written to.
     for group, own in zip(optimizer.param_groups, settings, strict=True):
         group.update(own)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,7 +19,7 @@ class Progress:
     def __init__(self, mode: str = "auto", held_out: str = "test") -> None:
         self._held_out = held_out
         if mode == "auto":
-            mode = "bar" if sys.stdout.isatty() else "plain"
+            mode = "bar" if sys.stdout.isatty() and find_spec("rich") is not None else "plain"
         self._mode = mode
         self._bar: Any = None
         self._task: Any = None
@@ -31,16 +32,7 @@ class Progress:
             print(first, flush=True)
         if self._mode != "bar":
             return
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
-        self._bar = Progress(*columns, refresh_per_second=4)
+        self._bar = make_bar()
         self._task = self._bar.add_task(first or "starting", total=epochs * steps, completed=done)
         self._bar.start()
 
@@ -64,6 +56,21 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def make_bar(console: Any = None) -> Any:
+    """A bar of rich: the times first, since a narrow terminal cuts the end of the line."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.table import Column
+
+    columns = (
+        BarColumn(bar_width=8, table_column=Column(min_width=8)),
+        TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7)),
+        TextColumn("left", table_column=Column(no_wrap=True, min_width=4)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+    )
+    return Progress(*columns, console=console, refresh_per_second=4, expand=True)
 
 
 def describe(row: dict[str, Any], epochs: int, held_out: str = "test") -> str:

@@ -50,15 +50,16 @@ class DataRecipe:
     """The data set, what is held out of it, its batches and its augmentation.
 
     Args:
-        name: A data set of the zoo.
-        options: ptb and ptb-char: bptt, the tokens of a chunk; multi30k: vocabulary, and bleu (true or false);
+        name: A data set of the zoo, folder:PATH, hf:NAME_OR_FOLDER, or FILE.py:FUNCTION.
+        options: folder: size, test_percent, split_seed; FILE.py:FUNCTION: its arguments; ptb and ptb-char: bptt, the tokens of a chunk; multi30k: vocabulary, and bleu (true or false);
             shortest-paths: limit, the most moves between two points, or limits, one for each of several phases of equal
             length, count, test_count and size of the grids; the network dcgan-generator: loss (hinge or bce),
             critic_steps, critic_width, samples, and features, a classifier's artefact.
         validation: How many training images to hold out and evaluate on instead of the test set, which is then evaluated
             once, at the very end. Text and translation have a validation part, which any number above 0 chooses.
         batch: Images or grids, columns of text, or (translation) tokens per side, per step.
-        pad, flip: Augmentation of images; None is what suits the data: 4 and mirroring, but 1 and no mirroring for digits.
+        pad, flip: Augmentation of images; None is what suits the data: 4 and mirroring, but 1 and no mirroring for digits,
+            and neither for a user's own.
         cutout: Side of the square that is cut out of an image; 0: none.
         label_smoothing: Of the loss.
     """
@@ -115,7 +116,7 @@ class OptimizerRecipe:
             raise ConfigError(f"optimizer.betas must be two numbers from 0 to just below 1, not {list(self.betas)}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"optimizer.momentum must be a number from 0 to just below 1, not {self.momentum}")
-        if self.clip_norm is not None and not self.clip_norm > 0:
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
             raise ConfigError(f"optimizer.clip_norm must be above 0, not {self.clip_norm}")
 
 
@@ -147,6 +148,8 @@ class ScheduleRecipe:
             object.__setattr__(self, "finetune_milestones", tuple(self.finetune_milestones))
         require_one_of("schedule.name", self.name, SCHEDULES)
         require_one_of("schedule.finetune_name", self.finetune_name, (*SCHEDULES, THROUGH))
+        for milestone in (*self.milestones, *(self.finetune_milestones or ())):
+            require_at_least("schedule.milestones: a milestone", milestone, 0)
         require_at_least("schedule.factor", self.factor, 0)
         require_at_least("schedule.warmup", self.warmup, 0)
         if self.finetune_lr is not None:
@@ -261,8 +264,10 @@ class Recipe:
     """Network, data, optimizer, schedule and what to compress.
 
     Args:
-        network, network_options: A zoo network and the options of its builder.
-        start: An artefact of that network (model.pare of a dense run, say) whose weights to begin with; None: fresh ones.
+        network, network_options: A zoo network, or another by `paretorch.training.networks`, and the options of its builder.
+        start: A file of that network (model.pare of a dense run, say, .safetensors or .pt) whose weights to begin with; None:
+            those that it is built with.
+        task: What is learned: classify, language, regress, or FILE.py:FUNCTION; None: what the data are for.
         epochs, finetune: Epochs until decisions are rounded, and epochs after that; 0 and some prune the network in
             `start` right away, by mp or amc.
         dtype: "fp32", "bf16" (autocast), or "auto": bf16 on a GPU and fp32 elsewhere.
@@ -282,6 +287,7 @@ class Recipe:
     finetune: int = 0
     dtype: str = "auto"
     seed: int = 0
+    task: str | None = None
     data: DataRecipe = field(default_factory=DataRecipe)
     optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
     schedule: ScheduleRecipe = field(default_factory=ScheduleRecipe)
@@ -327,4 +333,6 @@ class Recipe:
         plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         if self.distillation.teacher is None:  # as in runs and storages that were begun before there were teachers
             del plain["distillation"]
+        if self.task is None:
+            del plain["task"]
         return plain

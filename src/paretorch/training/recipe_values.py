@@ -4,14 +4,13 @@ Values may be flat (as until 0.1.0), nested, or dotted; see `paretorch.training.
 """
 
 import dataclasses
-import json
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.support.byte_sizes import parse_bytes as parse_bytes
+from paretorch.support.files import parse_json, parse_toml, read_text
 from paretorch.training.recipe import (
     CompressionRecipe,
     DataRecipe,
@@ -95,11 +94,11 @@ def require_same(values: Mapping[str, Any], stored: Mapping[str, Any], where: Pa
 def read_config(path: Path) -> dict[str, Any]:
     """The values of a TOML or JSON file."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"Cannot read the configuration {path}: {error}") from error
     try:
-        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        values = parse_json(text) if path.suffix == ".json" else parse_toml(text)
     except ValueError as error:
         raise ConfigError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
     if not isinstance(values, dict):
@@ -121,7 +120,7 @@ def _typed(place: str, value: Any, source: str) -> Any:
     elif "tuple" in wanted:
         fits = isinstance(value, list | tuple) and all(_is_number(each) for each in value)
     elif "Mapping" in wanted:
-        fits = isinstance(value, Mapping)
+        fits = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
     elif "float" in wanted:
         fits = _is_number(value)
     elif wanted.startswith("int"):

@@ -16,14 +16,16 @@ from paretorch.training.finish import finish, read_result
 from paretorch.training.fit import Trainer
 from paretorch.training.folder import RunFolder, check_folder
 from paretorch.training.images import ImageClassification
+from paretorch.training.networks import build_network, is_zoo, load_weights
 from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import changed
 from paretorch.training.runtime import Runtime
 from paretorch.training.task import Task
+from paretorch.training.tasks.batches import BatchTask
 from paretorch.training.tasks.choose import choose
 from paretorch.training.tasks.limits import Carrying, Drawing, clip_gradients, suited
 from paretorch.training.teacher import teach
-from paretorch.training.tracking import require_tensorboard
+from paretorch.training.tracking import require_trackers
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
@@ -59,13 +61,12 @@ def choose_device(name: str) -> torch.device:
 
 def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) -> Setup:
     """Build the network (from the recipe's seed), load the data unless given, attach what is to be compressed."""
-    from paretorch import deploy, zoo
-
     device = choose_device(runtime.device)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # steps are captured and replayed on the streams of the current device
     task, wanted = choose(recipe, runtime, device, images)
-    _check_options(recipe, wanted)
+    if is_zoo(recipe.network):
+        _check_options(recipe, wanted)
     if recipe.compression.pruning == "amc":
         _check_search(recipe, task)
     if recipe.compression.pruning in DRAWN and isinstance(task, Drawing):
@@ -81,12 +82,11 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
         torch.backends.cudnn.benchmark = True
         torch.set_float32_matmul_precision("high")
     torch.manual_seed(recipe.seed)
-    model: nn.Module = zoo.build(recipe.network, **{**wanted, **recipe.network_options})
+    model = build_network(recipe.network, recipe.network_options, wanted)
     if recipe.start is not None:
-        deploy.load(recipe.start, into=model)
+        load_weights(model, Path(recipe.start))
     model = model.to(device)
-    if isinstance(task, ImageClassification):
-        _check_fit(model, task.example()[:1], recipe)
+    check_fit(model, task, recipe, wanted)
     teach(task, model, recipe, wanted)
     # Faster on GPUs, and on CPUs too: ResNet-20 takes three quarters of the time there.
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -103,10 +103,28 @@ def _check_options(recipe: Recipe, wanted: dict[str, Any]) -> None:
             )
 
 
-def _check_fit(model: nn.Module, image: Tensor, recipe: Recipe) -> None:
+def check_fit(model: nn.Module, task: Task, recipe: Recipe, wanted: dict[str, Any]) -> None:
+    """Refuse a network that cannot take the data, or whose outputs are not what the task needs."""
+    if isinstance(task, BatchTask):
+        task.check(model, recipe.network)
+    elif isinstance(task, ImageClassification):
+        found = _run_image(model, task.example()[:1], recipe)
+        if not isinstance(found, Tensor) or found.dim() != 2:
+            what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise ConfigError(
+                f"{recipe.network} gives {what} for images of {recipe.data.name}: return logits [rows, classes], or write a --task"
+            )
+        if found.shape[1] < wanted["classes"]:
+            raise ConfigError(
+                f"{recipe.network} gives {found.shape[1]} classes, and {recipe.data.name} has labels up to {wanted['classes'] - 1}: "
+                f"make its last layer {wanted['classes']} wide"
+            )
+
+
+def _run_image(model: nn.Module, image: Tensor, recipe: Recipe) -> Any:
     try:
         with in_eval(model):
-            run_example(model, image.float())
+            return run_example(model, image.float())
     except ConfigError as error:
         may = "channels" in inspect.signature(type(model)).parameters and "channels" in str(error)
         hint = f'; try network_options={{"channels": {image.shape[1]}}}' if may else ""
@@ -138,8 +156,7 @@ def train(recipe: Recipe, out: Path, runtime: Runtime | None = None, *, resume: 
     if resume and (result := read_result(out)) is not None:
         return result
     # Everything that a wrong recipe can break comes before the folder is made.
-    if runtime.tensorboard:
-        require_tensorboard()
+    require_trackers(runtime.track)
     setup = prepare(recipe, runtime)
     with alone_in(out):
         folder = RunFolder(out, recipe, resume=resume, device=setup.device)

@@ -18,7 +18,7 @@ class Runtime:
         checkpoint_epochs: Write a checkpoint every so many epochs.
         checkpoint_steps: And every so many steps within an epoch; 0: none within.
         progress: "bar", "plain", "quiet", or "auto": a bar on a terminal, else one line per epoch.
-        tensorboard: Whether to write the metrics for TensorBoard too.
+        track: Where to write the metrics too: "tensorboard", "wandb", "mlflow".
     """
 
     root: str | None = None
@@ -29,7 +29,7 @@ class Runtime:
     checkpoint_epochs: int = 1
     checkpoint_steps: int = 0
     progress: str = "auto"
-    tensorboard: bool = False
+    track: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_one_of("progress", self.progress, ("auto", "bar", "plain", "quiet"))

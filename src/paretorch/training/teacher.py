@@ -12,6 +12,7 @@ from paretorch.support.eval_mode import in_eval, run_example
 from paretorch.support.inputs import ModelCall
 from paretorch.training.checkpoint import Checkpoint
 from paretorch.training.distillation import Teacher, distillation_loss
+from paretorch.training.networks import build_network
 from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import stored_recipe
 from paretorch.training.task import Task
@@ -52,7 +53,7 @@ def _compare(teacher: Teacher, model: nn.Module, task: Task) -> None:
 
 
 def _network(path: Path, recipe: Recipe, wanted: Mapping[str, Any]) -> nn.Module:
-    from paretorch import deploy, zoo
+    from paretorch import deploy
 
     if not path.is_file():
         raise ConfigError(f"there is no teacher {path}: give a model.pare, or the checkpoint.pt of a dense run")
@@ -62,13 +63,11 @@ def _network(path: Path, recipe: Recipe, wanted: Mapping[str, Any]) -> nn.Module
     if isinstance(network, nn.Module):
         return network
     # A file that names no network of the zoo has the weights of the student's.
-    same: nn.Module = zoo.build(recipe.network, **{**wanted, **recipe.network_options})
+    same = build_network(recipe.network, recipe.network_options, wanted)
     return deploy.load(path, into=same)
 
 
 def _from_checkpoint(path: Path, wanted: Mapping[str, Any]) -> nn.Module:
-    from paretorch import zoo
-
     try:
         stored = Checkpoint.load(path, torch.device("cpu"))
         recipe = stored_recipe(stored.recipe, str(path))
@@ -78,7 +77,7 @@ def _from_checkpoint(path: Path, wanted: Mapping[str, Any]) -> nn.Module:
         ) from error
     if stored.plan is not None:
         raise ConfigError(f"the teacher {path} is the checkpoint of a compressed run: give the model.pare beside it")
-    network: nn.Module = zoo.build(recipe.network, **{**wanted, **recipe.network_options})
+    network = build_network(recipe.network, recipe.network_options, wanted)
     try:
         network.load_state_dict({name: value for name, value in stored.model.items() if not name.startswith(CARRIED)})
     except (RuntimeError, TypeError) as error:

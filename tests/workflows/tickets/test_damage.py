@@ -70,6 +70,7 @@ def test_what_it_says_helps(copied: Path) -> None:
     path = copied / SEARCH.name / "rounds.jsonl"
     path.write_text(path.read_text().splitlines(keepends=True)[0])
     (copied / SEARCH.name / "carry.pt").write_bytes(b"")
+    (copied / SEARCH.name / "carry.previous.pt").unlink(missing_ok=True)
     # To resume would not: with its folder the search itself is forgotten.
     with pytest.raises(ArtefactError, match=f"remove .*{SEARCH.name} and give the command that began the search again"):
         work(Storage.open(copied), CPU)

@@ -73,9 +73,9 @@ class Stops:
             monkeypatch.setattr(loop_module, name, self._around(getattr(files_module, name)))
 
     def _around(self, write: Callable[..., None]) -> Callable[..., None]:
-        def watched(*arguments: Any) -> None:
+        def watched(*arguments: Any, **options: Any) -> None:
             self._moment()
-            write(*arguments)
+            write(*arguments, **options)
             self._moment()
 
         return watched

@@ -180,24 +180,35 @@ class Batch:
         chains = [member.relaxations() for member in members]
         self.places: list[list[Any]] = [list(own) for own in zip(*chains, strict=True)]
         """The relaxations, innermost first, each of all members."""
+        self.decisions: list[list[nn.Parameter]] = [[r.decision for r in own] for own in self.places]
         self._grids = [] if self.is_sharded else [[r.grid(r.decision.detach()) for r in own] for own in self.places]
         self._blank = any(member.blank is not None for member in members)
+        self.is_flat = len(members) > 1 and all(map(_is_flat, members))
+        """Whether the members are computed end to end, as one flat tensor: lists then have one item, not one per member."""
+        self._watched = [
+            (member.status, member._owners[0][0]._parameters, member._owners[0][1], tensor)
+            for member, tensor in zip(members, self.tensors, strict=True)
+        ]
 
     def is_current(self) -> bool:
         """Whether everything is still what it was: tensors may be replaced, moved or sharded."""
-        return all(
-            not member.status.is_stale and member._owners[0][0]._parameters[member._owners[0][1]] is tensor
-            for member, tensor in zip(self.members, self.tensors, strict=True)
-        )
+        for status, parameters, name, tensor in self._watched:
+            if status.is_stale or parameters[name] is not tensor:
+                return False
+        return True
 
     def grids(self) -> list[list[Tensor]]:
         """The decisions on their grids, of each relaxation."""
+        if self.is_flat:
+            return [[flatten(own)] for own in self._grids]
         if not self.is_sharded:
             return self._grids
         return [list(own) for own in zip(*(member.decisions() for member in self.members), strict=True)]
 
     def read(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Tensors of the weights' shapes: whole, or this rank's parts."""
+        if self.is_flat:
+            return [flatten(tensors)]
         if not self.is_sharded:
             return list(tensors)
         return [member.read(one) for member, one in zip(self.members, tensors, strict=True)]
@@ -208,6 +219,10 @@ class Batch:
             return values
         return [member.blanked(value) for member, value in zip(self.members, values, strict=True)]
 
+    def apart(self, values: list[Tensor]) -> list[Tensor]:
+        """The values of each member, out of one flat tensor if they are that."""
+        return unflatten(values[0], self.latents) if self.is_flat else values
+
     def values(self, stop: int | None = None) -> list[list[Tensor]]:
         """θ, and what each relaxation makes of it in turn: the last is W. stop: how many relaxations to apply."""
         values = [self.read(self.latents)]
@@ -217,9 +232,32 @@ class Batch:
 
     def write(self) -> None:
         """Write W = f(θ, decisions) into the layers' own tensors."""
-        store(self.tensors, self.blanked(self.values()[-1]))
+        store(self.tensors, self.apart(self.blanked(self.values()[-1])))
         for member in self.members:
             member.status.holds_latent = False
+
+
+def _is_flat(member: RelaxedWeight) -> bool:
+    """Whether the weight may be a part of a flat tensor: everything lies in the same order, and has its own decisions."""
+    latent = member.latent
+    own = [latent, member.tensor, *(r.decision for r in member.relaxations())]
+    return (
+        latent.dtype == torch.float32
+        and member.blank is None
+        and all(r.is_flat for r in member.relaxations())
+        and all(one.is_contiguous() and not is_sharded(one) for one in own)
+    )
+
+
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """A copy of the tensors, end to end."""
+    flat: Tensor = torch._C._nn.flatten_dense_tensors(list(tensors))
+    return flat.detach()
+
+
+def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of a flat tensor as views that have the shapes of these tensors."""
+    return list(torch._C._nn.unflatten_dense_tensors(flat, list(like)))
 
 
 def batches(members: Sequence[RelaxedWeight]) -> list[Batch]:
@@ -229,7 +267,7 @@ def batches(members: Sequence[RelaxedWeight]) -> list[Batch]:
     for member in members:
         latent = member.latent
         kinds = tuple((type(r), r.batch_key()) for r in member.relaxations())
-        key = kinds, latent.device, latent.dtype, member.is_local
+        key = kinds, latent.device, latent.dtype, member.is_local, _is_flat(member)
         group, size = groups.setdefault(key, [[]]), sizes.get(key, 0) + latent.numel()
         if group[-1] and size > _BATCH:
             group.append([])

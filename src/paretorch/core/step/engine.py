@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from paretorch.core.attach.weights import Batch, RelaxedWeight, batches, store
+from paretorch.core.attach.weights import Batch, RelaxedWeight, batches, store, unflatten
 from paretorch.support.sharded import is_sharded, local, reshard, shard_like
 from paretorch.support.warn import warn
 
@@ -194,19 +194,33 @@ class Engine:
                 return
             batch = Batch(members)
         targets = [tensor.grad for tensor in batch.tensors if tensor.grad is not None]
-        gradients = batch.blanked(batch.read(targets))
+        given = gradients = batch.blanked(batch.read(targets))
         values, outputs, grids = batch.values(len(batch.places) - 1), batch.read(batch.tensors), batch.grids()
         for place in reversed(range(len(batch.places))):
             own = batch.places[place]
             decide = own[0].room in self.decided and not own[0].hard
             gradients, found = type(own[0]).pull_all(own, grids[place], values[place], outputs, gradients, decide)
             outputs = values[place]
-            for relaxation, gradient in zip(own, found or (), strict=False):
-                self._add(relaxation.decision, gradient if scaling is None else scaling.undone(gradient))
-        changed = [pair for pair in zip(targets, gradients, strict=True) if pair[0] is not pair[1]]
-        store([target for target, _ in changed], [gradient for _, gradient in changed])
+            if found is not None:
+                undone = found if scaling is None else [scaling.undone(gradient) for gradient in found]
+                self._add_all(batch, place, undone)
+        if not batch.is_flat:
+            changed = [pair for pair in zip(targets, gradients, strict=True) if pair[0] is not pair[1]]
+            store([target for target, _ in changed], [gradient for _, gradient in changed])
+        elif gradients[0] is not given[0]:
+            store(targets, batch.apart(gradients))
         for member, tensor in zip(batch.members, batch.tensors, strict=True):
             member.status.pulled = tensor.grad
+
+    def _add_all(self, batch: Batch, place: int, found: list[Tensor]) -> None:
+        decisions = batch.decisions[place]
+        if not batch.is_flat:
+            for decision, gradient in zip(decisions, found, strict=False):
+                self._add(decision, gradient)
+            return
+        for decision, gradient in zip(decisions, unflatten(found[0], decisions), strict=True):
+            _, before = self._found.get(id(decision), (decision, None))
+            self._found[id(decision)] = decision, gradient if before is None else before + gradient
 
     def _add(self, decision: nn.Parameter, gradient: Tensor) -> None:
         gradient = laid_like(gradient, decision)
@@ -341,8 +355,9 @@ def _clip(batch: Batch) -> None:
         latents: list[Tensor] = [local(one.data) for one in batch.latents] if batch.is_sharded else list(batch.latents)
         if bounds[0].dtype != latents[0].dtype:
             bounds = [bound.to(latents[0].dtype) for bound in bounds]
-        torch._foreach_clamp_max_(latents, bounds)
-        torch._foreach_clamp_min_(latents, torch._foreach_neg(bounds))
+        lower = batch.apart(list(torch._foreach_neg(bounds)))
+        torch._foreach_clamp_max_(latents, batch.apart(bounds))
+        torch._foreach_clamp_min_(latents, lower)
 
 
 def _exactly(members: Sequence[RelaxedWeight]) -> torch.autocast:

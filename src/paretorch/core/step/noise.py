@@ -52,6 +52,18 @@ def uniform_all(shapes: Sequence[torch.Size], step: Tensor, seeds: Sequence[int]
     return found
 
 
+def uniform_flat(sizes: Sequence[int], step: Tensor, seeds: Sequence[int]) -> Tensor:
+    """`uniform` of tensors of these sizes, each with its own seed, end to end."""
+    parts = [_flat(sizes[start:stop], step, seeds[start:stop]) for start, stop in _runs(sizes)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def spread(values: Tensor, sizes: Sequence[int]) -> Tensor:
+    """One value per tensor, repeated for each of its entries: end to end, for tensors of these sizes."""
+    table = _table(tuple(sizes), (0,) * len(sizes), values.device)
+    return values.repeat_interleave(table[2], output_size=sum(sizes))
+
+
 def _runs(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Neighbours that are not too large together, from … to."""
     start, taken = 0, 0
@@ -68,19 +80,23 @@ def _drawn_together(shapes: Sequence[torch.Size], step: Tensor, seeds: Sequence[
     if len(shapes) == 1:
         return [uniform(shapes[0], step, seeds[0])]
     sizes = [shape.numel() for shape in shapes]
-    total = sum(sizes)
-    starts = list(accumulate([0, *sizes[:-1]]))
-    table = _table(tuple(sizes), tuple(starts), tuple(seeds), step.device)
-    keys = (step.to(torch.int64) * _STEP + table[0]).repeat_interleave(table[2], output_size=total)
-    place = torch.arange(total, device=step.device) - table[1].repeat_interleave(table[2], output_size=total)
-    flat = _hashed(place, keys)
+    flat = _flat(sizes, step, seeds)
     return [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
 
 
+def _flat(sizes: Sequence[int], step: Tensor, seeds: Sequence[int]) -> Tensor:
+    total = sum(sizes)
+    table = _table(tuple(sizes), tuple(seeds), step.device)
+    keys = (step.to(torch.int64) * _STEP + table[0]).repeat_interleave(table[2], output_size=total)
+    place = torch.arange(total, device=step.device) - table[1].repeat_interleave(table[2], output_size=total)
+    return _hashed(place, keys)
+
+
 @lru_cache(maxsize=256)
-def _table(sizes: tuple[int, ...], starts: tuple[int, ...], seeds: tuple[int, ...], device: torch.device) -> Tensor:
+def _table(sizes: tuple[int, ...], seeds: tuple[int, ...], device: torch.device) -> Tensor:
     """Constants of each tensor's key, where it begins and how long it is; on the device once, as graphs are captured there."""
     keys = [_signed((seed * _SEED + 1) * _STEP) for seed in seeds]
+    starts = list(accumulate([0, *sizes[:-1]]))
     return torch.tensor([keys, starts, sizes], dtype=torch.int64, device=device)
 
 

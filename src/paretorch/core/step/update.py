@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from paretorch.core.attach.weights import Batch, RelaxedWeight
+from paretorch.core.attach.weights import Batch, RelaxedWeight, unflatten
 from paretorch.core.method import Shares, Steered, Term
 from paretorch.core.relaxation import Chain, Relaxation
 from paretorch.core.step.engine import Engine, laid_like
@@ -16,12 +16,14 @@ from paretorch.support.warn import warn
 _FELT = 0.01
 
 
-def check_finite(term: Term, step: Tensor, scaler: torch.amp.GradScaler | None) -> None:
+def check_finite(
+    term: Term, decisions: Sequence[nn.Parameter], step: Tensor, scaler: torch.amp.GradScaler | None
+) -> None:
     """On a CPU, where it costs no synchronisation, stop at the first gradient that is not finite."""
     if step.is_cuda or scaler is not None:
         return
-    sums = [local(one.grad).sum() for one in term.decisions() if one.grad is not None]
-    if not sums or bool(torch.isfinite(torch.stack(sums)).all()):
+    found = [local(one.grad) for one in decisions if one.grad is not None]
+    if not found or bool(torch.isfinite(torch.stack(torch._foreach_norm(found, 1))).all()):
         return
     for relaxation, site in zip(term.relaxations, term.sites, strict=True):
         gradient = relaxation.decision.grad
@@ -57,21 +59,26 @@ def warn_undecided(term: Term, step: Tensor) -> None:
         )
 
 
-def add_prices(trained: list[Term], terms: list[Term], engine: Engine) -> None:
+def add_prices(trained: Sequence[tuple[Term, Sequence[nn.Parameter]]], terms: list[Term], engine: Engine) -> None:
     """Add d(λ_keep Σ keep + λ_bits Σ keep·bits)/ds to the gradients of the decisions, in closed form.
 
     A steered price is a control signal and touches its own decisions only.
+
+    Args:
+        trained: the terms whose decisions are trained, with these.
+        terms: all terms.
+        engine: of the plan.
     """
     prices = {term.method.room: term.method.price(term) for term in terms}
     steered = {term.method.room for term in terms if isinstance(term.method, Steered) and term.method.is_steered}
-    rooms = {term.method.room for term in trained}
-    for decision in (decision for term in trained for decision in term.decisions()):
+    rooms = {term.method.room for term, _ in trained}
+    for decision in (decision for _, decisions in trained for decision in decisions):
         if decision.grad is None:
             decision.grad = torch.zeros_like(decision)
     if any(price is not None for price in prices.values()):
         for batch in engine.batches():
             _price_batch(batch, rooms, prices, steered)
-    for term in trained:
+    for term, _ in trained:
         if not term.is_on_weights:
             _price_alone(term, prices, steered)
         slopes = term.method.reward_slopes(term) if isinstance(term.method, Shares) else None
@@ -102,18 +109,16 @@ def _price_batch(batch: Batch, rooms: set[str], prices: Prices, steered: set[str
         else:
             for other in others:
                 price = prices.get(members[other][0].room) if members[other][0].room in paid else None
-                bits = [r.bits(s) for r, s in zip(members[other], own_grids[other], strict=True)]
-                if price is not None and bits[0] is not None:
-                    rate = _plus(rate, [price * one for one in bits if one is not None])
+                bits = None if price is None else type(members[other][0]).bits_all(members[other], own_grids[other])
+                if price is not None and bits is not None:
+                    rate = _plus(rate, list(torch._foreach_mul(bits, price)))
         if rate is not None:
             slopes = type(own[0]).slopes_all(own, own_grids[place])
-            _add_slopes(batch, own, rate, slopes)
+            _add_slopes(batch, place, rate, slopes)
 
 
 def _times(rate: Tensor | list[Tensor], factors: list[Tensor] | None) -> list[Tensor]:
     assert factors is not None
-    if isinstance(rate, Tensor):
-        return list(torch._foreach_mul(factors, rate))
     return list(torch._foreach_mul(factors, rate))
 
 
@@ -123,8 +128,11 @@ def _plus(rate: Tensor | list[Tensor] | None, values: list[Tensor]) -> list[Tens
     return list(torch._foreach_add(values, rate))
 
 
-def _add_slopes(batch: Batch, own: Sequence[Relaxation], rate: Tensor | list[Tensor], slopes: list[Tensor]) -> None:
-    if isinstance(rate, Tensor):
+def _add_slopes(batch: Batch, place: int, rate: Tensor | list[Tensor], slopes: list[Tensor]) -> None:
+    own: Sequence[Relaxation] = batch.places[place]
+    if batch.is_flat:
+        slopes = unflatten(torch._foreach_mul(slopes, rate)[0], batch.decisions[place])
+    elif isinstance(rate, Tensor):
         slopes = list(torch._foreach_mul(slopes, rate))
         if any(isinstance(r.grouping.sizes, Tensor) or r.grouping.sizes != 1.0 for r in own):
             slopes = [slope * r.grouping.sizes for slope, r in zip(slopes, own, strict=True)]
@@ -133,10 +141,15 @@ def _add_slopes(batch: Batch, own: Sequence[Relaxation], rate: Tensor | list[Ten
     else:
         reduced = [r.grouping.reduce(one.expand(r.grouping.shape)) for r, one in zip(own, rate, strict=True)]
         slopes = list(torch._foreach_mul(slopes, reduced))
-    for relaxation, slope in zip(own, slopes, strict=True):
-        gradient = relaxation.decision.grad
-        assert gradient is not None
-        gradient.add_(laid_like(slope, relaxation.decision))
+    decisions = batch.decisions[place]
+    gradients = [decision.grad for decision in decisions if decision.grad is not None]
+    if batch.is_sharded or len({id(decision) for decision in decisions}) < len(decisions):  # a decision of many weights
+        for gradient, slope, decision in zip(gradients, slopes, decisions, strict=True):
+            gradient.add_(laid_like(slope, decision))
+    else:
+        if not batch.is_flat:
+            slopes = [slope.reshape(one.shape) for one, slope in zip(gradients, slopes, strict=True)]
+        torch._foreach_add_(gradients, slopes)
 
 
 def _price_alone(term: Term, prices: Prices, steered: set[str]) -> None:

@@ -60,5 +60,11 @@ class Leveled(Relaxation):
         return -torch.sigmoid(-s) / LOG2
 
     @classmethod
+    def bits_all(cls, members: Sequence[Self], grids: Sequence[Tensor]) -> list[Tensor] | None:
+        if len(grids) == len(members):
+            return super().bits_all(members, grids)
+        return [members[0].levels(s).to(torch.float32) if members[0].hard else real_bits(s) for s in grids]
+
+    @classmethod
     def slopes_all(cls, members: Sequence[Self], grids: Sequence[Tensor]) -> list[Tensor]:
         return list(torch._foreach_mul(torch._foreach_sigmoid(torch._foreach_neg(list(grids))), -1.0 / LOG2))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
-from paretorch.core.step.noise import uniform_all
+from paretorch.core.step.noise import spread, uniform_all, uniform_flat
 from paretorch.methods.precision.grid import power_of_two, quantize
 from paretorch.methods.precision.leveled import Leveled, LevelOptions
 
@@ -67,7 +67,12 @@ class Precision(Leveled):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def batch_key(self) -> Hashable:
-        return (self.hard, self.training, self.quiet, self.zero_precision)
+        levels = (self.most, self.allowed, self.rounding, self.clips_hard)
+        return (self.hard, self.training, self.quiet, self.zero_precision, levels)
+
+    @property
+    def is_flat(self) -> bool:
+        return self.grouping.is_single and not self.quiet and not self.zero_precision
 
     @property
     def is_elementwise(self) -> bool:
@@ -78,6 +83,8 @@ class Precision(Leveled):
         cls, members: Sequence["Precision"], grids: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> list[Tensor]:
         first = members[0]
+        if len(weights) < len(members):
+            return cls._apply_flat(members, grids[0], weights[0])
         if first.hard:
             levels = [one.grouping.expand(one.levels(s)) for one, s in zip(members, grids, strict=True)]
             return [one.quantize(weight, p) for one, weight, p in zip(members, weights, levels, strict=True)]
@@ -91,6 +98,21 @@ class Precision(Leveled):
             return list(torch._foreach_addcmul(list(weights), noise, reach))
         moved = torch._foreach_mul(noise, reach)
         return list(torch._foreach_add(list(weights), [one.to(dtype) for one in moved]))
+
+    @classmethod
+    def _apply_flat(cls, members: Sequence["Precision"], s: Tensor, weight: Tensor) -> list[Tensor]:
+        first = members[0]
+        if not first.training and not first.hard:
+            return [weight]
+        scales = cls._flat_scales(members)
+        if first.hard:
+            return [quantize(weight / scales, first.levels(s)).mul_(scales)]
+        noise = uniform_flat(_sizes(members), first.step, [one.seed for one in members])
+        return [torch.addcmul(weight, noise, torch.sigmoid(s).mul_(scales))]
+
+    @classmethod
+    def _flat_scales(cls, members: Sequence["Precision"]) -> Tensor:
+        return spread(power_of_two(torch.stack([one.power for one in members])), _sizes(members))
 
     @classmethod
     def _reach_all(
@@ -123,12 +145,17 @@ class Precision(Leveled):
         if first.quiet:  # noise that is held to |w| does not depend on s
             loud = (one.is_loud(weight, s) for one, weight, s in zip(members, inputs, grids, strict=True))
             moved = [one * own for one, own in zip(moved, loud, strict=True)]
+        if len(moved) < len(members):
+            return own, [moved[0].mul_(torch.sigmoid(grids[0].neg()))]
         reduced = [one.grouping.reduce(value.to(torch.float32)) for one, value in zip(members, moved, strict=True)]
         return own, list(torch._foreach_mul(reduced, torch._foreach_sigmoid(torch._foreach_neg(list(grids)))))
 
     @classmethod
     def limit_all(cls, members: Sequence["Precision"], grids: Sequence[Tensor]) -> list[Tensor]:
         first = members[0]
+        if len(grids) < len(members):
+            half = first.half_step(grids[0]) if first.hard else torch.sigmoid(grids[0])
+            return [half.neg_().add_(2.0).mul_(cls._flat_scales(members))]
         scales = list(power_of_two(torch.stack([one.power for one in members])).unbind())
         if first.hard:
             halves = [one.half_step(s) for one, s in zip(members, grids, strict=True)]
@@ -136,6 +163,11 @@ class Precision(Leveled):
             halves = list(torch._foreach_sigmoid(list(grids)))
         bounds = torch._foreach_mul(torch._foreach_add(torch._foreach_neg(halves), 2.0), scales)
         return [one.grouping.expand(bound) for one, bound in zip(members, bounds, strict=True)]
+
+    @classmethod
+    def keep_all(cls, members: Sequence["Precision"], grids: Sequence[Tensor]) -> list[Tensor] | None:
+        first = members[0]
+        return super().keep_all(members, grids) if first.hard and first.zero_precision else None
 
     def forward(self, weight: Tensor) -> Tensor:
         return self.apply_all([self], [self.grid()], [weight])[0]
@@ -183,3 +215,7 @@ class Precision(Leveled):
 
     def scale_exponent(self) -> int | None:
         return int(self.power)
+
+
+def _sizes(members: Sequence[Precision]) -> list[int]:
+    return [one.decision.numel() for one in members]

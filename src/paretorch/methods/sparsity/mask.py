@@ -92,6 +92,8 @@ def _again(values: Sequence[Tensor], grids: Sequence[Tensor]) -> list[Tensor]:
 
 def _expanded(members: Sequence["Mask"], masks: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
     """Masks that broadcast against the weights, in their dtype."""
+    if len(masks) < len(members):  # one flat tensor
+        return list(masks)
     found = [mask if one.is_single else one.grouping.expand(mask) for one, mask in zip(members, masks, strict=True)]
     dtype = like[0].dtype
     return found if found[0].dtype == dtype else [mask.to(dtype) for mask in found]
@@ -120,7 +122,11 @@ class Mask(Relaxation):
         self.factor = 2.0 ** round(-math.log2(start)) if self.on_grid else 1.0 / start
 
     def batch_key(self) -> Hashable:
-        return (self.hard, self.training, self.gate, self.lags, self.is_followed)
+        return (self.hard, self.training, self.gate, self.lags, self.is_followed, self.is_single and self.factor)
+
+    @property
+    def is_flat(self) -> bool:
+        return self.is_single
 
     @property
     def is_elementwise(self) -> bool:
@@ -128,7 +134,8 @@ class Mask(Relaxation):
 
     @classmethod
     def apply_all(cls, members: Sequence["Mask"], grids: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
-        masks = torch._foreach_mul(cls._masks(members, grids, _FORWARD), [one.factor for one in members])
+        factors = [one.factor for one in members[: len(grids)]]
+        masks = torch._foreach_mul(cls._masks(members, grids, _FORWARD), factors)
         return list(torch._foreach_mul(list(weights), _expanded(members, masks, weights)))
 
     @classmethod
@@ -142,7 +149,7 @@ class Mask(Relaxation):
         decide: bool,
     ) -> tuple[list[Tensor], list[Tensor] | None]:
         # ∂W/∂w = c·m(γx) and ∂W/∂s = c·w·m'(γx), both at the gradient's temperature.
-        factors = [one.factor for one in members]
+        factors = [one.factor for one in members[: len(grids)]]
         soft = cls._masks(members, grids, _BACKWARD)
         own = torch._foreach_mul(list(gradients), _expanded(members, torch._foreach_mul(soft, factors), gradients))
         if not decide:
@@ -184,6 +191,10 @@ class Mask(Relaxation):
     @classmethod
     def keep_all(cls, members: Sequence["Mask"], grids: Sequence[Tensor]) -> list[Tensor]:
         return _expanded(members, cls._masks(members, grids, _FORWARD), grids)
+
+    @classmethod
+    def limit_all(cls, members: Sequence["Mask"], grids: Sequence[Tensor]) -> None:
+        return None
 
     @classmethod
     def slopes_all(cls, members: Sequence["Mask"], grids: Sequence[Tensor]) -> list[Tensor]:

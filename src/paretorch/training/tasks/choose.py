@@ -1,15 +1,19 @@
 """From a recipe's `data` to the task, and to what the network must be built with."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paretorch.errors import ConfigError
 from paretorch.training.images import ImageClassification
+from paretorch.training.networks import is_zoo
 from paretorch.training.recipe import Recipe
 from paretorch.training.runtime import Runtime
 from paretorch.training.task import Task
+from paretorch.training.tasks.batches import BatchTask
+from paretorch.zoo.data import class_folders
+from paretorch.zoo.own_code import names_code
 
 if TYPE_CHECKING:
     from paretorch.zoo.data import Augment, Images
@@ -25,6 +29,7 @@ _NETWORKS = {
 _GENERATOR = "dcgan-generator"
 _GAN = {"loss": "hinge", "critic_steps": 2, "critic_width": 64, "samples": 10000, "features": ""}
 _BPTT = {"ptb": 70, "ptb-char": 150}
+_TENTH = 10  # of the training images, what a validation of 1 holds out of a user's folder
 
 
 def choose(recipe: Recipe, runtime: Runtime, device: torch.device, images: "Images | None" = None) -> Chosen:
@@ -34,10 +39,14 @@ def choose(recipe: Recipe, runtime: Runtime, device: torch.device, images: "Imag
         "device": device,
         "autocast": recipe.dtype == "bf16" or (recipe.dtype == "auto" and device.type == "cuda"),
     }
+    if names_code(recipe.data.name) or recipe.data.name.startswith("hf:"):
+        return _loaders(recipe, how), {}
     if images is not None or recipe.data.name not in _NETWORKS:
         return _images(recipe, runtime, images, how)
+    if recipe.task is not None:
+        raise ConfigError(f"--task: {recipe.data.name} has a task of its own; leave --task out")
     usual = _NETWORKS[recipe.data.name]
-    if recipe.network.split("-")[0] != usual.split("-")[0]:
+    if is_zoo(recipe.network) and recipe.network.split("-")[0] != usual.split("-")[0]:
         raise ConfigError(f"{recipe.data.name} is learned by the network {usual}, not by {recipe.network!r}.")
     if recipe.data.name == "multi30k":
         return _translation(recipe, runtime, how)
@@ -53,19 +62,66 @@ def _images(recipe: Recipe, runtime: Runtime, images: "Images | None", how: dict
     from paretorch import zoo
 
     latent = latent_of(recipe)
-    options = _options(recipe, {} if latent is None else _GAN)
+    folder = recipe.data.name.startswith("folder:")
+    options = _options(recipe, class_folders.OPTIONS if folder else {} if latent is None else _GAN)
     try:
-        images = images or zoo.data.load(recipe.data.name, runtime.root, runtime.download)
+        images = images or zoo.data.load(
+            recipe.data.name, runtime.root, runtime.download, **(options if folder else {})
+        )
     except ConfigError as error:
+        if folder:
+            raise
         raise ConfigError(f"{error} Of other kinds there are: {', '.join(sorted(_NETWORKS))}.") from error
     if recipe.data.validation:
-        images = images.validation(recipe.data.validation, seed=0)
+        tenth = folder and recipe.data.validation == 1
+        held_out = max(1, len(images.train[1]) // _TENTH) if tenth else recipe.data.validation
+        images = images.validation(held_out, seed=0)
+    if recipe.task not in (None, "classify"):
+        return _image_batches(recipe, images, how), {"classes": images.classes}
     if latent is not None:
         return _gan(recipe, images, {"latent": latent, **options}, how)
     task = ImageClassification(
         images, batch=recipe.data.batch, how=_augmentation(recipe), label_smoothing=recipe.data.label_smoothing, **how
     )
     return task, {"classes": images.classes}
+
+
+def _image_batches(recipe: Recipe, images: "Images", how: dict[str, Any]) -> Task:
+    """Images as (inputs, labels), for a task of the user's own."""
+    from paretorch.zoo.data import normalise
+    from paretorch.zoo.data.loaders import Table
+
+    parts = [
+        {"inputs": normalise(pixels, images.mean, images.std, torch.float32), "labels": labels}
+        for pixels, labels in (images.train, images.test)
+    ]
+    train, test = (Pairs(Table(part, recipe.data.batch, shuffle=i == 0)) for i, part in enumerate(parts))
+    return BatchTask(train, test, kind=str(recipe.task), source=f"--data {recipe.data.name}", **how)
+
+
+class Pairs:
+    """Batches of a table of inputs and labels, as (inputs, labels)."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return ((batch["inputs"], batch["labels"]) for batch in self._table)
+
+
+def _loaders(recipe: Recipe, how: dict[str, Any]) -> Task:
+    from paretorch.zoo.data.loaders import own_loaders, table_loaders
+
+    name = recipe.data.name
+    if names_code(name):
+        parts = own_loaders(name, recipe.data.options or {})
+    else:
+        _options(recipe, {})
+        parts = table_loaders(name, recipe.data.batch)
+    if recipe.data.validation and parts.validation is None:
+        raise ConfigError(f"--data {name} has no validation part to judge by: give train, validation and test")
+    held_out = parts.validation if recipe.data.validation and parts.validation is not None else parts.test
+    return BatchTask(parts.train, held_out, kind=recipe.task or "classify", source=f"--data {name}", **how)
 
 
 def _gan(recipe: Recipe, images: "Images", options: dict[str, Any], how: dict[str, Any]) -> Chosen:
@@ -84,9 +140,10 @@ def _gan(recipe: Recipe, images: "Images", options: dict[str, Any], how: dict[st
 def _augmentation(recipe: Recipe) -> "Augment":
     from paretorch.zoo.data import Augment
 
-    digits = recipe.data.name == "digits"
-    pad = (1 if digits else 4) if recipe.data.pad is None else recipe.data.pad
-    return Augment(pad, not digits if recipe.data.flip is None else recipe.data.flip, recipe.data.cutout)
+    # What may be done to a user's own images is theirs to say.
+    usual = {"digits": (1, False)}.get(recipe.data.name, (0, False) if ":" in recipe.data.name else (4, True))
+    pad = usual[0] if recipe.data.pad is None else recipe.data.pad
+    return Augment(pad, usual[1] if recipe.data.flip is None else recipe.data.flip, recipe.data.cutout)
 
 
 def _text(recipe: Recipe, runtime: Runtime, how: dict[str, Any]) -> Chosen:

@@ -6,7 +6,6 @@ Everything is written whole or not at all, so that a process that is killed at a
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import time
 from collections.abc import Mapping
@@ -17,11 +16,15 @@ import torch
 from torch import nn
 
 from paretorch.errors import ArtefactError, ConfigError
-from paretorch.training.files import write_atomically, write_error
+from paretorch.support import checked_files
+from paretorch.support.files import read_json, sweep
+from paretorch.training.files import save_tensors, write_atomically, write_error
+from paretorch.training.folder import environment, warn_of_other_environment
 
 SECONDS = 10.0
 """Between two checkpoints."""
 _SHARE = 20.0  # of the time, at most one part in so many goes to checkpoints
+_ENVIRONMENT = "environment"
 _ANEW = "remove the folder to begin again"
 
 
@@ -36,6 +39,7 @@ class ShrinkFolder:
     def __init__(self, path: Path | None, settings: Mapping[str, Any]) -> None:
         self._path = path
         self._last, self._cost = time.monotonic(), 0.0
+        self._device = torch.device("cpu")
         if path is None:
             return
         self.artefact = path / "model.pare"
@@ -47,6 +51,7 @@ class ShrinkFolder:
         elif any((path / name).exists() for name in ("config.json", "checkpoint.pt", "model.pare")):
             raise ConfigError(f"{path} holds something else: choose another folder")
         self._asked = dict(settings)
+        sweep(path)
 
     def _begin(self) -> None:
         """Say what was asked for, once there is something to keep: wrong batches leave nothing behind."""
@@ -56,7 +61,14 @@ class ShrinkFolder:
         except OSError as error:
             raise write_error(self._path, error) from error
         if not self._settings.exists():
-            write_atomically(self._settings, json.dumps(self._asked, indent=2).encode())
+            content = {**self._asked, _ENVIRONMENT: environment(self._device)}
+            write_atomically(self._settings, json.dumps(content, indent=2).encode())
+
+    def _warn_of_other_environment(self, device: torch.device) -> None:
+        assert self._path is not None
+        self._device = device
+        if self._settings.exists():
+            warn_of_other_environment(_read_json(self._settings).get(_ENVIRONMENT), environment(device), self._path)
 
     def _require_same(self, settings: Mapping[str, Any]) -> None:
         stored = _read_json(self._settings)
@@ -73,12 +85,13 @@ class ShrinkFolder:
 
     def load(self, device: torch.device) -> dict[str, Any]:
         """Return the last checkpoint; empty if there is none."""
-        if self._path is None or not self._checkpoint.exists():
+        if self._path is None or not checked_files.exists(self._checkpoint):
             return {}
+        self._warn_of_other_environment(device)
         try:
-            found = torch.load(self._checkpoint, map_location=device, weights_only=True)
-        except Exception as error:  # what a torn file makes of the unpickler is not ours to list
-            raise ArtefactError(f"{self._checkpoint} is not a readable checkpoint: {_ANEW}") from error
+            found = checked_files.read_newest(self._checkpoint, device)
+        except checked_files.DamagedError as error:
+            raise ArtefactError(f"{error}: {_ANEW}") from error
         if not isinstance(found, dict) or not {"rounded", "steps", "size"} <= found.keys():
             raise ArtefactError(f"{self._checkpoint} lacks parts of a checkpoint: {_ANEW}")
         return found
@@ -94,9 +107,7 @@ class ShrinkFolder:
             return
         self._begin()
         start = time.monotonic()
-        buffer = io.BytesIO()
-        torch.save(dict(state), buffer)
-        write_atomically(self._checkpoint, buffer.getbuffer())
+        save_tensors(self._checkpoint, dict(state), generations=2)
         self._last = time.monotonic()
         self._cost = self._last - start if SECONDS else 0.0
 
@@ -109,7 +120,7 @@ class ShrinkFolder:
         self._begin()
         save(model, self.artefact)
         write_atomically(self._result, json.dumps(dict(record), indent=2).encode())
-        self._checkpoint.unlink(missing_ok=True)
+        checked_files.remove(self._checkpoint)
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -123,7 +134,7 @@ def fingerprint(model: nn.Module) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        found = read_json(path)
     except (OSError, ValueError) as error:
         raise ArtefactError(f"{path} is damaged: {_ANEW}") from error
     if not isinstance(found, dict):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Self
 
 from paretorch.support.checks import require_one_of
+from paretorch.training.progress import make_bar
 
 MODES = ("auto", "bar", "plain", "quiet")
 _LINES = 20  # of training, elsewhere than on a terminal
@@ -21,7 +23,9 @@ class ShrinkProgress:
 
     def __init__(self, mode: str = "auto") -> None:
         require_one_of("progress", mode, MODES)
-        self._mode = ("bar" if sys.stderr.isatty() else "quiet") if mode == "auto" else mode
+        if mode == "auto":
+            mode = "bar" if sys.stderr.isatty() and find_spec("rich") is not None else "quiet"
+        self._mode = mode
         self._bar: Any = None
         self._task: Any = None
         self._phase = ""
@@ -72,13 +76,5 @@ def describe(distance: float, zeros: float, bits: float, expected: float) -> str
 
 def _make_bar() -> Any:
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=Console(stderr=True), refresh_per_second=4)
+    return make_bar(Console(stderr=True))

@@ -1,8 +1,6 @@
 """What a search keeps on disk: tensors and rows, each file whole or not there at all."""
 
-import io
 import json
-import pickle
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,9 @@ import numpy as np
 import torch
 
 from paretorch.errors import ArtefactError
-from paretorch.training.files import write_atomically
+from paretorch.support.checked_files import DamagedError, read_newest
+from paretorch.support.files import parse_json, read_text
+from paretorch.training.files import save_tensors, write_atomically
 from paretorch.workflows.tickets.state import Masks, Weights
 
 Row = dict[str, Any]
@@ -23,19 +23,17 @@ NEEDED = ("search", "method", "seed", "round", "sparsity", "accuracy", "epochs")
 _TICKET = "ticket.pt"
 
 
-def save(path: Path, content: Any) -> None:
-    """Write tensors and plain values."""
+def save(path: Path, content: Any, *, generations: int = 1) -> None:
+    """Write tensors and plain values, with a checksum; of two generations the file that was there is kept beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    write_atomically(path, buffer.getbuffer())
+    save_tensors(path, content, generations=generations)
 
 
 def load(path: Path, like: Any) -> Any:
     """Read them again, on the CPU; no code in the file is run. like: what is in there, by names, shapes and types."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        content = read_newest(path)
+    except DamagedError as error:
         raise damaged(path) from error
     if not _is_like(content, like):
         raise damaged(path)
@@ -54,10 +52,10 @@ def _is_like(content: Any, like: Any) -> bool:
 def read_records(path: Path, needed: Collection[str] = (), *, lines: bool = False) -> list[Row]:
     """The JSON object in a file, or one a line, each with the fields that are needed."""
     try:
-        text = path.read_text()
-        found = [json.loads(one) for one in (text.splitlines() if lines else [text])]
+        text = read_text(path)
+        found = [parse_json(one) for one in (text.splitlines() if lines else [text])]
         whole = all(isinstance(one, dict) and set(needed) <= one.keys() for one in found)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise damaged(path) from error
     if not whole:
         raise damaged(path)

@@ -20,6 +20,7 @@ from torch import nn
 from paretorch.core.compress import compress
 from paretorch.core.plan import Plan
 from paretorch.errors import ArtefactError
+from paretorch.support import checked_files
 from paretorch.training.task import mix
 from paretorch.workflows.tickets.bench import Bench
 from paretorch.workflows.tickets.files import (
@@ -96,7 +97,7 @@ class _Rounds:
         """Remove the large files of a round that is done."""
         for part in ("search", "ticket"):
             for name in ("checkpoint.pt", "end.pt"):
-                (round_folder(self.folder, number) / part / name).unlink(missing_ok=True)
+                checked_files.remove(round_folder(self.folder, number) / part / name)
 
     def _finish_search(self, number: int, alike: Row | None) -> tuple[RoundEnd, Row]:
         """The end of this round, and how accurate the network was; `alike`: the training that this one would repeat."""
@@ -117,7 +118,8 @@ class _Rounds:
             else:
                 end, found = self._search(number, before)
             carry = {"round": number, "end": vars(end), "found": found}
-            save(self._carry, carry)
+            # A round that reuses a retraining cannot be done again once its own retraining has replaced that one.
+            save(self._carry, carry, generations=1 if self.search.reuses else 2)
         return RoundEnd(**carry["end"]), carry["found"]
 
     def _search(self, number: int, before: RoundEnd | None) -> tuple[RoundEnd, Row]:

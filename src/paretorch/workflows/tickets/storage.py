@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import ArtefactError, ConfigError
+from paretorch.support.files import read_json, sweep
 from paretorch.training.files import write_atomically, write_error
 from paretorch.training.folder import read_history
 from paretorch.training.recipe import Recipe
@@ -66,7 +67,7 @@ class Storage:
     def open(cls, path: Path) -> "Storage":
         """The storage that is there already."""
         try:
-            return cls(path, stored_recipe(json.loads((path / "recipe.json").read_text()), str(path / "recipe.json")))
+            return cls(path, stored_recipe(read_json(path / "recipe.json"), str(path / "recipe.json")))
         except OSError as error:
             raise ConfigError(
                 f"{path} holds no ticket search; begin one with --network, --data and --method."
@@ -86,6 +87,7 @@ class Storage:
         except OSError as error:
             raise write_error(path, error) from error
         with _locked(path / "lock", wait=True):
+            sweep(path)
             if (path / "recipe.json").exists():
                 cls.open(path)  # refuses what is damaged
             _write_once(path / "recipe.json", recipe.as_dict(), path, by_place)
@@ -117,6 +119,8 @@ class Storage:
         """Take a unit while inside; False where another worker has it."""
         unit.folder.mkdir(exist_ok=True)
         with _locked(unit.folder / "claim.lock", wait=False) as mine:
+            if mine:
+                sweep(unit.folder)
             yield mine
 
     @contextlib.contextmanager

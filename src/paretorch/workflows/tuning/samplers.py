@@ -12,14 +12,16 @@ from typing import Any
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution
 from optuna.search_space import IntersectionSearchSpace
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.optim.kernels.rounding import stream_key
+from paretorch.workflows.tuning.cmaes import CMAESSampler
 from paretorch.workflows.tuning.gld import GradientlessDescent, Point
+from paretorch.workflows.tuning.units import from_unit, searched_space, to_unit
 
 _ATTEMPTS = 10
 _WIDENINGS = 10
@@ -46,8 +48,7 @@ class GLDSampler(optuna.samplers.BaseSampler):
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """The parameters that all finished trials had; those with one value leave nothing to search."""
-        space = self._space.calculate(study)
-        return {name: distribution for name, distribution in space.items() if not distribution.single()}
+        return searched_space(study, self._space)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -65,7 +66,7 @@ class GLDSampler(optuna.samplers.BaseSampler):
             return {}
         sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
         best = min(done, key=lambda t: _rank(t, sign))
-        centre = np.array([_to_unit(best.params[name], d) for name, d in search_space.items()])
+        centre = np.array([to_unit(best.params[name], d) for name, d in search_space.items()])
         known = {tuple(t.params[name] for name in search_space) for t in tried}
         return self._new_point(trial.number, centre, search_space, known)
 
@@ -86,7 +87,7 @@ class GLDSampler(optuna.samplers.BaseSampler):
         values: dict[str, Any] = {}
         for attempt in range(_ATTEMPTS * _WIDENINGS):
             point = self._descent.propose(number, centre, rng, wider=attempt // _ATTEMPTS)
-            values = {name: _from_unit(u, d) for u, (name, d) in zip(point, space.items(), strict=True)}
+            values = {name: from_unit(u, d) for u, (name, d) in zip(point, space.items(), strict=True)}
             if tuple(values.values()) not in known:
                 break
         return values
@@ -102,7 +103,7 @@ SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
     "cgld": CoordinateGLDSampler,
     "gld": GLDSampler,
     "tpe": lambda seed: optuna.samplers.TPESampler(seed=seed),
-    "cmaes": lambda seed: optuna.samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False),
+    "cmaes": CMAESSampler,
     "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
 }
 
@@ -128,36 +129,3 @@ def _have_cmaes() -> bool:
 def _rank(trial: FrozenTrial, sign: int) -> float:
     value = trial.value
     return sign * value if value is not None and np.isfinite(value) else np.inf
-
-
-def _to_unit(value: Any, distribution: BaseDistribution) -> float:
-    if isinstance(distribution, CategoricalDistribution):
-        return distribution.choices.index(value) / (len(distribution.choices) - 1)
-    numeric = _numeric(distribution)
-    low, high = _ends(numeric)
-    place = np.log(value) if numeric.log else value
-    return float((place - low) / (high - low))
-
-
-def _from_unit(unit: float, distribution: BaseDistribution) -> Any:
-    if isinstance(distribution, CategoricalDistribution):
-        return distribution.choices[round(unit * (len(distribution.choices) - 1))]
-    numeric = _numeric(distribution)
-    low, high = _ends(numeric)
-    value = low + unit * (high - low)
-    value = np.exp(value) if numeric.log else value
-    if numeric.step is not None:
-        value = numeric.low + round((value - numeric.low) / numeric.step) * numeric.step
-    value = min(max(value, numeric.low), numeric.high)
-    return int(value) if isinstance(numeric, IntDistribution) else float(value)
-
-
-def _numeric(distribution: BaseDistribution) -> FloatDistribution | IntDistribution:
-    if not isinstance(distribution, FloatDistribution | IntDistribution):
-        raise ConfigError(f"Gradientless descent knows no {type(distribution).__name__}.")
-    return distribution
-
-
-def _ends(distribution: FloatDistribution | IntDistribution) -> tuple[float, float]:
-    low, high = float(distribution.low), float(distribution.high)
-    return (float(np.log(low)), float(np.log(high))) if distribution.log else (low, high)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import socket
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -14,15 +14,18 @@ from typing import Any
 import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
 
-from paretorch.errors import ConfigError, MissingExtraError
+from paretorch.errors import ConfigError, MissingExtraError, PareError
 from paretorch.training.recipe_keys import by_place
 
 _ATTEMPTS = 10
-_LOST_AFTER = 1800.0
-"""Seconds without a sign of life after which a worker on another machine counts as dead."""
-_BEGAN = time.time()
+_SQLITE_WAIT = 60.0
+"""Seconds that a worker waits for others to finish writing."""
+_HOPELESS = ("unable to open", "Connection refused", "connection failed", "not a database")
+_DRIVERS = {"psycopg": "psycopg[binary]", "psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
+"""What to install for a module that is missing, if its name is another."""
+_WRONG = (KeyError, IndexError, AssertionError, TypeError, AttributeError, ValueError, OSError, RuntimeError)
+"""What Optuna raises for files that are no storage of its own."""
 
 
 def open_study(place: str | Path | None, name: str, facts: Mapping[str, Any]) -> Study:
@@ -32,8 +35,11 @@ def open_study(place: str | Path | None, name: str, facts: Mapping[str, Any]) ->
     """
     with quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
-        study = optuna.create_study(storage=_storage(place), study_name=name, load_if_exists=True)
-    known = study.user_attrs.get("facts")
+        with readable(place):
+            study = optuna.create_study(storage=_storage(place), study_name=name, load_if_exists=True)
+            known = study.user_attrs.get("facts")
+            if not isinstance(known, dict | None) or len(study.directions) > 1:
+                raise ValueError("it holds a search of another kind")
     if known is None:
         study.set_user_attr("facts", dict(facts))
         return study
@@ -64,24 +70,43 @@ def _storage(place: str | Path | None) -> Any:
     if place is None:
         return None
     text = str(place)
-    try:
-        if "://" not in text:
-            Path(text).parent.mkdir(parents=True, exist_ok=True)
-            lock = JournalFileSymlinkLock(text)
-            _check_journal(Path(text), lock)
-            return JournalStorage(JournalFileBackend(text, lock))
+    if "://" in text:
         return _database(text)
+    Path(text).parent.mkdir(parents=True, exist_ok=True)
+    lock = JournalFileSymlinkLock(text)
+    _check_journal(Path(text), lock)
+    return JournalStorage(JournalFileBackend(text, lock))
+
+
+@contextlib.contextmanager
+def readable(place: str | Path | None) -> Iterator[None]:
+    """Whatever a storage that cannot be read raises inside, in one sentence."""
+    try:
+        yield
+    except PareError:
+        raise
     except ImportError as error:
-        scheme = text.split(":")[0]
-        raise MissingExtraError(
-            f"A storage of kind {scheme} needs a Python driver for it, which is missing."
-        ) from error
-    except (ValueError, OSError, RuntimeError) as error:
-        raise _unusable(text, error) from error
+        raise _missing_driver(str(place), error) from error
+    except _WRONG as error:
+        raise _unusable(str(place), error) from error
     except Exception as error:
-        if type(error).__module__.split(".")[0] != "sqlalchemy":
+        if type(error).__module__.split(".")[0] not in ("sqlalchemy", "optuna"):
             raise
-        raise _unusable(text, error) from error
+        raise _unusable(str(place), error) from error
+
+
+def _missing_driver(text: str, error: ImportError) -> MissingExtraError:
+    cause: BaseException | None = error
+    while cause is not None and not getattr(cause, "name", None):  # Optuna's own error has no name
+        cause = cause.__cause__ or cause.__context__
+    scheme, module = text.split(":")[0], str(getattr(cause, "name", "")).split(".")[0]
+    if not module:
+        return MissingExtraError(f"A storage of kind {scheme} needs a Python driver for it, which is missing")
+    package = _DRIVERS.get(module, module)
+    hint = ", or give postgresql+psycopg:// and pip install 'psycopg[binary]'" if module == "psycopg2" else ""
+    return MissingExtraError(
+        f"A storage of kind {scheme} needs the driver {module}, which is missing: pip install '{package}'{hint}"
+    )
 
 
 def _check_journal(file: Path, lock: Any) -> None:
@@ -92,6 +117,9 @@ def _check_journal(file: Path, lock: Any) -> None:
     content = file.read_bytes() if file.is_file() else b""
     if content and not content.startswith(b"{"):
         raise ValueError("it is no journal of trials")
+    for line in content.splitlines()[:-1]:
+        if not isinstance(json.loads(line), dict):
+            raise ValueError("it is no journal of trials")
     if not content or content.endswith(b"\n"):
         return
     lock.acquire()
@@ -106,48 +134,58 @@ def _database(url: str) -> Any:
     from optuna.storages import RDBStorage
     from sqlalchemy.exc import DBAPIError
 
-    patience = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
-    for _ in range(_ATTEMPTS):
+    options = {"connect_args": {"timeout": _SQLITE_WAIT}} if url.startswith("sqlite") else {}
+    for attempt in range(_ATTEMPTS):
         try:
-            return RDBStorage(url, engine_kwargs=patience)
+            storage = RDBStorage(url, engine_kwargs=options)
         except (DBAPIError, RuntimeError, AssertionError) as error:
             # Workers that start at once all try to make the tables, or meet them half made; a moment later they are there.
-            if "unable to open" in str(error):
+            if attempt == _ATTEMPTS - 1 or any(words in str(error) for words in _HOPELESS):
                 raise
             time.sleep(0.3)
-    return RDBStorage(url, engine_kwargs=patience)
+        else:
+            if url.startswith("sqlite"):
+                _one_writer(storage.engine)
+            return storage
+    raise AssertionError  # the last attempt raises
+
+
+def _one_writer(engine: Any) -> None:
+    """Let each transaction of an SQLite file begin with the lock for writing.
+
+    Optuna reads the state of a trial and then writes it, and asks for a lock of the row in between, which SQLite does not
+    know: two workers would both find a trial waiting, and both take it.
+    """
+    from sqlalchemy import event
+
+    if engine.url.database in (None, "", ":memory:"):
+        return
+    engine.dispose()  # connections that are open already begin as before
+
+    @event.listens_for(engine, "connect")
+    def _connect(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # or the driver begins transactions itself
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _unusable(text: str, error: Exception) -> ConfigError:
-    reason = str(error).splitlines()[0]
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    lines = str(cause).strip().splitlines()
+    reason = lines[0] if isinstance(cause, OSError | RuntimeError) or _is_told(cause) else "it is no storage of trials"
     return ConfigError(
         f"The storage {text} cannot be opened ({reason}): give a file, or a URL such as sqlite:///tune.db."
     )
 
 
-def sign_of_life(trial: optuna.Trial) -> None:
-    """Say that the worker of this trial is there."""
-    trial.set_user_attr("worker", [socket.gethostname(), os.getpid(), time.time()])
-
-
-def is_dead(trial: FrozenTrial) -> bool:
-    """Whether a trial that counts as running lost its worker: its process is gone, or long silent on another machine."""
-    if trial.state != TrialState.RUNNING:
+def _is_told(error: BaseException) -> bool:
+    """Whether the message is meant for readers: that of a KeyError or of a line that is no JSON is not."""
+    if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
         return False
-    host, process, when = trial.user_attrs.get("worker", ["", 0, 0.0])
-    if host != socket.gethostname():
-        began = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
-        return bool(time.time() - max(when, began) > _LOST_AFTER)
-    if process == os.getpid():  # or of an earlier process that had our number, as in a container that was started again
-        return bool(when < _BEGAN)
-    return not _exists(process)
-
-
-def _exists(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return bool(str(error).strip()) and not isinstance(
+        error, KeyError | IndexError | AssertionError | TypeError | AttributeError
+    )

@@ -8,6 +8,7 @@ import torch
 
 from paretorch import zoo
 from paretorch.errors import DivergenceError
+from paretorch.support import checked_files
 from paretorch.training.folder import RunFolder
 from paretorch.training.images import IMAGES
 from paretorch.training.progress import headline
@@ -54,7 +55,7 @@ class Trial:
         place = self.folder / f"lr{exactly(alpha)}-eps{exactly(eps)}"
         folder = _WatchedFolder(place, recipe, setup.device, beat, self._limit)
         last = trainer_of(setup, recipe, folder, self._runtime).run(resume=True)
-        folder.checkpoint.unlink(missing_ok=True)
+        checked_files.remove(folder.checkpoint)
         value = float(last[self._metric])
         if self._metric in ("test_accuracy", "test_f1"):
             return 100 * (1 - value)

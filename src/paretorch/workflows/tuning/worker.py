@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from paretorch.errors import ConfigError, DivergenceError
+from paretorch.workflows.queue.silence import Silence
+from paretorch.workflows.tuning.beats import Beat, TakenOver, is_dead
 from paretorch.workflows.tuning.landscape import Floats
 from paretorch.workflows.tuning.samplers import SAMPLERS, sampler
-from paretorch.workflows.tuning.storage import is_dead, open_study, quiet, sign_of_life
+from paretorch.workflows.tuning.storage import open_study, quiet, readable
 
 METHODS = (*SAMPLERS, "grid")
 _REPEATS = 10
 _PAUSE = 1.0
 """Seconds between two looks at whether others have finished the settings that are left."""
 Cell = tuple[int, int]
-Beat = Callable[[], None]
-Train = Callable[[float, float, Beat], float]
+Train = Callable[[float, float, Callable[[], None]], float]
 Tell = Callable[["Found", float, float], None]
 
 
@@ -72,8 +76,9 @@ def search(
 ) -> Found:
     """Try `trials` settings (all workers together, those under way too) and return everything that is known.
 
-    train: called with α, ε and a function to call now and then as a sign of life; returns the error, lower is better. A
-        DivergenceError, or a value that is not finite, ends the trial as pruned: it is not tried again.
+    train: called with α, ε and a function to call before anything is written, which raises if another worker has taken the
+        trial over; returns the error, lower is better. A DivergenceError, or a value that is not finite, ends the trial as
+        pruned: it is not tried again.
     method: "cgld", "gld", "tpe", "cmaes", "random", or "grid" (one setting after the other).
     storage, name: see `open_study`. A setting that is known is not trained again, and one whose worker died is taken over.
     first: α and ε to begin near; without them descent begins at random, as in the thesis.
@@ -90,6 +95,8 @@ def search(
     everything = {"alphas": list(alphas), "epsilons": list(epsilons), **(facts or {})}
     with quiet():
         study = open_study(storage, name, everything)
+        with readable(storage):
+            _check_cells(study, len(alphas), len(epsilons))
         if first is not None and not study.get_trials(deepcopy=False):
             study.enqueue_trial({"alpha": _nearest(alphas, first[0]), "eps": _nearest(epsilons, first[1])})
         return _work(study, train, alphas, epsilons, method, trials, seed, tell)
@@ -106,49 +113,67 @@ def _work(
     tell: Tell | None,
 ) -> Found:
     begun = len(study.get_trials(deepcopy=False))
-    # Descent draws from the number of the trial; the others would repeat the first worker's draws.
+    # Descent and CMA-ES draw from the number of the trial; the others would repeat the first worker's draws.
     study.sampler = sampler(
-        "random" if method == "grid" else method, seed if method in ("gld", "cgld") else seed + begun
+        "random" if method == "grid" else method, seed if method in ("gld", "cgld", "cmaes") else seed + begun
     )
     wanted, repeats = min(trials, len(alphas) * len(epsilons)), 0
+    silence = Silence()
     while (found := _known(study, alphas, epsilons)).tried.sum() < wanted:
-        _take_over(study)
-        if len(_busy(study)) >= wanted - found.tried.sum():
+        _take_over(study, silence)
+        if len(_busy(study, silence)) >= wanted - found.tried.sum():
             time.sleep(_PAUSE)
             continue
         if method == "grid" or repeats >= _REPEATS:
-            _enqueue_untried(study, found, by_chance=repeats > 0)
+            _enqueue_untried(study, found, silence, by_chance=repeats > 0)
         trial = study.ask()
         cell = trial.suggest_int("alpha", 0, len(alphas) - 1), trial.suggest_int("eps", 0, len(epsilons) - 1)
-        sign_of_life(trial)
-        if _repeated(study, trial, cell):
+        beat = Beat(study, trial)
+        beat.tell()
+        if _repeated(study, trial, cell, silence):
             repeats += 1
             continue
         repeats = 0
-        if len(_busy(study)) > wanted - _known(study, alphas, epsilons).tried.sum():
+        if len(_busy(study, silence)) > wanted - _known(study, alphas, epsilons).tried.sum():
             # Others began the last settings meanwhile. The proposal is in the storage before they are counted, so of two
             # workers at least one sees the other; where both give up, chance lets one of them come back first.
             study.tell(trial, state=TrialState.FAIL)
             time.sleep(_PAUSE * np.random.default_rng().random())
             continue
-        _try(study, trial, train, alphas[cell[0]], epsilons[cell[1]])
+        if not _try(study, trial, beat, partial(train, alphas[cell[0]], epsilons[cell[1]])):
+            continue
         if tell is not None:
             tell(_known(study, alphas, epsilons), alphas[cell[0]], epsilons[cell[1]])
     return found
 
 
-def _try(study: Study, trial: Trial, train: Train, alpha: float, eps: float) -> None:
+def _try(study: Study, trial: Trial, beat: Beat, train: Callable[[Beat], float]) -> bool:
+    """Train and store the error; returns False if another worker has taken the trial over."""
     try:
-        error = _as_error(train(alpha, eps, lambda: sign_of_life(trial)))
+        with beat.going_on():
+            error = _as_error(train(beat))
+            beat()
+    except TakenOver:
+        return False
     except DivergenceError:
         error = math.nan
     except BaseException:
-        study.tell(trial, state=TrialState.FAIL)  # stopped or broken: the next worker takes it over
+        _give_up(study, trial.number)  # stopped or broken: the next worker takes it over
         raise
-    if math.isfinite(error):
-        study.tell(trial, error)
-    else:
-        study.tell(trial, state=TrialState.PRUNED)
+    try:
+        if math.isfinite(error):
+            study.tell(trial, error)
+        else:
+            study.tell(trial, state=TrialState.PRUNED)
+    except (ValueError, UpdateFinishedTrialError):
+        return False  # taken over since the last look
+    return True
+
+
+def _give_up(study: Study, number: int) -> None:
+    """End a trial that has no worker; another one may be faster."""
+    with contextlib.suppress(ValueError, UpdateFinishedTrialError):
+        study.tell(number, state=TrialState.FAIL)
 
 
 def _as_error(value: Any) -> float:
@@ -158,7 +183,7 @@ def _as_error(value: Any) -> float:
         raise ConfigError(f"train returned {value!r}: return the error as a number, or nan to give up.") from error
 
 
-def _repeated(study: Study, trial: Trial, cell: Cell) -> bool:
+def _repeated(study: Study, trial: Trial, cell: Cell, silence: Silence) -> bool:
     """Answer a proposal that is known from what is known, and give up one that another worker is busy with.
 
     The proposal is in the storage before the others are read. So of two workers with the same one, at least one sees the
@@ -166,7 +191,7 @@ def _repeated(study: Study, trial: Trial, cell: Cell) -> bool:
     """
     others = [each for each in study.get_trials(deepcopy=False) if each.number != trial.number and _cell(each) == cell]
     known = next((each for each in others if each.state in (TrialState.COMPLETE, TrialState.PRUNED)), None)
-    if known is None and not any(each.state == TrialState.RUNNING and not is_dead(each) for each in others):
+    if known is None and not any(each.state == TrialState.RUNNING and not is_dead(each, silence) for each in others):
         return False
     trial.set_user_attr("repeats", True)
     if known is None:
@@ -178,19 +203,14 @@ def _repeated(study: Study, trial: Trial, cell: Cell) -> bool:
     return True
 
 
-def _take_over(study: Study) -> None:
+def _take_over(study: Study, silence: Silence) -> None:
     """Ask again for the settings of trials that were begun and not finished."""
     rows = study.get_trials(deepcopy=False)
-    for trial in [each for each in rows if is_dead(each)]:
-        try:
-            study.tell(trial.number, state=TrialState.FAIL)
-        except (ValueError, RuntimeError):
-            continue  # another worker was faster
+    for trial in [each for each in rows if is_dead(each, silence)]:
+        _give_up(study, trial.number)
     rows = study.get_trials(deepcopy=False)
     settled = {_cell(each) for each in rows if each.state != TrialState.FAIL}
-    queued = {
-        tuple(each.system_attrs.get("fixed_params", {}).values()) for each in rows if not each.state.is_finished()
-    }
+    queued = {_cell(each) for each in rows if not each.state.is_finished()}
     for trial in [each for each in rows if each.state == TrialState.FAIL and "repeats" not in each.user_attrs]:
         cell = _cell(trial)
         if cell is not None and cell not in settled and cell not in queued:
@@ -198,21 +218,21 @@ def _take_over(study: Study) -> None:
             queued.add(cell)
 
 
-def _busy(study: Study) -> set[Cell]:
+def _busy(study: Study, silence: Silence) -> set[Cell]:
     """The settings that workers are busy with."""
     rows = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    return {cell for each in rows if not is_dead(each) and (cell := _cell(each)) is not None}
+    return {cell for each in rows if not is_dead(each, silence) and (cell := _cell(each)) is not None}
 
 
-def _free(study: Study, found: Found) -> list[Cell]:
+def _free(study: Study, found: Found, silence: Silence) -> list[Cell]:
     """The settings that nobody tried or is busy with."""
-    busy = _busy(study)
+    busy = _busy(study, silence)
     return [(i, j) for i, j in np.argwhere(~found.tried).tolist() if (i, j) not in busy]
 
 
-def _enqueue_untried(study: Study, found: Found, by_chance: bool) -> None:
+def _enqueue_untried(study: Study, found: Found, silence: Silence, by_chance: bool) -> None:
     """The first setting that is free, or any: workers that met at one part ways."""
-    free = _free(study, found)
+    free = _free(study, found, silence)
     if free and not study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
         cell = free[np.random.default_rng().integers(len(free)) if by_chance else 0]
         study.enqueue_trial({"alpha": cell[0], "eps": cell[1]})
@@ -240,6 +260,19 @@ def _nearest(values: Sequence[float], wanted: float) -> int:
 
 
 def _cell(trial: FrozenTrial) -> Cell | None:
-    if "alpha" not in trial.params or "eps" not in trial.params:
+    """The setting of a trial; of one that waits, or whose worker died before it read it, the one that was asked for."""
+    params = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+    if "alpha" not in params or "eps" not in params:
         return None
-    return trial.params["alpha"], trial.params["eps"]
+    return params["alpha"], params["eps"]
+
+
+def _check_cells(study: Study, rows: int, columns: int) -> None:
+    for trial in study.get_trials(deepcopy=False):
+        cell = _cell(trial)
+        if cell is not None and not (_is_index(cell[0], rows) and _is_index(cell[1], columns)):
+            raise ValueError(f"its trial {trial.number} is at {cell}, which is not on the grid")
+
+
+def _is_index(value: Any, count: int) -> bool:
+    return isinstance(value, int) and 0 <= value < count

@@ -2,18 +2,20 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from paretorch.errors import ConfigError
 from paretorch.zoo.data.images import Images
 
 
-def load(name: str, root: str | Path | None = None, download: bool = False) -> Images:
+def load(name: str, root: str | Path | None = None, download: bool = False, **options: Any) -> Images:
     """Load a set of images.
 
     Args:
-        name: "digits" (part of the package), "cifar10" or "cifar100".
+        name: "digits" (part of the package), "cifar10", "cifar100", or "folder:PATH" with a folder of images per class.
         root: the folder of CIFAR, by default $PARETORCH_DATA, else ~/.cache/paretorch.
         download: fetch CIFAR into that folder if it is missing.
+        options: of "folder:PATH", see `paretorch.zoo.data.class_folders.load`.
 
     Example:
         >>> from paretorch.zoo import data
@@ -21,6 +23,10 @@ def load(name: str, root: str | Path | None = None, download: bool = False) -> I
         >>> images.train[0].shape, images.classes
         (torch.Size([1437, 1, 8, 8]), 10)
     """
+    if name.startswith("folder:"):
+        from paretorch.zoo.data import class_folders
+
+        return class_folders.load(name.removeprefix("folder:"), **options)
     if name == "digits":
         from paretorch.zoo.data import digits
 
@@ -29,7 +35,7 @@ def load(name: str, root: str | Path | None = None, download: bool = False) -> I
         from paretorch.zoo.data import cifar
 
         return cifar.load(name, data_root(root), download)
-    raise ConfigError(f"There is no image set {name!r}; there are: digits, cifar10, cifar100")
+    raise ConfigError(f"There is no image set {name!r}; there are: digits, cifar10, cifar100, folder:PATH")
 
 
 def data_root(root: str | Path | None = None) -> Path:

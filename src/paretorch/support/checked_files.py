@@ -1,0 +1,142 @@
+"""Files of tensors with a checksum, written atomically, in two generations.
+
+A file is what `torch.save` writes, followed by a trailer of 48 bytes: a mark and the SHA-256 of everything before it. `torch.load`
+reads such a file as any other, and alone it would not notice a flipped bit: it ignores the checksums inside. A file without a
+trailer is one of 0.1.0; the checksums inside are compared in its place. The generation before is beside the file, under the
+name that `previous` gives.
+"""
+
+import contextlib
+import hashlib
+import io
+import os
+import secrets
+import zipfile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from paretorch.errors import ArtefactError
+from paretorch.support.files import open_regular, replacing
+from paretorch.support.warn import warn
+
+_MARK = b"\nparetorch-sum1\n"
+_TRAILER = len(_MARK) + 32
+_CHUNK = 1 << 20
+
+
+class DamagedError(ArtefactError):
+    """The file is not as it was written; the message has no advice, the caller adds it."""
+
+
+def previous(path: Path) -> Path:
+    """Return the name of the generation before."""
+    return path.with_name(f"{path.stem}.previous{path.suffix}")
+
+
+def exists(path: Path) -> bool:
+    """Whether either generation is there."""
+    return path.exists() or previous(path).exists()
+
+
+def remove(path: Path) -> None:
+    """Remove both generations, the older first, so that a kill in between leaves the newer one."""
+    previous(path).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def write_tensors(path: Path, content: Any, *, generations: int = 1) -> None:
+    """Replace a file of tensors and plain values. With two generations, the one that was there becomes the previous one."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    with replacing(path) as temporary:
+        with open(temporary, "wb") as file:
+            file.write(buffer.getbuffer())
+            file.write(_MARK + hashlib.sha256(buffer.getbuffer()).digest())
+        if generations > 1 and path.is_file() and not path.is_symlink():
+            _set_aside(path)
+
+
+def read_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
+    """Read one file, without running code from it; raises `DamagedError` if it is not as it was written."""
+    try:
+        with open_regular(path) as file:
+            verify(file, path)
+            file.seek(0)
+            return torch.load(file, map_location=device, weights_only=True)
+    except (DamagedError, MemoryError):
+        raise
+    except Exception as error:  # what a torn or foreign file makes of the unpickler is not ours to list
+        raise DamagedError(f"{path} is not a readable checkpoint") from error
+
+
+def read_newest(path: Path, device: torch.device | str = "cpu") -> Any:
+    """Read the newest generation that is whole, and warn if it is the older one, which then takes the newer one's place."""
+    try:
+        return read_tensors(path, device)
+    except DamagedError as error:
+        older = previous(path)
+        try:
+            content = read_tensors(older, device)
+        except DamagedError:
+            raise error from None
+    with contextlib.suppress(OSError):  # or the next write would set the damaged one aside, over the one that is whole
+        os.replace(older, path)
+    warn(f"{path} is missing or damaged; going on from the checkpoint before it")
+    return content
+
+
+def verify(file: BinaryIO, path: Path) -> bool:
+    """Compare the checksum of an open file; returns whether it has one of its own, raises if it does not match.
+
+    The archive must have its entries as they are and once each: a compressed one may be far larger than the file.
+    """
+    size = file.seek(0, os.SEEK_END)
+    if size < _TRAILER:
+        raise DamagedError(f"{path} is not a readable checkpoint")
+    file.seek(size - _TRAILER)
+    trailer = file.read(_TRAILER)
+    marked = trailer.startswith(_MARK)
+    if marked and _digest(file, size - _TRAILER) != trailer[len(_MARK) :]:
+        raise DamagedError(f"{path} is damaged: its checksum does not match")
+    file.seek(0)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            plain = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+            if not plain or sum(entry.file_size for entry in entries) > size:
+                raise DamagedError(f"{path} is not a readable checkpoint")
+            broken = None if marked else archive.testzip()
+    except (zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError, EOFError) as error:
+        raise DamagedError(f"{path} is not a readable checkpoint") from error
+    if broken is not None:
+        raise DamagedError(f"{path} is damaged: the checksum of {broken} does not match")
+    return marked
+
+
+def _digest(file: BinaryIO, length: int) -> bytes:
+    file.seek(0)
+    digest = hashlib.sha256()
+    while length > 0:
+        data = file.read(min(_CHUNK, length))
+        if not data:
+            break
+        digest.update(data)
+        length -= len(data)
+    return digest.digest()
+
+
+def _set_aside(path: Path) -> None:
+    """Give the file the name of the previous generation too, so that at every moment one of the names has a whole file."""
+    older = previous(path)
+    link = older.with_name(f".pare.{secrets.token_hex(6)}")
+    try:
+        os.link(path, link)
+    except OSError:  # a file system without hard links: for a moment only the older name is there
+        os.replace(path, older)
+        return
+    try:
+        os.replace(link, older)
+    finally:
+        link.unlink(missing_ok=True)  # it stays if both names are of the same file already

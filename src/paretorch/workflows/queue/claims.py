@@ -1,0 +1,154 @@
+"""Claims of jobs by files, on any file system that creates a file exclusively; no locks are used.
+
+A job's claims are files `.claim-1`, `.claim-2`, ... in its folder. Whoever creates the next number owns the job. No file is
+ever removed or renamed, so two workers that take over the same silent claim both try to create the same number, and one of
+them fails. The owner writes a beat into its file; it is silent if others see no change for `patience()` seconds of their own
+clocks. An owner that was only slow sees the higher number at its next beat, and has lost the claim.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from paretorch.errors import PareError
+from paretorch.training.files import write_error
+from paretorch.workflows.queue.silence import Silence, beat_interval
+
+_BEGINS = ".claim-"
+_FREE = "free"
+LOST_CODE = 75
+"""Exit code of a worker that ends since another one took its job over."""
+
+
+class Claims:
+    """Takes the jobs that nobody works at.
+
+    Args:
+        silence: Watches the beats of other workers.
+    """
+
+    def __init__(self, silence: Silence | None = None) -> None:
+        self._silence = silence or Silence()
+
+    def take(self, folder: Path, on_lost: Callable[[str], None] | None = None) -> "Claim | None":
+        """Take the job of this folder; None while another worker has it.
+
+        Args:
+            folder: The folder of the job, which is made if it is missing.
+            on_lost: Called from the beat's thread with a sentence if another worker takes the job over; by default the
+                process ends at once, so that it writes nothing more.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            number, content = _last(folder)
+            owner = content.get("owner", "")
+            if number and owner != _FREE and not self._silence.lasts(str(folder), json.dumps([number, content])):
+                return None
+            mine = _create(folder / f"{_BEGINS}{number + 1}")
+        except OSError as error:
+            raise write_error(folder, error) from error
+        if mine is None:
+            return None
+        return Claim(folder, number + 1, mine, "" if owner in ("", _FREE) else owner, on_lost or _end)
+
+
+class Claim:
+    """A job in one's hands, with a thread that beats; `release` it at the end.
+
+    Attributes:
+        taken_from: The worker that fell silent, as "host, process 12"; empty if the job was free.
+    """
+
+    def __init__(self, folder: Path, number: int, owner: str, taken_from: str, on_lost: Callable[[str], None]) -> None:
+        self.folder, self.taken_from = folder, taken_from
+        self._number, self._owner, self._on_lost = number, owner, on_lost
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread.start()
+
+    @property
+    def lost(self) -> bool:
+        """Whether another worker has taken the job over."""
+        return (self.folder / f"{_BEGINS}{self._number + 1}").exists()
+
+    def check(self) -> None:
+        """Raise if another worker has taken the job over."""
+        if self.lost:
+            raise PareError(self._told())
+
+    def release(self) -> None:
+        """Give the job back."""
+        self._over.set()
+        self._thread.join()
+        with contextlib.suppress(OSError):
+            _write(self.folder / f"{_BEGINS}{self._number}", {"owner": _FREE})
+
+    def _beat(self) -> None:
+        count = 0
+        while not self._over.wait(beat_interval()):
+            count += 1
+            if self.lost:
+                self._on_lost(self._told())
+                return
+            with contextlib.suppress(OSError):  # a full disk or a server that is away: others see silence
+                _write(self.folder / f"{_BEGINS}{self._number}", {"owner": self._owner, "beat": count})
+
+    def _told(self) -> str:
+        return f"{self.folder} was taken over by another worker while this one was silent; the other one finishes it"
+
+
+@contextlib.contextmanager
+def claimed(claims: Claims, folder: Path) -> Iterator[Claim | None]:
+    """Have a job while inside; None if another worker has it."""
+    claim = claims.take(folder)
+    try:
+        yield claim
+    finally:
+        if claim is not None:
+            claim.release()
+
+
+def owner_of(folder: Path) -> str:
+    """Who has the job, as "host, process 12"; empty if nobody has."""
+    owner = _last(folder)[1].get("owner", "")
+    return "" if owner == _FREE else owner
+
+
+def _end(sentence: str) -> None:
+    print(f"pare: {sentence}", file=sys.stderr, flush=True)
+    os._exit(LOST_CODE)
+
+
+def _last(folder: Path) -> tuple[int, dict[str, str]]:
+    """Number and content of the highest claim; 0 if there is none, and no content while it is being written."""
+    names = (path.name.removeprefix(_BEGINS) for path in folder.glob(f"{_BEGINS}*"))
+    number = max((int(name) for name in names if name.isdecimal()), default=0)
+    try:
+        content = json.loads((folder / f"{_BEGINS}{number}").read_bytes())
+    except (OSError, ValueError):
+        return number, {}
+    return number, content if isinstance(content, dict) else {}
+
+
+def _create(path: Path) -> str | None:
+    """Create the claim, whole, unless it is there; returns its owner."""
+    owner = f"{socket.gethostname()}, process {os.getpid()}"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:
+        return None
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(json.dumps({"owner": owner, "beat": 0}).encode())
+    return owner
+
+
+def _write(path: Path, content: dict[str, object]) -> None:
+    """Write in place, since a rename would bring back a file; a reader that meets half of it sees a beat that changes."""
+    with open(path, "r+b") as file:
+        file.write(json.dumps(content).encode())
+        file.truncate()

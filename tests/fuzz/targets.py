@@ -1,0 +1,144 @@
+"""What is fuzzed: readers of files that may come from strangers, each as a function of bytes.
+
+A target returns whether the input was accepted. The library's own errors are refusals; anything else escapes, and is a bug.
+"""
+
+import json
+import tempfile
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+from paretorch.cli.inputs import data_of, recipe_of, shape_of
+from paretorch.deploy.artefact import open_artefact
+from paretorch.deploy.codec.container import pack
+from paretorch.errors import PareError
+from paretorch.training.finish import read_result
+from paretorch.training.folder import check_folder, read_history
+from paretorch.training.recipe import Recipe
+from paretorch.training.recipe_values import read_config, recipe_from
+from paretorch.workflows.studies.study import parse_study
+from paretorch.zoo.data import safe_pickle
+from tests.deploy.hostile import reseal
+
+Target = Callable[[bytes], bool]
+_scratch = tempfile.TemporaryDirectory()
+_folder = Path(_scratch.name)
+
+
+def _accepts(read: Callable[[], object]) -> bool:
+    try:
+        read()
+    except PareError as error:
+        if "\n" in str(error).strip():
+            raise AssertionError(f"an error of several lines: {error}") from error
+        return False
+    return True
+
+
+def artefact(data: bytes) -> bool:
+    """A `.pare` file: as it is if the first byte is even, else as a body whose checksum is made right."""
+    path = _folder / "model.pare"
+    path.write_bytes(data[1:] if not data or data[0] % 2 == 0 else pack(reseal(data[1:])))
+    return _accepts(lambda: open_artefact(path))
+
+
+def cifar_pickle(data: bytes) -> bool:
+    """A file of CIFAR's Python layout; the reader's error is ValueError, which `load` makes a DataError."""
+    try:
+        safe_pickle.loads(data)
+    except ValueError:
+        return False
+    return True
+
+
+def recipe(data: bytes) -> bool:
+    """A recipe in TOML, as `pare train --config` reads it."""
+    path = _folder / "recipe.toml"
+    path.write_bytes(data)
+    return _accepts(lambda: recipe_from(read_config(path), "recipe.toml"))
+
+
+def study(data: bytes) -> bool:
+    """A study in TOML."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return False
+    return _accepts(lambda: parse_study("fuzzed", text))
+
+
+def run_folder(data: bytes) -> bool:
+    """A run folder: config.json, metrics.jsonl and result.json, with NUL bytes between them."""
+    parts = [*data.split(b"\0"), b"", b"", b""][:3]
+    for name, part in zip(("config.json", "metrics.jsonl", "result.json"), parts, strict=True):
+        (_folder / name).write_bytes(part)
+    data_of(_folder)
+    shape_of(_folder)
+    found = [
+        _accepts(read)
+        for read in (
+            lambda: recipe_of(_folder),
+            lambda: read_history(_folder),
+            lambda: read_result(_folder),
+            lambda: check_folder(_folder, Recipe(), resume=True),
+        )
+    ]
+    return all(found[:3])
+
+
+TARGETS: dict[str, Target] = {
+    "artefact": artefact,
+    "pickle": cifar_pickle,
+    "recipe": recipe,
+    "study": study,
+    "run-folder": run_folder,
+}
+
+
+def seeds(name: str) -> list[bytes]:
+    """The corpus of a target: small files that are kept beside this one."""
+    return [path.read_bytes() for path in sorted((Path(__file__).parent / "corpus" / name).iterdir())]
+
+
+def write_seeds() -> None:
+    """Write the corpus anew: what the library itself writes."""
+    import pickle
+
+    import numpy as np
+    import torch
+
+    from paretorch.deploy import save
+    from tests.deploy.hostile import valid_blob
+
+    network = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    save(network, _folder / "small.pare", summary={"accuracy": 0.5})
+    config = {"recipe": Recipe("digits-cnn").as_dict(), "environment": {"torch": "2"}}
+    row = {"epoch": 1, "phase": "search", "test_accuracy": 0.5}
+    values = "network = 'digits-cnn'\ndata = 'digits'\nepochs = 2\nlr = 0.1\nsparsity = 0.5\nmilestones = [1, 2]\n"
+    dotted = "network = 'resnet20'\nbudget = '48KB'\n[data]\nname = 'cifar10'\n[optimizer]\nlr = 0.1\n[network_options]\nwidth = 2\n"
+    begin = "title = 'a'\nclaim = 'b'\nseeds = [0, 1]\n[recipe]\nnetwork = 'digits-cnn'\ndata = 'digits'\nepochs = 1\n"
+    vary = "[settings.cs]\npruning = 'cs'\n[settings.cs.vary]\nsparsity = [0.9, 0.95]\n"
+    content = {b"data": np.zeros((1, 3072), np.uint8)[:, :9], b"labels": [1], b"filenames": [b"a.png"]}
+    whole = {
+        "artefact": {
+            "file": b"\0" + (_folder / "small.pare").read_bytes(),
+            "body": b"\1" + valid_blob()[16:],
+        },
+        "pickle": {"python3": pickle.dumps(content, 2), "list": pickle.dumps([1, 2, 300, 70000, b"a", None], 2)},
+        "recipe": {"flat": values.encode(), "sections": dotted.encode()},
+        "study": {"plain": begin.encode(), "varied": (begin + vary).encode()},
+        "run-folder": {
+            "whole": b"\0".join(json.dumps(one).encode() + b"\n" for one in (config, row, {"bytes": 7})),
+        },
+    }
+    assert tomllib.loads(dotted)
+    for name, files in whole.items():
+        folder = Path(__file__).parent / "corpus" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, data in files.items():
+            (folder / file).write_bytes(data)
+
+
+if __name__ == "__main__":
+    write_seeds()

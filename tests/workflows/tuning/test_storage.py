@@ -1,0 +1,174 @@
+"""Storages of a search: one worker per trial, workers that die or stop, and files that are no storage or hostile."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+
+from paretorch.errors import ConfigError, MissingExtraError
+from paretorch.workflows import tuning
+from paretorch.workflows.tuning.storage import open_study
+
+GRID = [float(i + 1) for i in range(6)], [1.0, 2.0]
+FACTS = {"alphas": GRID[0], "epsilons": GRID[1]}
+
+
+def place_of(kind: str, folder: Path) -> str:
+    return f"sqlite:///{folder}/s.db" if kind == "sqlite" else str(folder / "s.journal")
+
+
+def _pop(place: str, folder: Path, start: float) -> None:
+    study = open_study(place, "tuning", FACTS)
+    time.sleep(max(0.0, start - time.time()))
+    while study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,)):
+        trial = study.ask()
+        if trial.number < 12:
+            (folder / f"{trial.number}-{os.getpid()}").touch()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "journal"])
+def test_an_enqueued_trial_goes_to_one_worker(tmp_path, kind) -> None:
+    place, folder = place_of(kind, tmp_path), tmp_path / "popped"
+    folder.mkdir()
+    for i in range(12):
+        open_study(place, "tuning", FACTS).enqueue_trial({"alpha": i // 2, "eps": i % 2})
+    start = time.time() + 0.5
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_pop, args=(place, folder, start)) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    popped = [path.name.split("-")[0] for path in folder.iterdir()]
+    assert sorted(popped, key=int) == [str(i) for i in range(12)], "each once"
+
+
+def _stuck(place: str, mark: Path) -> None:
+    def train(alpha: float, eps: float, beat) -> float:
+        mark.touch()
+        if not (mark.parent / "returned").exists():
+            time.sleep(600)
+        return alpha
+
+    tuning.search(train, *GRID, method="grid", trials=12, storage=place)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "journal"])
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["zombie", "stopped"])
+def test_a_zombie_or_a_stopped_worker_holds_nobody_up(tmp_path, monkeypatch, kind, end) -> None:
+    monkeypatch.setenv("PARE_PATIENCE", "1")
+    place = place_of(kind, tmp_path)
+    worker = multiprocessing.get_context("fork").Process(target=_stuck, args=(place, tmp_path / "mark"))
+    worker.start()
+    while not (tmp_path / "mark").exists():
+        time.sleep(0.02)
+    os.kill(worker.pid, end)  # nobody waits for it: after SIGKILL it is a zombie, whose number still exists
+    trained: list[tuple[float, float]] = []
+    found = tuning.search(
+        lambda a, e, beat: trained.append((a, e)) or a, *GRID, method="grid", trials=12, storage=place
+    )
+    assert found.tried.all()
+    assert len(trained) == len(set(trained)) == 12
+    worker.kill()
+    worker.join()
+
+
+def test_a_worker_that_was_given_up_stores_nothing(tmp_path) -> None:
+    place = tmp_path / "s.journal"
+    first = True
+
+    def train(alpha: float, eps: float, beat) -> float:
+        nonlocal first
+        if first:
+            first = False
+            study = open_study(place, "tuning", {"alphas": [1.0], "epsilons": [1.0]})
+            study.tell(study.get_trials()[-1].number, state=optuna.trial.TrialState.FAIL)  # as another worker would
+            with pytest.raises(Exception, match="given to another worker"):
+                beat()
+            return 99.0
+        return 5.0
+
+    found = tuning.search(train, [1.0], [1.0], trials=1, storage=place)
+    assert found.best == (1.0, 1.0, 5.0)
+
+
+class _Hostile:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+def test_a_hostile_storage_runs_no_code(tmp_path) -> None:
+    """Optuna's own CMA-ES unpickles such attributes: with it, this test finds the folder."""
+    mark, place = tmp_path / "ran", tmp_path / "s.journal"
+    study = open_study(place, "tuning", FACTS)
+    text = pickle.dumps(_Hostile(mark)).hex()
+    distribution = optuna.distributions.IntDistribution(0, 5)
+    other = optuna.distributions.IntDistribution(0, 1)
+    for i in range(8):
+        attributes = {f"{key}{part}": text for key in ("cma:optimizer", "cma:optimizer:") for part in ("", "0")}
+        study.add_trial(
+            optuna.trial.create_trial(
+                value=float(i),
+                params={"alpha": i % 6, "eps": i // 6},
+                distributions={"alpha": distribution, "eps": other},
+                system_attrs={**attributes, "cma:generation": 0, "cmaes_generation": text},
+            )
+        )
+    found = tuning.search(lambda a, e, beat: a, *GRID, method="cmaes", trials=12, storage=place)
+    assert found.tried.all()
+    assert not mark.exists()
+
+
+def _journal(folder: Path) -> list[dict[str, object]]:
+    place = folder / "good.journal"
+    tuning.search(lambda a, e, beat: a, *GRID, trials=3, storage=place)
+    return [json.loads(line) for line in place.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("kind", ["cut", "keys", "order", "types", "array", "text", "binary", "off the grid"])
+def test_a_wrong_journal_is_one_sentence(tmp_path, kind) -> None:
+    rows = _journal(tmp_path)
+    text = {
+        "cut": lambda: rows[2:],
+        "keys": lambda: [{key: value for key, value in row.items() if key != "worker_id"} for row in rows],
+        "order": lambda: rows[::-1],
+        "types": lambda: [{**row, "op_code": "x"} for row in rows],
+        "array": lambda: [rows[0], [1]],
+        "text": lambda: [rows[0], "not json"],
+        "binary": list,
+        "off the grid": lambda: json.loads(
+            json.dumps(rows).replace('"param_value_internal": ', '"param_value_internal": 9')
+        ),
+    }[kind]()
+    place = tmp_path / "wrong.journal"
+    lines = [row if row == "not json" else json.dumps(row) for row in text]
+    place.write_bytes(b"{\xff\xfe\n{\n" if kind == "binary" else ("\n".join(lines) + "\n{}\n").encode())
+    if kind == "off the grid":
+        place.write_text("\n".join(lines) + "\n")
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        tuning.search(lambda a, e, beat: a, *GRID, trials=4, storage=place)
+
+
+def test_a_file_that_is_no_database_is_one_sentence(tmp_path) -> None:
+    (tmp_path / "s.db").write_bytes(b"nothing of the kind" * 100)
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        tuning.search(lambda a, e, beat: a, *GRID, trials=4, storage=f"sqlite:///{tmp_path}/s.db")
+
+
+def test_a_missing_driver_is_named(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(MissingExtraError, match=r"driver psycopg, .*psycopg\[binary\]"):
+        tuning.search(lambda a, e, beat: a, *GRID, trials=1, storage="postgresql://localhost/x")
