@@ -26,6 +26,11 @@ class Grouping(nn.Module):
     is_single = False
     """Whether each weight has its own decision."""
 
+    @property
+    def run(self) -> int | None:
+        """How many neighbours in a contiguous weight share each decision, one after the other; None: they are no neighbours."""
+        return None
+
     def expand(self, decision: Tensor) -> Tensor:
         """A tensor that broadcasts against the weight."""
         return decision
@@ -44,6 +49,10 @@ class Broadcast(Grouping):
         self.sizes = float(shape.numel() // math.prod(grid))
         self.is_single = self.grid == self.shape
 
+    @property
+    def run(self) -> int | None:
+        return _run(self.shape, self.shape, self.grid)
+
 
 class Blocks(Grouping):
     """Equal blocks over the leading dimensions; those at the far edges may be smaller."""
@@ -55,6 +64,10 @@ class Blocks(Grouping):
         self.grid = tuple(math.ceil(n / b) for n, b in zip(self.shape, self.block, strict=True))
         self.sizes: Tensor
         self.register_buffer("sizes", self.reduce(torch.ones(shape, dtype=torch.float32)), persistent=False)
+
+    @property
+    def run(self) -> int | None:
+        return _run(self.shape, self.block, self.grid)
 
     def expand(self, decision: Tensor) -> Tensor:
         for axis, (n, b) in enumerate(zip(self.shape, self.block, strict=True)):
@@ -107,6 +120,18 @@ def grouping(group: Group, name: str, weight: Tensor, channel_axis: int) -> Grou
     raise ConfigError(
         f"group={group!r} is not known: use one of {', '.join(NAMES)}, a block shape such as (4, 4), or a callable"
     )
+
+
+def _run(shape: tuple[int, ...], block: tuple[int, ...], grid: tuple[int, ...]) -> int | None:
+    """The weights of a group that are neighbours: leading dimensions have a decision each, the last ones one in all."""
+    lead = next((axis for axis, (n, g) in enumerate(zip(shape, grid, strict=True)) if n != g), len(shape))
+    if lead == len(shape):
+        return 1
+    inner = math.prod(shape[lead + 1 :])
+    if math.prod(grid[lead + 1 :]) != 1 or shape[lead] % grid[lead]:
+        return None
+    each = shape[lead] // grid[lead]
+    return each * inner if grid[lead] == 1 or each == block[lead] else None
 
 
 def _blocks(block: tuple[int, ...], name: str, shape: torch.Size) -> Blocks:

@@ -6,7 +6,7 @@ how its schedules run (`schedule`), how it keeps to its target (`steer`, `round`
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self, cast
 
@@ -64,6 +64,10 @@ class Method(Selection, ABC):
     @abstractmethod
     def schedule(self, term: "Term", step: Tensor) -> None:
         """Write the schedule values of this step into the term's scalars; device operations only."""
+
+    def recording(self, term: "Term") -> Hashable | None:
+        """Names steps whose `schedule` and `steer` launch the same operations, so that one recording serves all; None: there are none."""
+        return None
 
     @property
     def trains_decisions(self) -> bool:
@@ -279,7 +283,8 @@ class Term:
     def read(self, room: str) -> Tensor:
         """A room's decisions at the weights that are sampled at this step."""
         step: Tensor = getattr(self.root, f"{PREFIX}step")
-        return self.sample.read(room, step, self.count)
+        is_recorded = step.is_cuda and torch.cuda.is_current_stream_capturing()
+        return self.sample.read(room, step, None if is_recorded else self.count)
 
     def kept_sample(self) -> Tensor:
         """Which sampled weights all methods together would keep if they rounded now, as 0 and 1."""

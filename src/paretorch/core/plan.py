@@ -5,7 +5,7 @@ loss.backward(); optimizer.step(); plan.step(); optimizer.zero_grad()
 plan.harden(optimizer); small = plan.finalize()
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,6 +25,7 @@ from paretorch.core.state import PlanState
 from paretorch.core.step.engine import Engine, Scaling
 from paretorch.core.step.guard import StaleGuard
 from paretorch.core.step.optimizers import follow_decisions, load_state, optimizer_of
+from paretorch.core.step.recorded import Recorded
 from paretorch.core.step.update import (
     add_prices,
     advance,
@@ -75,6 +76,7 @@ class Plan:
         self._engine = Engine(
             model, self._weights, frozenset(t.method.room for t in terms if t.method.trains_decisions)
         )
+        self._recorded = Recorded()
         self._guard = StaleGuard(model, [term for term in terms if not term.is_on_weights])
         model.__dict__[_ATTRIBUTE] = self
         for term in terms:
@@ -132,13 +134,24 @@ class Plan:
                     optimizer_of(term)
                     term.count = count
                 self._update(scaler, overflow, decisions)
-                advance(self._terms, self._state.step)
-                self._engine.clip()
-                self._engine.write()
+                self._recorded.run(self._advance, self._state.step.device, self._engine.version, self._recording())
+                self._engine.note_written()
             for own in decisions:
                 for decision in own:
                     decision.grad = None
             self._guard.renew()
+
+    def _advance(self) -> None:
+        """The schedules of the next step, and its weights."""
+        advance(self._terms, self._state.step)
+        self._engine.write(clip=True)
+
+    def _recording(self) -> tuple[Hashable, ...] | None:
+        """Which recording of `_advance` fits this step."""
+        if not self._engine.is_fused:
+            return None
+        found = tuple(term.method.recording(term) for term in self._terms)
+        return None if None in found else found
 
     def _exactly(self) -> torch.autocast:
         """Counts and averages are not those of a loop's autocast."""
@@ -261,10 +274,9 @@ class Plan:
                 for term in self._terms:
                     if isinstance(term.method, Steered):
                         term.method.tell_missed(term)
-            self._engine.clip()
             if optimizer is not None:
                 forget_dropped(self._weights, optimizer)
-            self._engine.write()
+            self._engine.write(clip=True)
 
     def round_again(self, before: list[Tensor], factor: float, given: frozenset[str] = frozenset()) -> None:
         """Round the trained decisions `before`, with every target scaled by `factor`, but those of `given` rooms never up."""

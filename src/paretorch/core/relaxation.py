@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.forms import Form
 from paretorch.core.groups import Grouping
 from paretorch.support.sharded import gather, whole
 
@@ -20,6 +21,17 @@ def scalars_of(root: nn.Module, room: str) -> Tensor:
     """A room's schedule values (temperature, price …): fp32, kept as int32 bits so that `.half()` leaves them alone."""
     buffer: Tensor = getattr(root, f"{PREFIX}{room}")
     return buffer.view(torch.float32)
+
+
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """A copy of the tensors, end to end."""
+    flat: Tensor = torch._C._nn.flatten_dense_tensors(list(tensors))
+    return flat.detach()
+
+
+def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """The parts of a flat tensor as views that have the shapes of these tensors."""
+    return list(torch._C._nn.unflatten_dense_tensors(flat, list(like)))
 
 
 class Relaxation(nn.Module):
@@ -86,6 +98,16 @@ class Relaxation(nn.Module):
     def is_flat(self) -> bool:
         """Whether `…_all` also take all weights of a batch, end to end, as one flat tensor, and their decisions as another."""
         return False
+
+    @property
+    def can_fuse(self) -> bool:
+        """Whether `form` says how the kernels for GPUs compute this relaxation."""
+        return False
+
+    @classmethod
+    def form(cls, members: Sequence[Self]) -> Form:
+        """How the kernels for GPUs compute several weights."""
+        raise AssertionError("can_fuse says that there is none")
 
     @property
     def is_elementwise(self) -> bool:

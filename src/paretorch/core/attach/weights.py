@@ -12,9 +12,11 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
+from paretorch.core.attach.fused import FusedBatch, layout
 from paretorch.core.attach.sites import Site, Template
-from paretorch.core.relaxation import PREFIX, Chain, Relaxation
+from paretorch.core.relaxation import PREFIX, Chain, Relaxation, flatten, unflatten
 from paretorch.support.sharded import is_sharded, local, shard_like, whole, write
 
 # What `fully_shard` asks a module for to learn whether it may manage it. The tensors of a relaxed weight are sharded by the engine
@@ -88,6 +90,10 @@ class RelaxedWeight(Chain):
     def is_local(self) -> bool:
         """Whether each rank can compute its own part of the weight: it is not sharded, or everything is elementwise."""
         return not is_sharded(self.latent) or (self.blank is None and all(r.is_elementwise for r in self.relaxations()))
+
+    def fused_layout(self) -> tuple[type | None, ...] | None:
+        """Which rows share decisions, if the kernels for GPUs can compute this weight."""
+        return None if self.blank is not None else layout(self.latent, self.tensor, self.relaxations())
 
     def decisions(self) -> list[Tensor]:
         """The decision of each relaxation on its grid: whole, or this rank's part if that is all that is needed."""
@@ -169,9 +175,12 @@ _BATCH = 2**24
 
 
 class Batch:
-    """Weights that are computed together, with all that a step reads of them at hand: a step is then few lines of Python."""
+    """Weights that are computed together, with all that a step reads of them at hand: a step is then few lines of Python.
 
-    def __init__(self, members: Sequence[RelaxedWeight]) -> None:
+    fuse: compute them by kernels, if they can.
+    """
+
+    def __init__(self, members: Sequence[RelaxedWeight], fuse: bool = False) -> None:
         self.members = list(members)
         self.is_local = members[0].is_local
         self.is_sharded = is_sharded(members[0].latent)
@@ -183,8 +192,11 @@ class Batch:
         self.decisions: list[list[nn.Parameter]] = [[r.decision for r in own] for own in self.places]
         self._grids = [] if self.is_sharded else [[r.grid(r.decision.detach()) for r in own] for own in self.places]
         self._blank = any(member.blank is not None for member in members)
-        self.is_flat = len(members) > 1 and all(map(_is_flat, members))
+        self.fused = _fused(self) if fuse else None
+        """The kernels that compute the members in one launch; None: torch operations do."""
+        self.is_flat = self.fused is None and len(members) > 1 and all(map(_is_flat, members))
         """Whether the members are computed end to end, as one flat tensor: lists then have one item, not one per member."""
+        self._statuses = [member.status for member in members]
         self._watched = [
             (member.status, member._owners[0][0]._parameters, member._owners[0][1], tensor)
             for member, tensor in zip(members, self.tensors, strict=True)
@@ -230,11 +242,46 @@ class Batch:
             values.append(type(own[0]).apply_all(own, grids, values[-1]))
         return values
 
-    def write(self) -> None:
-        """Write W = f(θ, decisions) into the layers' own tensors."""
-        store(self.tensors, self.apart(self.blanked(self.values()[-1])))
-        for member in self.members:
-            member.status.holds_latent = False
+    def write(self, clip: bool = False) -> None:
+        """Write W = f(θ, decisions) into the layers' own tensors; if `clip`, keep θ within the limits of its relaxations first."""
+        if self.fused is not None:
+            self.fused.write(clip)
+        else:
+            if clip:
+                self._clip()
+            store(self.tensors, self.apart(self.blanked(self.values()[-1])))
+        self.note_written()
+
+    def note_written(self) -> None:
+        """The layers' tensors hold W."""
+        if self.fused is not None:
+            increment_version(self.tensors)  # which writes to addresses are not seen by
+        for status in self._statuses:
+            status.holds_latent = False
+
+    def _clip(self) -> None:
+        for own, grids in zip(self.places, self.grids(), strict=True):
+            bounds = type(own[0]).limit_all(own, grids)
+            if bounds is None:
+                continue
+            if not self.is_local:
+                for latent, bound in zip(self.latents, bounds, strict=True):
+                    part = local(shard_like(bound.expand(latent.shape).to(latent.dtype), latent))
+                    local(latent.data).clamp_(-part, part)
+                continue
+            latents: list[Tensor] = [local(one.data) for one in self.latents] if self.is_sharded else list(self.latents)
+            if bounds[0].dtype != latents[0].dtype:
+                bounds = [bound.to(latents[0].dtype) for bound in bounds]
+            lower = self.apart(list(torch._foreach_neg(bounds)))
+            torch._foreach_clamp_max_(latents, self.apart(bounds))
+            torch._foreach_clamp_min_(latents, lower)
+
+
+def _fused(batch: Batch) -> FusedBatch | None:
+    if batch.members[0].fused_layout() is None:
+        return None
+    forms = [type(own[0]).form(own) for own in batch.places]
+    return FusedBatch(batch.tensors, batch.latents, batch.places, forms)
 
 
 def _is_flat(member: RelaxedWeight) -> bool:
@@ -249,32 +296,25 @@ def _is_flat(member: RelaxedWeight) -> bool:
     )
 
 
-def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """A copy of the tensors, end to end."""
-    flat: Tensor = torch._C._nn.flatten_dense_tensors(list(tensors))
-    return flat.detach()
+def batches(members: Sequence[RelaxedWeight], fuse: bool = False) -> list[Batch]:
+    """The weights in batches that can be computed together: the same kinds of relaxations, dtype and device, not too many.
 
-
-def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """The parts of a flat tensor as views that have the shapes of these tensors."""
-    return list(torch._C._nn.unflatten_dense_tensors(flat, list(like)))
-
-
-def batches(members: Sequence[RelaxedWeight]) -> list[Batch]:
-    """The weights in batches that can be computed together: the same kinds of relaxations, dtype and device, not too many."""
+    fuse: for many steps, so that it pays to prepare kernels where there are some.
+    """
     groups: dict[Any, list[list[RelaxedWeight]]] = {}
     sizes: dict[Any, int] = {}
     for member in members:
         latent = member.latent
         kinds = tuple((type(r), r.batch_key()) for r in member.relaxations())
-        key = kinds, latent.device, latent.dtype, member.is_local, _is_flat(member)
+        layout = member.fused_layout() if fuse else None
+        key = kinds, latent.device, latent.dtype, member.is_local, layout, layout is None and _is_flat(member)
         group, size = groups.setdefault(key, [[]]), sizes.get(key, 0) + latent.numel()
-        if group[-1] and size > _BATCH:
+        if group[-1] and size > _BATCH and layout is None:
             group.append([])
             size = latent.numel()
         group[-1].append(member)
         sizes[key] = size
-    return [Batch(own) for group in groups.values() for own in group]
+    return [Batch(own, fuse) for group in groups.values() for own in group]
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ columns that read it need no gate. What is left of a weight is its kept rows tim
 
 import bisect
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,10 @@ class Channels(Grouping):
         first = int(index[0])
         whole = torch.equal(index, torch.arange(first, first + len(index)))
         self._range = (first, len(index)) if whole and first >= 0 else None
+
+    @property
+    def run(self) -> int | None:
+        return math.prod(self.shape[1:]) if self.axis == 0 else None
 
     def expand(self, decision: Tensor) -> Tensor:
         if self._range is not None:

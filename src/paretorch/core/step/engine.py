@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from paretorch.core.attach.weights import Batch, RelaxedWeight, batches, store, unflatten
+from paretorch.core.attach.fused import FusedBatch
+from paretorch.core.attach.weights import Batch, RelaxedWeight, batches, store
+from paretorch.core.relaxation import unflatten
 from paretorch.support.sharded import is_sharded, local, reshard, shard_like
 from paretorch.support.warn import warn
 
@@ -83,7 +85,7 @@ class Engine:
         """The weights in batches, as they are and where they are now."""
         if self._batches is None or not all(batch.is_current() for batch in self._batches):
             self._follow_sharding()
-            self._batches = batches(self.weights)
+            self._batches = batches(self.weights, fuse=True)
             self.version += 1
             for member in self.weights:
                 member.status.is_stale = False
@@ -144,8 +146,7 @@ class Engine:
             with torch.no_grad(), _exactly(self.weights):
                 for batch in stepped:
                     self._keep_latent(batch)
-                    _clip(batch)
-                    batch.write()
+                    batch.write(clip=True)
 
     def _to_latent(self, chosen: Sequence[Batch], scaling: "Scaling | None") -> None:
         if not self._stepping:
@@ -159,8 +160,8 @@ class Engine:
             for batch in chosen:
                 if any(member.holds_latent for member in batch.members):
                     continue
-                self._pull_batch(batch, scaling)
-                store(batch.tensors, [local(one) for one in batch.latents] if batch.is_sharded else batch.latents)
+                if not self._pull_batch(batch, scaling, swap=True):
+                    store(batch.tensors, [local(one) for one in batch.latents] if batch.is_sharded else batch.latents)
                 for member, tensor in zip(batch.members, batch.tensors, strict=True):
                     member.status.holds_latent = True
                     if member.frozen:
@@ -184,15 +185,20 @@ class Engine:
         for batch in self._chosen({id(member.tensor) for member in members}):
             self._pull_batch(batch, scaling)
 
-    def _pull_batch(self, batch: Batch, scaling: "Scaling | None") -> None:
+    def _pull_batch(self, batch: Batch, scaling: "Scaling | None", swap: bool = False) -> bool:
+        """As `pull`; with `swap`, θ may take the place of W on the way: returns whether it has."""
+        if batch.fused is not None and scaling is None and self._pull_fused(batch, batch.fused, swap):
+            return swap
         due = [
             tensor.grad is not None and not m.is_pulled for m, tensor in zip(batch.members, batch.tensors, strict=True)
         ]
         if not all(due):
             members = [member for member, one in zip(batch.members, due, strict=True) if one]
             if not members:
-                return
+                return False
             batch = Batch(members)
+        elif batch.fused is not None:
+            batch = Batch(batch.members)
         targets = [tensor.grad for tensor in batch.tensors if tensor.grad is not None]
         given = gradients = batch.blanked(batch.read(targets))
         values, outputs, grids = batch.values(len(batch.places) - 1), batch.read(batch.tensors), batch.grids()
@@ -211,6 +217,22 @@ class Engine:
             store(targets, batch.apart(gradients))
         for member, tensor in zip(batch.members, batch.tensors, strict=True):
             member.status.pulled = tensor.grad
+        return False
+
+    def _pull_fused(self, batch: Batch, fused: FusedBatch, swap: bool) -> bool:
+        """By the kernels, unless some gradients are pulled already, are to be added to others, or lie in another order."""
+        gradients = [tensor.grad for tensor in batch.tensors]
+        if any(member.status.pulled is not None for member in batch.members) or not fused.takes(gradients):
+            return False
+        if self._found and any(id(decision) in self._found for own in batch.decisions for decision in own):
+            return False
+        decide = [own[0].room in self.decided and not own[0].hard for own in batch.places]
+        for own_decisions, found in zip(batch.decisions, fused.pull(gradients, decide, swap), strict=True):
+            for decision, gradient in zip(own_decisions, found or (), strict=False):
+                self._found[id(decision)] = decision, gradient
+        for member, gradient in zip(batch.members, gradients, strict=True):
+            member.status.pulled = gradient
+        return True
 
     def _add_all(self, batch: Batch, place: int, found: list[Tensor]) -> None:
         decisions = batch.decisions[place]
@@ -305,16 +327,21 @@ class Engine:
             else:
                 store([latent for latent, _ in stepped], [tensor for _, tensor in stepped])
 
-    def clip(self) -> None:
-        """Keep θ within the limits of its relaxations, in place."""
+    @property
+    def is_fused(self) -> bool:
+        """Whether kernels compute all weights, always in the same memory."""
+        return all(batch.fused is not None for batch in self.batches())
+
+    def note_written(self) -> None:
+        """W was written, by a recording perhaps."""
         for batch in self.batches():
-            _clip(batch)
+            batch.note_written()
 
     @torch.no_grad()
-    def write(self) -> None:
-        """W of all weights."""
+    def write(self, clip: bool = False) -> None:
+        """W of all weights; if `clip`, θ is kept within the limits of its relaxations first, in place."""
         for batch in self.batches():
-            batch.write()
+            batch.write(clip)
 
 
 def _copy_of(member: RelaxedWeight) -> Tensor | None:
@@ -340,24 +367,6 @@ def _sharded_as(value: Tensor, like: Tensor) -> Tensor:
     return DTensor.from_local(
         value, sharded.device_mesh, sharded.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
-
-
-def _clip(batch: Batch) -> None:
-    for own, grids in zip(batch.places, batch.grids(), strict=True):
-        bounds = type(own[0]).limit_all(own, grids)
-        if bounds is None:
-            continue
-        if not batch.is_local:
-            for latent, bound in zip(batch.latents, bounds, strict=True):
-                part = local(shard_like(bound.expand(latent.shape).to(latent.dtype), latent))
-                local(latent.data).clamp_(-part, part)
-            continue
-        latents: list[Tensor] = [local(one.data) for one in batch.latents] if batch.is_sharded else list(batch.latents)
-        if bounds[0].dtype != latents[0].dtype:
-            bounds = [bound.to(latents[0].dtype) for bound in bounds]
-        lower = batch.apart(list(torch._foreach_neg(bounds)))
-        torch._foreach_clamp_max_(latents, batch.apart(bounds))
-        torch._foreach_clamp_min_(latents, lower)
 
 
 def _exactly(members: Sequence[RelaxedWeight]) -> torch.autocast:

@@ -22,7 +22,7 @@ def uniform(shape: torch.Size, step: Tensor, seed: int) -> Tensor:
     twice. Each folding uses its value twice, and a compiler writes an expression out once for every use: there are as few as will do,
     and none in the key. The upper 23 bits of the last product are taken: with half a step added, fp32 holds them exactly.
     """
-    key = step.to(torch.int64) * _STEP + _signed((seed * _SEED + 1) * _STEP)
+    key = step.to(torch.int64) * _STEP + key_of(seed)
     # Shaped before it is hashed: a compiler then draws it in the order in which the weight lies, in the kernel that adds it.
     return _hashed(torch.arange(shape.numel(), device=step.device).view(shape), key)
 
@@ -95,7 +95,7 @@ def _flat(sizes: Sequence[int], step: Tensor, seeds: Sequence[int]) -> Tensor:
 @lru_cache(maxsize=256)
 def _table(sizes: tuple[int, ...], seeds: tuple[int, ...], device: torch.device) -> Tensor:
     """Constants of each tensor's key, where it begins and how long it is; on the device once, as graphs are captured there."""
-    keys = [_signed((seed * _SEED + 1) * _STEP) for seed in seeds]
+    keys = [key_of(seed) for seed in seeds]
     starts = list(accumulate([0, *sizes[:-1]]))
     return torch.tensor([keys, starts, sizes], dtype=torch.int64, device=device)
 
@@ -103,6 +103,11 @@ def _table(sizes: tuple[int, ...], seeds: tuple[int, ...], device: torch.device)
 def _signed(x: int) -> int:
     x &= 2**64 - 1
     return x - 2**64 if x >= 2**63 else x
+
+
+def key_of(seed: int) -> int:
+    """What is added to a multiple of the step to get the key of a stream."""
+    return _signed((seed * _SEED + 1) * _STEP)
 
 
 def seed_for(seed: int, name: str) -> int:

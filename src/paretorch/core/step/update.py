@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach.weights import Batch, RelaxedWeight, unflatten
+from paretorch.core.attach.weights import Batch, RelaxedWeight
 from paretorch.core.method import Shares, Steered, Term
-from paretorch.core.relaxation import Chain, Relaxation
+from paretorch.core.relaxation import Chain, Relaxation, unflatten
 from paretorch.core.step.engine import Engine, laid_like
 from paretorch.errors import DivergenceError, UndecidedWarning
 from paretorch.support.sharded import local, shard_like, whole, write
@@ -92,6 +92,11 @@ Prices = dict[str, Tensor | None]
 
 
 def _price_batch(batch: Batch, rooms: set[str], prices: Prices, steered: set[str]) -> None:
+    bits = prices.get("precision")
+    if batch.fused is not None and bits is not None and "precision" in rooms:
+        others = [price for room, price in prices.items() if price is not None and room != "precision"]
+        if not others and ("precision" in steered or len(batch.places) == 1) and batch.fused.add_prices(bits):
+            return
     members, own_grids = batch.places, batch.grids()
     places = range(len(members))
     keeps = [type(own[0]).keep_all(own, own_grids[place]) for place, own in enumerate(members)]

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from paretorch.core.attach.sites import Site
+from paretorch.core.forms import Form
 from paretorch.core.groups import Grouping
-from paretorch.core.step.noise import spread, uniform_all, uniform_flat
+from paretorch.core.relaxation import flatten, unflatten
+from paretorch.core.step.noise import key_of, spread, uniform_all, uniform_flat
 from paretorch.methods.precision.grid import power_of_two, quantize
 from paretorch.methods.precision.leveled import Leveled, LevelOptions
 
@@ -73,6 +75,21 @@ class Precision(Leveled):
     @property
     def is_flat(self) -> bool:
         return self.grouping.is_single and not self.quiet and not self.zero_precision
+
+    @property
+    def can_fuse(self) -> bool:
+        return not self.quiet and not self.zero_precision and (self.hard or self.training)
+
+    @classmethod
+    def form(cls, members: Sequence["Precision"]) -> Form:
+        first = members[0]
+        powers = [one.power for one in members]
+        if first.hard:
+            levels = [one.grouping.expand(one.levels(one.grid())) for one in members]
+            return Form("grid", powers=powers, levels=levels, clips=first.clips_hard)
+        keys = [key_of(one.seed) for one in members]
+        rows = None if first.grouping.is_single else NoiseRows(members)
+        return Form("noise", rows, powers=powers, keys=keys, step=first.step, clips=True)
 
     @property
     def is_elementwise(self) -> bool:
@@ -215,6 +232,25 @@ class Precision(Leveled):
 
     def scale_exponent(self) -> int | None:
         return int(self.power)
+
+
+class NoiseRows:
+    """2^k σ(s) of all rows of several weights, for precisions that whole rows share."""
+
+    def __init__(self, members: Sequence[Precision]) -> None:
+        self._decisions, self._powers = [one.decision for one in members], [one.power for one in members]
+        self._lengths = [one.numel() for one in self._decisions]
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        scales = spread(power_of_two(torch.stack(self._powers)), self._lengths)
+        reach = torch.sigmoid(flatten(self._decisions)) * scales
+        return reach, 2.0 * scales - reach
+
+    def backward(self) -> Tensor:
+        return self.forward()[0]
+
+    def gradients(self, sums: Tensor, squares: Tensor | None) -> list[Tensor]:
+        return unflatten(sums * torch.sigmoid(-flatten(self._decisions)), self._decisions)
 
 
 def _sizes(members: Sequence[Precision]) -> list[int]:

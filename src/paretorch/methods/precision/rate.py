@@ -76,11 +76,19 @@ def short_steps(steps: Tensor, sizes: Tensor | float) -> Tensor:
 
     A step that is 6 % too small costs 0.09 bits, and saves as much error. What all digits would cost is more, in a small group.
     """
-    unit: Tensor | float  # a mantissa of frexp begins behind the point
-    if isinstance(sizes, Tensor):
-        unit = torch.exp2(torch.floor(torch.log2(sizes) - 5.0).clamp(3.0, 20.0) + 1.0)
-    else:
-        unit = 2.0 ** (min(max(math.floor(math.log2(sizes) - 5.0), 3), 20) + 1)
+    return cut_digits(steps, digit_unit(sizes))
+
+
+def digit_unit(sizes: Tensor | float) -> Tensor | float:
+    """2 to the number of digits behind the point that the mantissa of a step has, for groups of so many weights."""
+    if isinstance(sizes, Tensor):  # a mantissa of frexp begins behind the point
+        unit: Tensor = torch.exp2(torch.floor(torch.log2(sizes) - 5.0).clamp(3.0, 20.0) + 1.0)
+        return unit
+    return 2.0 ** (min(max(math.floor(math.log2(sizes) - 5.0), 3), 20) + 1)
+
+
+def cut_digits(steps: Tensor, unit: Tensor | float) -> Tensor:
+    """The steps rounded down to so many digits."""
     mantissa, exponent = torch.frexp(steps)
     found: Tensor = torch.ldexp(torch.floor(mantissa * unit) / unit, exponent)
     return torch.nan_to_num(found, 1.0, 1.0, 1.0).clamp_min(1e-30)  # of a group of zeros any step will do

@@ -245,6 +245,11 @@ class SMOL(Steered, Method):
         elif self.target_bits is None:
             term.set_scalar("price", self._start_price(term))
 
+    def recording(self, term: Term) -> str | None:
+        if term.count is None or (self.is_real and self._is_measured(term, term.count)):
+            return None
+        return "scales" if term.count % _FOLLOW == 0 else "all"
+
     def _start_real(self, term: Term) -> None:
         """The first steps, and the bits by the formula that go with them, which the search keeps to."""
         assert self.target_bits is not None
@@ -292,12 +297,15 @@ class SMOL(Steered, Method):
         first = max(1, round(_MEASURED * steps))
         return [first * 2**i for i in range(steps.bit_length()) if i == 0 or first * 2**i <= steps // 2]
 
+    def _is_measured(self, term: Term, count: int) -> bool:
+        """Whether real steps follow what was measured, or their bits are counted, at this step."""
+        return count % max(1, term.steps // _COUNTS) == 0 or count in self._spreads(term.steps)
+
     def _steer_real(self, term: Term, step: Tensor) -> None:
         assert self.target_bits is not None
         if term.count is None or term.count in self._spreads(term.steps):
             spread_by_sensitivity(term, step, self._spreads(term.steps))
-        every = max(1, term.steps // _COUNTS)
-        if term.count is not None and (term.count % every == 0 or term.count in self._spreads(term.steps)):
+        if term.count is not None and self._is_measured(term, term.count):
             term.set_scalar("integral", goal_for(term, self.target_bits))
         if term.count is None or term.count % _FOLLOW == 0 or not step.is_cuda:
             follow_target(term, term.scalar("integral"))

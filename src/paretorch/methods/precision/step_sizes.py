@@ -22,8 +22,10 @@ from torch import Tensor
 from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.method import Term
 from paretorch.core.plan import Plan
+from paretorch.core.relaxation import flatten
 from paretorch.core.step.sample import some, stride_for
 from paretorch.errors import ConfigError
+from paretorch.methods.precision.grid import LOG2
 from paretorch.methods.precision.rate import coded_bits, laplace_bits, laplace_slope, short_steps
 from paretorch.methods.precision.stepped import TINY, Stepped
 from paretorch.support.sharded import whole
@@ -88,13 +90,27 @@ def goal_for(term: Term, target: float) -> Tensor:
 
 def _formula(term: Term) -> tuple[Tensor, Tensor]:
     """Bits of all weights that are kept, by the formula, and their change per doubling of the steps."""
-    bits, slopes = [], []
-    for index, r in enumerate(members_of(term)):
-        ratio, kept = r.ratio(r.grid(whole(r.decision))), term.chains[index].survives()
-        sizes = r.grouping.sizes if kept is None else r.grouping.reduce(kept.expand(r.grouping.shape))
-        bits.append((laplace_bits(ratio) * sizes).sum())
-        slopes.append((laplace_slope(ratio) * sizes).sum())
-    return torch.stack(bits).sum(), torch.stack(slopes).sum()
+    members, sizes = members_of(term), []
+    for index, r in enumerate(members):
+        kept = term.chains[index].survives()
+        sizes.append(_sizes_of(r) if kept is None else r.grouping.reduce(kept.expand(r.grouping.shape)))
+    ratio, count = _ratios(members), flatten(sizes)
+    return (laplace_bits(ratio) * count).sum(), (laplace_slope(ratio) * count).sum()
+
+
+def _sizes_of(r: Stepped) -> Tensor:
+    """How many weights each group has, on the grid."""
+    return torch.as_tensor(r.grouping.sizes, dtype=torch.float32, device=r.base.device).expand(r.base.shape)
+
+
+def _ratios(members: Sequence[Stepped]) -> Tensor:
+    """The step of each group over the mean magnitude of its weights, of all layers, end to end."""
+    if members[0].hard:
+        steps = flatten([r.step_size for r in members])
+    else:
+        s = flatten([r.grid(whole(r.decision)) for r in members])
+        steps = 2.0 * flatten([r.base for r in members]) * torch.sigmoid(s)
+    return steps / flatten([r.size for r in members]).clamp_min(TINY)
 
 
 def _magnitudes(r: Stepped, weight: Tensor) -> Tensor:
@@ -204,13 +220,14 @@ def follow_price(term: Term) -> None:
 
     A group whose step the loss feels more than that gets a smaller one, and the others pay for it.
     """
-    gradients = [(r, r.decision.grad) for r in members_of(term)]
-    found = [(r, whole(gradient)) for r, gradient in gradients if gradient is not None]
-    if not found:
+    members = [r for r in members_of(term) if r.decision.grad is not None]
+    if not members:
         return  # between steps, for logging
-    worth = torch.stack([gradient.sum() for _, gradient in found]).sum()
-    slopes = [(r.price_slope(r.grid(whole(r.decision))) * r.grouping.sizes).sum() for r, _ in found]
-    now = (worth / -torch.stack(slopes).sum().clamp_max(-TINY)).clamp_min(0.0)
+    gradients = [whole(r.decision.grad) for r in members if r.decision.grad is not None]
+    s = flatten([r.grid(whole(r.decision)) for r in members])
+    slopes = laplace_slope(_ratios(members)) * torch.sigmoid(-s) / LOG2 * flatten([_sizes_of(r) for r in members])
+    worth = flatten(gradients).sum()
+    now = (worth / -slopes.sum().clamp_max(-TINY)).clamp_min(0.0)
     before = term.scalar("price")
     term.set_scalar("price", torch.where(before > 0.0, 0.9 * before + 0.1 * now, now))
 
@@ -218,12 +235,15 @@ def follow_price(term: Term) -> None:
 @torch.no_grad()
 def follow_target(term: Term, goal: Tensor) -> None:
     """A common factor to all steps, so that the bits by the formula stay at their goal; device operations only."""
-    for index, r in enumerate(members_of(term)):
-        r.size.copy_(_magnitudes(r, whole(term.latent(index))))
+    members = members_of(term)
+    torch._foreach_copy_(
+        [r.size for r in members],
+        [_magnitudes(r, whole(latent)) for r, latent in zip(members, term.latents(), strict=True)],
+    )
     bits, slope = _formula(term)
-    move = ((bits - goal * term.weights) / -slope.clamp_max(-TINY)).clamp(-1.0, 1.0)
-    for r in members_of(term):
-        r.base.mul_(torch.exp2(torch.where(r.given, 0.0, move)))
+    move = torch.exp2(((bits - goal * term.weights) / -slope.clamp_max(-TINY)).clamp(-1.0, 1.0))
+    factors = torch.where(torch.stack([r.given for r in members]), 1.0, move)
+    torch._foreach_mul_([r.base for r in members], list(factors.unbind()))
 
 
 def take_steps(plan: Plan, steps: Mapping[str, Tensor]) -> None:

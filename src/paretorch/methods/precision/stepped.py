@@ -14,10 +14,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from paretorch.core.forms import Form
 from paretorch.core.groups import Grouping
-from paretorch.core.relaxation import Relaxation
+from paretorch.core.relaxation import Relaxation, flatten, unflatten
 from paretorch.methods.precision.grid import LOG2
-from paretorch.methods.precision.rate import laplace_bits, laplace_slope, short_steps
+from paretorch.methods.precision.rate import cut_digits, digit_unit, laplace_bits, laplace_slope, short_steps
 
 TINY = 1e-30  # of a step or a magnitude: a group of zeros has none
 
@@ -94,6 +95,22 @@ class Stepped(Relaxation):
         for one, gradient in zip(members, gradients, strict=True):
             one.heat.add_(one.grouping.reduce(gradient.to(torch.float32).square()) / one.grouping.sizes * now)
 
+    @property
+    def can_fuse(self) -> bool:
+        return not self.grouping.is_single
+
+    @classmethod
+    def form(cls, members: Sequence["Stepped"]) -> Form:
+        return Form("steps", StepRows(members), squares=not members[0].hard and members[0].measured > 0)
+
+    @classmethod
+    def slopes_all(cls, members: Sequence["Stepped"], grids: Sequence[Tensor]) -> list[Tensor]:
+        sizes = [one.size for one in members]
+        steps = [one.step_size if one.hard else one.base for one in members]
+        s, flat = flatten(list(grids)), flatten(steps)
+        ratio = (flat if members[0].hard else 2.0 * flat * torch.sigmoid(s)) / flatten(sizes).clamp_min(TINY)
+        return unflatten(laplace_slope(ratio) * torch.sigmoid(-s) / LOG2, list(grids))
+
     def forward(self, weight: Tensor) -> Tensor:
         return self.apply_all([self], [self.grid()], [weight])[0]
 
@@ -106,3 +123,39 @@ class Stepped(Relaxation):
 
     def price_slope(self, s: Tensor) -> Tensor:
         return laplace_slope(self.ratio(s)) * torch.sigmoid(-s) / LOG2
+
+
+class StepRows:
+    """Δ of all rows of several weights."""
+
+    def __init__(self, members: Sequence[Stepped]) -> None:
+        self._members, self._decisions = list(members), [one.decision for one in members]
+        self._bases, self._heats = [one.base for one in members], [one.heat for one in members]
+        self._given = [one.given for one in members]
+        lengths = [one.numel() for one in self._decisions]
+        device = self._decisions[0].device
+        self._lengths = torch.tensor(lengths, device=device)
+        sizes = [torch.as_tensor(one.grouping.sizes, device=device).expand(one.grouping.grid) for one in members]
+        self._sizes = torch.cat([one.flatten() for one in sizes]).to(torch.float32)
+        self._unit = digit_unit(self._sizes)
+        self._total = sum(lengths)
+        self._steps = torch.empty_like(self._sizes)  # always the same: a recorded step reads and writes it, too
+
+    def forward(self) -> tuple[Tensor, None]:
+        if self._members[0].hard:
+            self._steps.copy_(flatten([one.step_size for one in self._members]))
+        else:
+            own = 2.0 * flatten(self._bases) * torch.sigmoid(flatten(self._decisions))
+            given = torch.stack(self._given).repeat_interleave(self._lengths, output_size=self._total)
+            torch.where(given, own, cut_digits(own, self._unit), out=self._steps)
+        return self._steps, None
+
+    def backward(self) -> Tensor:
+        return self._steps  # that W was written with
+
+    def gradients(self, sums: Tensor, squares: Tensor | None) -> list[Tensor]:
+        first = self._members[0]
+        if squares is not None and first.measured:
+            now = (first.step < first.measured).to(torch.float32)
+            torch._foreach_add_(self._heats, unflatten(squares / self._sizes * now, self._heats))
+        return unflatten(sums * torch.sigmoid(-flatten(self._decisions)), self._decisions)

@@ -215,6 +215,9 @@ class ContinuousSparsification(Couples, Pruning):
         term.set_scalar("temperature", forward)
         term.set_scalar("gradient_temperature", backward)
 
+    def recording(self, term: Term) -> str | None:
+        return None if self.drops else "all"
+
     def price(self, term: Term) -> Tensor | None:
         return term.scalars.new_full((), self.penalty) if self.penalty else None
 

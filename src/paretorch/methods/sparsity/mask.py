@@ -13,8 +13,9 @@ from torch import Tensor
 
 from paretorch.core.attach.sites import Site
 from paretorch.core.channels.coupling import Channels, sum_rows
+from paretorch.core.forms import Form
 from paretorch.core.groups import Grouping
-from paretorch.core.relaxation import Relaxation
+from paretorch.core.relaxation import Relaxation, flatten, scalars_of, unflatten
 from paretorch.methods.sparsity.saliency import log_magnitude
 
 
@@ -132,6 +133,19 @@ class Mask(Relaxation):
     def is_elementwise(self) -> bool:
         return self.is_single
 
+    @property
+    def can_fuse(self) -> bool:
+        return self.gate is GATES["sigmoid"] or not self.is_single
+
+    @classmethod
+    def form(cls, members: Sequence["Mask"]) -> Form:
+        first = members[0]
+        scalars = scalars_of(first._root[0], cls.room)
+        lags = first._place(_BACKWARD) == _BACKWARD
+        kind = "open" if first.hard else "gate"
+        rows = None if first.is_single else MaskRows(members)
+        return Form(kind, rows, first.factor, scalars, lags, first.is_followed)
+
     @classmethod
     def apply_all(cls, members: Sequence["Mask"], grids: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
         factors = [one.factor for one in members[: len(grids)]]
@@ -236,3 +250,51 @@ class Mask(Relaxation):
 
     def scale_exponent(self) -> int | None:
         return round(math.log2(self.factor)) if self.on_grid else None
+
+
+class MaskRows:
+    """c σ(β(s + τ)) of all rows of several weights, for masks that whole rows share."""
+
+    def __init__(self, members: Sequence[Mask]) -> None:
+        self._first, self._decisions = members[0], [one.decision for one in members]
+        groupings = [one.grouping for one in members]
+        device = self._decisions[0].device
+        lengths = [math.prod(one.shape) // (one.run or 1) for one in groupings]
+        factors = torch.tensor([one.factor for one in members], device=device)
+        self._factors = factors.repeat_interleave(torch.tensor(lengths, device=device))
+        self._index: Tensor | None = None
+        if isinstance(groupings[0], Channels):  # one decision for all; rows without one stay
+            self._index = torch.cat([one.index for one in groupings if isinstance(one, Channels)])
+            self._factors = torch.where(self._index < groupings[0].grid[0], self._factors, 1.0)
+
+    def forward(self) -> tuple[Tensor, None]:
+        return self._coefficients(_FORWARD), None
+
+    def backward(self) -> Tensor:
+        return self._coefficients(_BACKWARD)
+
+    def gradients(self, sums: Tensor, squares: Tensor | None) -> list[Tensor]:
+        sums = sums * self._factors
+        if self._index is not None:
+            own = self._decisions[0]
+            total = sums.new_zeros(own.numel() + 1).index_add_(0, self._index, sums)[:-1]
+            return [(total if self._first.is_followed else total * self._slope(own)).view(own.shape)]
+        if not self._first.is_followed:
+            sums = sums * self._slope(flatten(self._decisions))
+        return unflatten(sums, self._decisions)
+
+    def _coefficients(self, scalar: int) -> Tensor:
+        first = self._first
+        s = self._decisions[0].detach() if self._index is not None else flatten(self._decisions)
+        shifted = s + first.scalar(1)
+        if first.hard:
+            masks = (shifted > 0).to(torch.float32)
+        else:
+            masks = first.gate.value(shifted, first.scalar(first._place(scalar)))
+        if self._index is not None:
+            masks = torch.cat([masks, masks.new_ones(1)])[self._index]
+        return masks * self._factors
+
+    def _slope(self, s: Tensor) -> Tensor:
+        first = self._first
+        return first.gate.slope(s.detach() + first.scalar(1), first.scalar(first._place(_BACKWARD)))

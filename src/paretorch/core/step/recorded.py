@@ -1,0 +1,77 @@
+"""Device operations that are the same at every step: recorded as a CUDA graph after a few steps, then replayed.
+
+Schedules and feedback are a hundred small operations, which take a GPU no time but the host that launches them half a millisecond.
+Nothing is compiled: a graph repeats what was launched. Inside the graph of a user's own nothing is recorded, and nothing on a CPU.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+_WARM = 3  # steps before a recording: allocations and choices of kernels have been made then
+
+
+class Recorded:
+    """Runs operations, from a recording if there is one."""
+
+    def __init__(self) -> None:
+        self._version = -1
+        self._graphs: dict[Hashable, Any] = {}
+        self._seen: dict[Hashable, int] = {}
+        self._is_refused = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Recorded":
+        return Recorded()  # a recording works on the tensors that it was made with
+
+    def __reduce__(self) -> tuple[type["Recorded"], tuple[()]]:
+        return Recorded, ()
+
+    def run(self, body: Callable[[], None], device: torch.device, version: int, key: Hashable | None) -> bool:
+        """Run the operations of `body`, or replay them.
+
+        Args:
+            body: Launches operations that are the same whenever version and key are.
+            device: Where.
+            version: Recordings of another version are dropped.
+            key: None: the operations cannot be recorded.
+
+        Returns:
+            Whether `body` itself was not called.
+        """
+        if key is None or device.type != "cuda" or self._is_refused or torch.cuda.is_current_stream_capturing():
+            body()
+            return False
+        if version != self._version:
+            self._version, self._graphs, self._seen = version, {}, {}
+        graph = self._graphs.get(key)
+        if graph is None:
+            self._seen[key] = self._seen.get(key, 0) + 1
+            if self._seen[key] <= _WARM:
+                body()
+                return False
+            graph = self._record(body, device)
+            if graph is None:
+                body()
+                return False
+            self._graphs[key] = graph
+        graph.replay()
+        return True
+
+    def _record(self, body: Callable[[], None], device: torch.device) -> Any:
+        """The recording, which has not run yet; None, from then on, if an operation waits for the GPU."""
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        try:
+            with torch.cuda.stream(stream):
+                graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    body()
+                finally:
+                    graph.capture_end()
+        except RuntimeError:
+            self._is_refused = True
+            torch.cuda.current_stream(device).wait_stream(stream)
+            return None
+        torch.cuda.current_stream(device).wait_stream(stream)
+        return graph
