@@ -33,8 +33,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_leaves_its_folder(finished: Path) -> None:
-    expected = {"config.json", "metrics.jsonl", "checkpoint.pt", "model.pare", "report.html", "result.json"}
-    assert {path.name for path in finished.iterdir()} == expected
+    expected = {"config.json", "metrics.jsonl", "model.pare", "report.html", "result.json"}
+    checkpoints = {"checkpoint.pt", "checkpoint.previous.pt"}
+    assert {path.name for path in finished.iterdir()} == expected | checkpoints
     result = json.loads((finished / "result.json").read_text())
     assert result["bytes"] == (finished / "model.pare").stat().st_size
     assert result["sparsity"] == pytest.approx(0.5, abs=0.01)

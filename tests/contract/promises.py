@@ -99,7 +99,7 @@ def can_be_captured(plan: Plan) -> None:
     """A step of the plan waits for nothing, so that it can be part of a CUDA graph."""
     (term,) = plan._terms
     with torch.no_grad(), Watch() as watch:
-        add_prices([term], plan._terms, plan._engine)
+        add_prices([(term, term.decisions())], plan._terms, plan._engine)
         advance(plan._terms, plan._state.step)
         plan._engine.clip()
         plan._engine.write()

@@ -47,7 +47,7 @@ def _one_by_one(images: Tensor, how: Augment, seed: int) -> Tensor:
     seed=st.integers(0, 2**31),
 )
 def test_equals_the_loop(shape: tuple[int, int, int, int], pad: int, flip: bool, cutout: int, seed: int) -> None:
-    images, how = _images(*shape), Augment(pad, flip, cutout)
+    images, how = _images(*shape), Augment(min(pad, max(shape[2:])), flip, cutout)
     untouched = images.clone()
     assert torch.equal(augment(images, how, seed), _one_by_one(images, how, seed))
     assert torch.equal(images, untouched)
@@ -82,6 +82,11 @@ def test_seeds_differ() -> None:
 def test_negative_sizes(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="at least 0"):
         Augment(**wrong)
+
+
+def test_more_padding_than_the_image_has_pixels() -> None:
+    with pytest.raises(ConfigError, match="pad=7 is more than the 6 pixels of an image: give 6 at most"):
+        augment(_images(2, 1, 4, 6), Augment(pad=7), 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -48,9 +48,8 @@ def augment(images: Tensor, how: Augment, seed: int) -> Tensor:
     """
     count, channels, height, width = images.shape
     if how.pad > max(height, width):
-        raise ConfigError(
-            f"pad={how.pad} is more than the {max(height, width)} pixels of an image: give 4, for example"
-        )
+        largest = max(height, width)
+        raise ConfigError(f"pad={how.pad} is more than the {largest} pixels of an image: give {largest} at most")
     draws = _draw(how, count, height, width, images.device, seed)
     out = torch.empty_like(images)
     size = max(1, _MAX_PIXELS // max(1, channels * height * width))
