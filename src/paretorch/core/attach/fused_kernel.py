@@ -55,9 +55,9 @@ def pull(
     outer_s = _pointer(tl.load(column + 4 * tensors), tl.float32)
     inner_first, outer_first = tl.load(column + 7 * tensors), tl.load(column + 8 * tensors)
     scale, key = _noise(column, tensors, step, INNER, INNER_ROWS)
-    reach, gate = 1.0, 1.0
+    row_reach, gate = 1.0, 1.0
     if INNER_ROWS:
-        reach = tl.load(inner_rows + inner_row)
+        row_reach = tl.load(inner_rows + inner_row)
     if OUTER_ROWS:
         gate = tl.load(outer_rows + outer_row)
     shift, slope = 0.0, 0.0
@@ -71,7 +71,7 @@ def pull(
         inside, at = part < length, start + part
         w = tl.load(latent_ptr + at, mask=inside, other=0.0).to(tl.float32)
         g = tl.load(g_ptr + at, mask=inside & present, other=0.0).to(tl.float32)
-        v, s = w, w
+        v, s, reach = w, w, row_reach
         if INNER == NOISE:
             if not INNER_ROWS:
                 s = tl.load(inner_s + at, mask=inside, other=0.0)
@@ -132,11 +132,11 @@ def write(
     levels = _pointer(tl.load(column + 3 * tensors), tl.uint8)
     outer_s = _pointer(tl.load(column + 4 * tensors), tl.float32)
     scale, key = _noise(column, tensors, step, INNER, INNER_ROWS)
-    reach, gate, bound = 1.0, 1.0, 0.0
+    row_reach, row_bound, gate = 1.0, 0.0, 1.0
     if INNER_ROWS:
-        reach = tl.load(inner_rows + inner_row)
+        row_reach = tl.load(inner_rows + inner_row)
         if CLIP:
-            bound = tl.load(bounds + inner_row)
+            row_bound = tl.load(bounds + inner_row)
     if OUTER_ROWS:
         gate = tl.load(outer_rows + outer_row)
     temperature, shift = 0.0, 0.0
@@ -147,7 +147,7 @@ def write(
         part = offset + tl.arange(0, BLOCK)
         inside, at = part < length, start + part
         w = tl.load(latent_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        unit = w
+        unit, reach, bound = w, row_reach, row_bound
         if INNER == NOISE and not INNER_ROWS:
             reach = scale * tl.sigmoid(tl.load(inner_s + at, mask=inside, other=0.0))
             bound = 2.0 * scale - reach
