@@ -5,7 +5,7 @@ loss.backward(); optimizer.step(); plan.step(); optimizer.zero_grad()
 plan.harden(optimizer); small = plan.finalize()
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -133,8 +133,12 @@ class Plan:
                     term.prepare(self._engine.version)
                     optimizer_of(term)
                     term.count = count
-                self._update(scaler, overflow, decisions)
-                self._recorded.run(self._advance, self._state.step.device, self._engine.version, self._recording())
+                key = None if scaler is not None else self._recording()
+                if key is not None and self._engine.keep_gradients():
+                    self._record(lambda: self._update(None, False, decisions, then=self._advance), ("update", *key))
+                else:
+                    self._update(scaler, overflow, decisions)
+                    self._record(self._advance, key)
                 self._engine.note_written()
             for own in decisions:
                 for decision in own:
@@ -150,15 +154,24 @@ class Plan:
         """Which recording of `_advance` fits this step."""
         if not self._engine.is_fused:
             return None
-        found = tuple(term.method.recording(term) for term in self._terms)
+        found = tuple(None if term.method.optimizer else term.method.recording(term) for term in self._terms)
         return None if None in found else found
+
+    def _record(self, body: Callable[[], None], key: tuple[Hashable, ...] | None) -> None:
+        self._recorded.run(body, self._state.step.device, self._engine.version, key)
 
     def _exactly(self) -> torch.autocast:
         """Counts and averages are not those of a loop's autocast."""
         return torch.autocast(self._state.step.device.type, enabled=False)
 
-    def _update(self, scaler: torch.amp.GradScaler | None, overflow: bool, decisions: list[list[nn.Parameter]]) -> None:
-        """Price and update the decisions of all methods, from the same state."""
+    def _update(
+        self,
+        scaler: torch.amp.GradScaler | None,
+        overflow: bool,
+        decisions: list[list[nn.Parameter]],
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        """Price and update the decisions of all methods, from the same state; `then` is called afterwards."""
         scaled = []
         pairs = zip(self._terms, decisions, strict=True)
         trained = [(term, own, term.optimizer) for term, own in pairs if term.optimizer is not None]
@@ -173,6 +186,8 @@ class Plan:
                 scaler.step(optimizer)
             elif not (overflow and term.is_on_weights):
                 optimizer.step()
+        if then is not None:
+            then()
 
     def _follow(self, hard: bool) -> None:
         """A state was loaded. By assignment it replaces decisions: what their optimizers know goes over to the new ones."""

@@ -182,10 +182,12 @@ class FusedBatch:
     def takes(self, gradients: Sequence[Tensor | None]) -> bool:
         """Whether gradients lie in memory as their weights do, in the same precision."""
         dtype = self._latents[0].dtype
-        for gradient, order in zip(gradients, self._orders, strict=True):
-            if gradient is not None and not (gradient.dtype == dtype and gradient.is_contiguous(memory_format=order)):
-                return False
-        return True
+        if not self._permuted:
+            return all(one is None or (one.is_contiguous() and one.dtype is dtype) for one in gradients)
+        pairs = zip(gradients, self._orders, strict=True)
+        return all(
+            one is None or (one.dtype is dtype and one.is_contiguous(memory_format=order)) for one, order in pairs
+        )
 
     def pull(self, gradients: Sequence[Tensor | None], decide: Sequence[bool], swap: bool) -> list[list[Tensor] | None]:
         """∂L/∂θ in place of ∂L/∂W; returns the gradients of the decisions of each place that is to decide.

@@ -196,7 +196,9 @@ class Batch:
         """The kernels that compute the members in one launch; None: torch operations do."""
         self.is_flat = self.fused is None and len(members) > 1 and all(map(_is_flat, members))
         """Whether the members are computed end to end, as one flat tensor: lists then have one item, not one per member."""
-        self._statuses = [member.status for member in members]
+        self.statuses = [member.status for member in members]
+        self.ids = frozenset(map(id, self.tensors))
+        self.has_frozen = any(member.frozen for member in members)
         self._watched = [
             (member.status, member._owners[0][0]._parameters, member._owners[0][1], tensor)
             for member, tensor in zip(members, self.tensors, strict=True)
@@ -252,11 +254,16 @@ class Batch:
             store(self.tensors, self.apart(self.blanked(self.values()[-1])))
         self.note_written()
 
+    @property
+    def holds_latent(self) -> bool:
+        """Whether some of the layers' tensors are θ."""
+        return any(status.holds_latent for status in self.statuses)
+
     def note_written(self) -> None:
         """The layers' tensors hold W."""
         if self.fused is not None:
             increment_version(self.tensors)  # which writes to addresses are not seen by
-        for status in self._statuses:
+        for status in self.statuses:
             status.holds_latent = False
 
     def _clip(self) -> None:

@@ -24,6 +24,8 @@ from paretorch.core.relaxation import unflatten
 from paretorch.support.sharded import is_sharded, local, reshard, shard_like
 from paretorch.support.warn import warn
 
+_SMALL = 2**18
+"""Decisions whose gradients have a place of their own, at most."""
 _MARK = "_paretorch_closure"
 _engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 _hooks: list[Any] = []
@@ -60,10 +62,12 @@ class Engine:
         self._warned = False
         # ∂L/∂s until the plan's step: in the decisions themselves, an optimizer of all parameters would use them.
         self._found: dict[int, tuple[nn.Parameter, Tensor]] = {}
+        self._trained: list[nn.Parameter] = []
+        self._kept: dict[int, Tensor] = {}
         self._register()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_batches": None}
+        return {**self.__dict__, "_batches": None, "_trained": [], "_kept": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)  # of a deep copy
@@ -86,10 +90,15 @@ class Engine:
         if self._batches is None or not all(batch.is_current() for batch in self._batches):
             self._follow_sharding()
             self._batches = batches(self.weights, fuse=True)
+            self._kept = {}
             self.version += 1
             for member in self.weights:
                 member.status.is_stale = False
         return self._batches
+
+    def known_batches(self) -> list[Batch]:
+        """The batches without another look at every weight: inside of a step that has looked already."""
+        return self.batches() if self._batches is None else self._batches
 
     def invalidate(self) -> None:
         """The phase has changed, or decisions were replaced."""
@@ -131,17 +140,19 @@ class Engine:
         """The batches of weights that an optimizer holds."""
         found = []
         for batch in self.batches():
-            members = [member for member, one in zip(batch.members, batch.tensors, strict=True) if id(one) in held]
-            if len(members) == len(batch.members):
+            if batch.ids <= held:
                 found.append(batch)
-            elif members:
+                continue
+            members = [member for member, one in zip(batch.members, batch.tensors, strict=True) if id(one) in held]
+            if members:
                 found.append(Batch(members))
         return found
 
     def after_step(self) -> None:
         """The optimizer is done; once decisions are rounded, W follows at once."""
         self._stepping = False
-        stepped = [batch for batch in self.batches() if any(member.holds_latent for member in batch.members)]
+        is_hard = any(own[0].hard for batch in self.known_batches()[:1] for own in batch.places)
+        stepped = [batch for batch in self.batches() if batch.holds_latent] if is_hard else []
         if stepped and all(own[0].hard for own in stepped[0].places):
             with torch.no_grad(), _exactly(self.weights):
                 for batch in stepped:
@@ -150,7 +161,7 @@ class Engine:
 
     def _to_latent(self, chosen: Sequence[Batch], scaling: "Scaling | None") -> None:
         if not self._stepping:
-            late = [batch for batch in chosen if any(member.holds_latent for member in batch.members)]
+            late = [batch for batch in chosen if batch.holds_latent]
             for batch in late:
                 self._keep_latent(batch)
                 self._warn_late()
@@ -158,14 +169,16 @@ class Engine:
                 self._forget()
         with torch.no_grad(), _exactly(self.weights):
             for batch in chosen:
-                if any(member.holds_latent for member in batch.members):
+                if batch.holds_latent:
                     continue
                 if not self._pull_batch(batch, scaling, swap=True):
                     store(batch.tensors, [local(one) for one in batch.latents] if batch.is_sharded else batch.latents)
-                for member, tensor in zip(batch.members, batch.tensors, strict=True):
-                    member.status.holds_latent = True
-                    if member.frozen:
-                        tensor.grad = None  # optimizers pass over it
+                for status in batch.statuses:
+                    status.holds_latent = True
+                if batch.has_frozen:
+                    for member, tensor in zip(batch.members, batch.tensors, strict=True):
+                        if member.frozen:
+                            tensor.grad = None  # optimizers pass over it
 
     def _forget(self) -> None:
         """Gradients of decisions that no step of the plan has used."""
@@ -222,7 +235,7 @@ class Engine:
     def _pull_fused(self, batch: Batch, fused: FusedBatch, swap: bool) -> bool:
         """By the kernels, unless some gradients are pulled already, are to be added to others, or lie in another order."""
         gradients = [tensor.grad for tensor in batch.tensors]
-        if any(member.status.pulled is not None for member in batch.members) or not fused.takes(gradients):
+        if any(status.pulled is not None for status in batch.statuses) or not fused.takes(gradients):
             return False
         if self._found and any(id(decision) in self._found for own in batch.decisions for decision in own):
             return False
@@ -230,8 +243,8 @@ class Engine:
         for own_decisions, found in zip(batch.decisions, fused.pull(gradients, decide, swap), strict=True):
             for decision, gradient in zip(own_decisions, found or (), strict=False):
                 self._found[id(decision)] = decision, gradient
-        for member, gradient in zip(batch.members, gradients, strict=True):
-            member.status.pulled = gradient
+        for status, gradient in zip(batch.statuses, gradients, strict=True):
+            status.pulled = gradient
         return True
 
     def _add_all(self, batch: Batch, place: int, found: list[Tensor]) -> None:
@@ -263,16 +276,31 @@ class Engine:
             scaling: of a gradient scaler, for weights that no optimizer holds.
         """
         for batch in self.batches():
-            stepped = [member.status.holds_latent for member in batch.members]
+            stepped = [status.holds_latent for status in batch.statuses]
             if not all(stepped) and not skip:
                 self._pull_rest(
                     [member for member, one in zip(batch.members, stepped, strict=True) if not one], scaling
                 )
             if any(stepped):
                 self._keep_latent(batch)
+        self._trained = [decision for decision, _ in self._found.values()]
         for decision, gradient in self._found.values():
             decision.grad = gradient
         self._forget()
+
+    def keep_gradients(self) -> bool:
+        """Move the gradients of the decisions to where they are at every step, for a recording; not if they are too large to keep."""
+        found = [one for one in self._trained if one.grad is not None]
+        if sum(one.numel() for one in found) > _SMALL:
+            return False
+        for one in found:
+            if id(one) not in self._kept:
+                self._kept[id(one)] = torch.empty_like(one, memory_format=torch.preserve_format)
+        kept = [self._kept[id(one)] for one in found]
+        torch._foreach_copy_(kept, [one.grad for one in found if one.grad is not None])
+        for one, gradient in zip(found, kept, strict=True):
+            one.grad = gradient
+        return True
 
     def _pull_rest(self, members: Sequence[RelaxedWeight], scaling: "Scaling | None") -> None:
         """Of weights that no optimizer has stepped; their own gradients stay what they are until one uses them."""
@@ -305,7 +333,7 @@ class Engine:
         """W in place of θ, for whoever reads the network between the optimizer's step and the plan's."""
         with torch.no_grad():
             for batch in self.batches():
-                if any(member.holds_latent for member in batch.members):
+                if batch.holds_latent:
                     self._keep_latent(batch)
                     batch.write()
 
@@ -319,10 +347,12 @@ class Engine:
 
     def _keep_latent(self, batch: Batch) -> None:
         """Take the optimizer's result for θ."""
-        pairs = zip(batch.members, batch.latents, batch.tensors, strict=True)
-        stepped = [(latent, tensor) for member, latent, tensor in pairs if member.status.holds_latent]
+        pairs = zip(batch.statuses, batch.latents, batch.tensors, strict=True)
+        stepped = [(latent, tensor) for status, latent, tensor in pairs if status.holds_latent]
         with torch.no_grad():
-            if batch.is_sharded:
+            if len(stepped) == len(batch.latents) and not batch.is_sharded:
+                torch._foreach_copy_(batch.latents, batch.tensors)
+            elif batch.is_sharded:
                 store([local(latent) for latent, _ in stepped], [local(tensor.detach()) for _, tensor in stepped])
             else:
                 store([latent for latent, _ in stepped], [tensor for _, tensor in stepped])
@@ -330,11 +360,11 @@ class Engine:
     @property
     def is_fused(self) -> bool:
         """Whether kernels compute all weights, always in the same memory."""
-        return all(batch.fused is not None for batch in self.batches())
+        return all(batch.fused is not None for batch in self.known_batches())
 
     def note_written(self) -> None:
         """W was written, by a recording perhaps."""
-        for batch in self.batches():
+        for batch in self.known_batches():
             batch.note_written()
 
     @torch.no_grad()
@@ -395,5 +425,4 @@ def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs
 
 def _after_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for engine in list(_engines):
-        if any(member.status.holds_latent for member in engine.weights):
-            engine.after_step()
+        engine.after_step()

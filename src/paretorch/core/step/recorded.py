@@ -47,7 +47,7 @@ class Recorded:
         graph = self._graphs.get(key)
         if graph is None:
             self._seen[key] = self._seen.get(key, 0) + 1
-            if self._seen[key] <= _WARM:
+            if self._seen[key] <= (1 if self._graphs else _WARM):
                 body()
                 return False
             graph = self._record(body, device)

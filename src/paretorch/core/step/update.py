@@ -76,7 +76,7 @@ def add_prices(trained: Sequence[tuple[Term, Sequence[nn.Parameter]]], terms: li
         if decision.grad is None:
             decision.grad = torch.zeros_like(decision)
     if any(price is not None for price in prices.values()):
-        for batch in engine.batches():
+        for batch in engine.known_batches():
             _price_batch(batch, rooms, prices, steered)
     for term, _ in trained:
         if not term.is_on_weights:
