@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from paretorch.core.forms import Form
-from paretorch.core.relaxation import Relaxation
+from paretorch.core.relaxation import Relaxation, unflatten
 from paretorch.support.addresses import AddressTable
 from paretorch.support.sharded import is_sharded
 
@@ -169,8 +169,8 @@ class FusedBatch:
         count = int((~is_short).sum())
         for first, stop, block in ((0, count, BLOCK), (count, len(order), SHORT)):
             if stop > first:
-                own = segments[:, order[first:stop]].to(torch.int32).contiguous().to(self._device)
-                self._launches.append((first, stop - first, block, own))
+                chosen = segments[:, order[first:stop]].to(torch.int32).contiguous().to(self._device)
+                self._launches.append((first, stop - first, block, chosen))
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order))
         self._segments = len(order)
@@ -281,8 +281,10 @@ class FusedBatch:
 
     def _like_decisions(self, values: Tensor, place: int) -> list[Tensor]:
         """The parts of a flat tensor that belong to each decision, in its shape and order in memory."""
-        parts = values.split([one.numel() for one in self._latents])
         own = [r.decision for r in self._places[place]]
+        if not self._permuted:
+            return unflatten(values, own)
+        parts = values.split([one.numel() for one in self._latents])
         return [part.as_strided(one.shape, one.stride()) for part, one in zip(parts, own, strict=True)]
 
     def _given(self, values: Tensor | None) -> Tensor:

@@ -24,9 +24,11 @@ from paretorch.core.relaxation import unflatten
 from paretorch.support.sharded import is_sharded, local, reshard, shard_like
 from paretorch.support.warn import warn
 
-_SMALL = 2**18
+_SMALL = 2**22
 """Decisions whose gradients have a place of their own, at most."""
 _MARK = "_paretorch_closure"
+OF_DECISIONS = "_paretorch_decisions"
+"""The attribute of optimizers that hold no weights, but decisions: of a plan's own."""
 _engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 _hooks: list[Any] = []
 
@@ -351,7 +353,7 @@ class Engine:
         stepped = [(latent, tensor) for status, latent, tensor in pairs if status.holds_latent]
         with torch.no_grad():
             if len(stepped) == len(batch.latents) and not batch.is_sharded:
-                torch._foreach_copy_(batch.latents, batch.tensors)
+                torch._foreach_copy_([*batch.latents], [*batch.tensors])
             elif batch.is_sharded:
                 store([local(latent) for latent, _ in stepped], [local(tensor.detach()) for _, tensor in stepped])
             else:
@@ -406,7 +408,7 @@ def _exactly(members: Sequence[RelaxedWeight]) -> torch.autocast:
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not _engines:
+    if not _engines or getattr(optimizer, OF_DECISIONS, False):
         return None
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     given = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -424,5 +426,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if getattr(optimizer, OF_DECISIONS, False):
+        return
     for engine in list(_engines):
         engine.after_step()

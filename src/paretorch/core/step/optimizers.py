@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.method import Term
+from paretorch.core.step.engine import OF_DECISIONS
 from paretorch.errors import ConfigError
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import is_sharded, on_one_gpu
@@ -27,6 +28,8 @@ def optimizer_of(term: Term) -> torch.optim.Optimizer | None:
         term.optimizer = build(parameters) if build else term.method.decisions_optimizer(parameters, term.steps)
         if build and not isinstance(term.optimizer, torch.optim.Optimizer):
             raise ConfigError(f"optimizer: the function returned {term.optimizer!r}, which is no optimizer")
+        if term.optimizer is not None:
+            setattr(term.optimizer, OF_DECISIONS, True)
     return term.optimizer
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.attach.fused import FusedBatch
 from paretorch.core.attach.weights import Batch, RelaxedWeight
 from paretorch.core.method import Shares, Steered, Term
 from paretorch.core.relaxation import Chain, Relaxation, unflatten
@@ -92,11 +93,8 @@ Prices = dict[str, Tensor | None]
 
 
 def _price_batch(batch: Batch, rooms: set[str], prices: Prices, steered: set[str]) -> None:
-    bits = prices.get("precision")
-    if batch.fused is not None and bits is not None and "precision" in rooms:
-        others = [price for room, price in prices.items() if price is not None and room != "precision"]
-        if not others and ("precision" in steered or len(batch.places) == 1) and batch.fused.add_prices(bits):
-            return
+    if batch.fused is not None and _price_fused(batch.fused, rooms, prices, steered, alone=len(batch.places) == 1):
+        return
     members, own_grids = batch.places, batch.grids()
     places = range(len(members))
     keeps = [type(own[0]).keep_all(own, own_grids[place]) for place, own in enumerate(members)]
@@ -120,6 +118,15 @@ def _price_batch(batch: Batch, rooms: set[str], prices: Prices, steered: set[str
         if rate is not None:
             slopes = type(own[0]).slopes_all(own, own_grids[place])
             _add_slopes(batch, place, rate, slopes)
+
+
+def _price_fused(fused: FusedBatch, rooms: set[str], prices: Prices, steered: set[str], alone: bool) -> bool:
+    """By a kernel, if bits alone have a price, and masks do not pay for them."""
+    price = prices.get("precision")
+    if price is None or "precision" not in rooms or not (alone or "precision" in steered):
+        return False
+    others = [other for room, other in prices.items() if other is not None and room != "precision"]
+    return not others and fused.add_prices(price)
 
 
 def _times(rate: Tensor | list[Tensor], factors: list[Tensor] | None) -> list[Tensor]:

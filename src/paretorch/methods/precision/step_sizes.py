@@ -93,14 +93,9 @@ def _formula(term: Term) -> tuple[Tensor, Tensor]:
     members, sizes = members_of(term), []
     for index, r in enumerate(members):
         kept = term.chains[index].survives()
-        sizes.append(_sizes_of(r) if kept is None else r.grouping.reduce(kept.expand(r.grouping.shape)))
+        sizes.append(r.sizes() if kept is None else r.grouping.reduce(kept.expand(r.grouping.shape)))
     ratio, count = _ratios(members), flatten(sizes)
     return (laplace_bits(ratio) * count).sum(), (laplace_slope(ratio) * count).sum()
-
-
-def _sizes_of(r: Stepped) -> Tensor:
-    """How many weights each group has, on the grid."""
-    return torch.as_tensor(r.grouping.sizes, dtype=torch.float32, device=r.base.device).expand(r.base.shape)
 
 
 def _ratios(members: Sequence[Stepped]) -> Tensor:
@@ -225,7 +220,7 @@ def follow_price(term: Term) -> None:
         return  # between steps, for logging
     gradients = [whole(r.decision.grad) for r in members if r.decision.grad is not None]
     s = flatten([r.grid(whole(r.decision)) for r in members])
-    slopes = laplace_slope(_ratios(members)) * torch.sigmoid(-s) / LOG2 * flatten([_sizes_of(r) for r in members])
+    slopes = laplace_slope(_ratios(members)) * torch.sigmoid(-s) / LOG2 * flatten([r.sizes() for r in members])
     worth = flatten(gradients).sum()
     now = (worth / -slopes.sum().clamp_max(-TINY)).clamp_min(0.0)
     before = term.scalar("price")

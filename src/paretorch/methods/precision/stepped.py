@@ -41,6 +41,7 @@ class Stepped(Relaxation):
         self.register_buffer("size", ones.clone())  # mean magnitude of the weights of each group
         self.register_buffer("heat", torch.zeros_like(ones))  # mean squared gradients of each group, added up
         self.register_buffer("given", torch.zeros((), dtype=torch.bool, device=device))
+        self._sizes: tuple[Tensor, ...] = ()
         self.measured = 0  # steps at the beginning during which squared gradients are added up
 
     def steps(self, s: Tensor) -> Tensor:
@@ -53,6 +54,14 @@ class Stepped(Relaxation):
     def real_steps(self, s: Tensor) -> Tensor:
         """Δ of each group while searching, with all of its digits."""
         return 2.0 * self.base * torch.sigmoid(s)
+
+    def sizes(self) -> Tensor:
+        """How many weights each group has, on the grid."""
+        if not self._sizes or self._sizes[0].device != self.base.device:
+            # Once: a number that goes to the device at every step could not be recorded.
+            sizes = torch.as_tensor(self.grouping.sizes, dtype=torch.float32, device=self.base.device)
+            self._sizes = (sizes.expand(self.base.shape),)
+        return self._sizes[0]
 
     def batch_key(self) -> Hashable:
         return (self.hard, self.measured)
@@ -135,8 +144,7 @@ class StepRows:
         lengths = [one.numel() for one in self._decisions]
         device = self._decisions[0].device
         self._lengths = torch.tensor(lengths, device=device)
-        sizes = [torch.as_tensor(one.grouping.sizes, device=device).expand(one.grouping.grid) for one in members]
-        self._sizes = torch.cat([one.flatten() for one in sizes]).to(torch.float32)
+        self._sizes = flatten([one.sizes() for one in members])
         self._unit = digit_unit(self._sizes)
         self._total = sum(lengths)
         self._steps = torch.empty_like(self._sizes)  # always the same: a recorded step reads and writes it, too

@@ -10,11 +10,11 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from paretorch.errors import ConfigError
 from paretorch.optim.hyperparameters import Hyperparameters, Scalar
 from paretorch.optim.kernels.bucket import Bucket, Gradients
 from paretorch.optim.kernels.parameter import ParameterView
 from paretorch.optim.kernels.rounding import stream_key
+from paretorch.support.addresses import AddressTable
 
 BLOCK = 1024
 """Elements that a program holds in registers at a time, by WARPS warps: two 16 byte loads per thread and array."""
@@ -51,7 +51,7 @@ class TritonBucket(Bucket):
         self._unused = torch.zeros(1, device=self.device)
         addresses = ([getattr(view, name).data_ptr() for view in views] for name in "pmv")
         keys = ([stream_key(seed, view.index, moment) for view in views] for moment in (0, 1))
-        self._table = AddressTable([*addresses, lengths, *keys], self.device)
+        self._table = AddressTable([*addresses, lengths, *keys], self.device, addressed=3)
 
     def gradients(self) -> Gradients:
         return [view.native_gradient() for view in self.views]
@@ -129,74 +129,7 @@ class TritonBucket(Bucket):
         return torch.cuda.device(self.device)
 
 
-class AddressTable:
-    """Addresses on the GPU, int64: rows p, g, m, v, lengths and two rounding keys, one column per tensor.
-
-    The table is sent again only if a gradient has moved, asynchronously from pinned memory. A CUDA graph that is captured
-    with unmoved gradients gets the table as it is. Otherwise the copy becomes part of the graph and reads the pinned
-    memory at every replay. In both cases the table then belongs to the graph and is never written again.
-
-    Args:
-        fixed: all rows except the second, which holds the addresses of the gradients.
-        device: where the kernel runs.
-    """
-
-    def __init__(self, fixed: list[list[int]], device: torch.device) -> None:
-        self._fixed, self._device = fixed, device
-        self._columns = len(fixed[0])
-        self._fixed_aligned = all(address % 16 == 0 for row in fixed[:3] for address in row)
-        self._sent = [0] * self._columns
-        self._sent_aligned = self._fixed_aligned
-        self._table = self._pinned(self._rows(self._sent)).to(device)
-        self._spare: Tensor | None = None
-        self._graph_buffers: dict[tuple[int, ...], Tensor] = {}
-        self._captured: list[Tensor] = []
-
-    def with_gradients(self, addresses: list[int]) -> tuple[Tensor, bool]:
-        """The table for gradients at these addresses (0: no gradient), and whether all addresses are 16 byte aligned."""
-        capturing = _is_capturing(self._device)
-        if not capturing and self._spare is None:
-            self._spare = self._pinned(self._rows(addresses))
-        if addresses == self._sent:
-            if capturing:
-                self._captured.append(self._table)
-            return self._table, self._sent_aligned
-        aligned = self._fixed_aligned and all(address % 16 == 0 for address in addresses)
-        if capturing:
-            return self._for_graph(addresses), aligned
-        if any(self._table is table for table in self._captured):
-            self._table = torch.empty_like(self._table)
-        # The pinned tensor may be dropped at once: its allocator waits for the copy before reusing the memory.
-        self._table.copy_(self._pinned(self._rows(addresses)), non_blocking=True)
-        self._sent, self._sent_aligned = addresses, aligned
-        return self._table, aligned
-
-    def _for_graph(self, addresses: list[int]) -> Tensor:
-        # Pinned memory cannot be allocated during a capture, so a spare buffer is allocated beforehand.
-        host = self._graph_buffers.get(tuple(addresses))
-        if host is None:
-            if self._spare is None:
-                raise ConfigError("Take one step outside of graphs between two captures of the same optimizer")
-            host, self._spare = self._spare, None
-            self._graph_buffers[tuple(addresses)] = host.copy_(self._rows(addresses))
-        table = torch.empty_like(self._table)
-        table.copy_(host, non_blocking=True)
-        self._captured.append(table)
-        return table
-
-    def _rows(self, addresses: list[int]) -> Tensor:
-        p, *rest = self._fixed
-        return torch.tensor([p, addresses, *rest], dtype=torch.int64)
-
-    def _pinned(self, tensor: Tensor) -> Tensor:
-        return tensor.pin_memory() if self._device.type == "cuda" else tensor
-
-
 def _chunk_length(elements: int) -> int:
     """A power of two: short enough that small networks fill the GPU, long enough that large ones need few sums."""
     wanted = 1 << max(0, elements // PROGRAMS - 1).bit_length()
     return min(max(wanted, BLOCK), MAX_CHUNK)
-
-
-def _is_capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

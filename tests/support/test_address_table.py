@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paretorch.errors import ConfigError
-from paretorch.optim.kernels import triton
+from paretorch.support import addresses
 
 FIXED = [[16, 32], [48, 64], [80, 96], [5, 7], [1, 2], [3, 4]]
 
@@ -15,7 +15,7 @@ FIXED = [[16, 32], [48, 64], [80, 96], [5, 7], [1, 2], [3, 4]]
 def capture(monkeypatch):
     """Pretend that a graph is being captured (or not)."""
     state = {"on": False}
-    monkeypatch.setattr(triton, "_is_capturing", lambda device: state["on"])
+    monkeypatch.setattr(addresses, "_is_capturing", lambda device: state["on"])
     return lambda on: state.update(on=on)
 
 
@@ -24,17 +24,19 @@ def gradients(table) -> list[int]:
 
 
 def test_rows_and_alignment() -> None:
-    made = triton.AddressTable(FIXED, torch.device("cpu"))
+    made = addresses.AddressTable(FIXED, torch.device("cpu"), addressed=3)
     table, aligned = made.with_gradients([160, 0])
     assert table.tolist() == [FIXED[0], [160, 0], *FIXED[1:]]
     assert aligned
     assert not made.with_gradients([161, 0])[1]
     assert not made.with_gradients([161, 0])[1], "remembered"
-    assert not triton.AddressTable([[17, 32], *FIXED[1:]], torch.device("cpu")).with_gradients([160, 0])[1]
+    assert not addresses.AddressTable([[17, 32], *FIXED[1:]], torch.device("cpu"), addressed=3).with_gradients(
+        [160, 0]
+    )[1]
 
 
 def test_a_graph_keeps_the_table_it_was_captured_with(capture) -> None:
-    made = triton.AddressTable(FIXED, torch.device("cpu"))
+    made = addresses.AddressTable(FIXED, torch.device("cpu"), addressed=3)
     eager, _ = made.with_gradients([160, 176])
     capture(True)
     captured, _ = made.with_gradients([160, 176])
@@ -46,7 +48,7 @@ def test_a_graph_keeps_the_table_it_was_captured_with(capture) -> None:
 
 
 def test_a_graph_with_other_gradients_has_a_table_of_its_own(capture) -> None:
-    made = triton.AddressTable(FIXED, torch.device("cpu"))
+    made = addresses.AddressTable(FIXED, torch.device("cpu"), addressed=3)
     eager, _ = made.with_gradients([160, 176])
     capture(True)
     first, _ = made.with_gradients([320, 336])
