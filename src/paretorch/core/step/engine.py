@@ -242,11 +242,11 @@ class Engine:
         if self._found and any(id(decision) in self._found for own in batch.decisions for decision in own):
             return False
         decide = [own[0].room in self.decided and not own[0].hard for own in batch.places]
-        for own_decisions, found in zip(batch.decisions, fused.pull(gradients, decide, swap), strict=True):
-            for decision, gradient in zip(own_decisions, found or (), strict=False):
+        for decisions, found in zip(batch.decisions, fused.pull(gradients, decide, swap), strict=True):
+            for decision, gradient in zip(decisions, found or (), strict=False):
                 self._found[id(decision)] = decision, gradient
-        for status, gradient in zip(batch.statuses, gradients, strict=True):
-            status.pulled = gradient
+        for status, own in zip(batch.statuses, gradients, strict=True):
+            status.pulled = own
         return True
 
     def _add_all(self, batch: Batch, place: int, found: list[Tensor]) -> None:
