@@ -76,7 +76,9 @@ def pull(
             if not INNER_ROWS:
                 s = tl.load(inner_s + at, mask=inside, other=0.0)
                 reach = scale * tl.sigmoid(s)
-            if DECIDE_INNER or DECIDE_OUTER:
+            if OUTER == NONE:
+                v = tl.load(w_ptr + at, mask=inside, other=0.0).to(tl.float32)  # W is v: cheaper than to draw the noise again
+            elif DECIDE_INNER or DECIDE_OUTER:
                 v = w + reach * _uniform(_place(at, column, tensors, PERMUTED), key)
         elif INNER == STEPS and (DECIDE_INNER or DECIDE_OUTER):
             v = _rounded(w, reach)
