@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from paretorch.cli.bar import epochs_bar
+from paretorch.cli.options import epochs_bar
 
 _LINE = "[1/2] cs-seed0: failed: this needs an extra: pip install 'paretorch[slim]' [/x]"
 

@@ -10,9 +10,8 @@ from typer.testing import CliRunner
 
 import paretorch
 from paretorch.cli.app import app
-from paretorch.cli.options import HOW, SEARCH, WHAT, WHERE
+from paretorch.cli.options import HOW, SEARCH, WHAT, WHERE, assignments, given, integers, numbers
 from paretorch.cli.recipe_flags import FLAGS, make_recipe
-from paretorch.cli.values import assignments, given, integers, numbers
 from paretorch.errors import ConfigError
 from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import KINDS, recipe_from

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paretorch.cli.values import Text, Whole, go_with, numbers
+from paretorch.cli.options import Text, Whole, go_with, numbers
 from paretorch.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from paretorch.cli.values import DATA
+from paretorch.cli.options import DATA
 
 
 def data(

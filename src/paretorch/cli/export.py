@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paretorch.cli.inputs import data_of, shape_of
-from paretorch.cli.values import Number, Text, Whole, go_with, integers
+from paretorch.cli.options import Number, Text, Whole, go_with, integers
 from paretorch.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paretorch.cli.inputs import SHAPES, shape_of
-from paretorch.cli.values import Text, Whole, go_with, integers
+from paretorch.cli.options import Text, Whole, go_with, integers
 from paretorch.errors import ConfigError
 
 if TYPE_CHECKING:

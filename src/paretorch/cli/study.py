@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paretorch.cli.bar import epochs_bar
-from paretorch.cli.values import assignments, integers
+from paretorch.cli.options import assignments, epochs_bar, integers
 from paretorch.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -15,10 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from paretorch.cli import options
-from paretorch.cli.bar import epochs_bar
-from paretorch.cli.options import SEARCH
+from paretorch.cli.options import SEARCH, Number, Text, Whole, assignments, epochs_bar, given, integers, numbers
 from paretorch.cli.recipe_flags import RecipeFields, recipe_flags, require_drops, source_of, with_held_out
-from paretorch.cli.values import Number, Text, Whole, assignments, given, integers, numbers
 from paretorch.errors import ConfigError, PareError, UndecidedWarning
 from paretorch.training.images import IMAGES
 from paretorch.training.recipe_keys import by_place

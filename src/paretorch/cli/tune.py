@@ -11,10 +11,8 @@ import numpy as np
 import typer
 
 from paretorch.cli import options
-from paretorch.cli.bar import epochs_bar
-from paretorch.cli.options import SEARCH
+from paretorch.cli.options import SEARCH, Text, epochs_bar, numbers
 from paretorch.cli.recipe_flags import RecipeFields, make_recipe, recipe_flags
-from paretorch.cli.values import Text, numbers
 from paretorch.deploy.codec.container import write_file
 from paretorch.errors import ConfigError, PareError
 from paretorch.report.charts import Curve, curves
