@@ -73,7 +73,7 @@ def study(
     from dataclasses import replace
 
     from paretorch.workflows import studies
-    from paretorch.workflows.studies.mps import mps as service
+    from paretorch.workflows.studies.processes import mps as service
     from paretorch.workflows.studies.results import collect
 
     if name is None:
@@ -150,7 +150,7 @@ def _list(study: "Study", only: list[str], out: Path) -> None:
 
 def _show_stored(study: "Study", out: Path, table: bool, layers: bool) -> None:
     from paretorch.workflows.studies.results import collect, require_some
-    from paretorch.workflows.studies.table import show_layers
+    from paretorch.workflows.studies.tables import show_layers
 
     found, diverged = collect(study, out / study.name)
     require_some(study, [*found, *diverged], out)
@@ -163,7 +163,7 @@ def _show_stored(study: "Study", out: Path, table: bool, layers: bool) -> None:
 
 def _draw(study: "Study", out: Path) -> None:
     from paretorch.report.files import save
-    from paretorch.workflows.studies.curves import draw_curves
+    from paretorch.workflows.studies.pictures import draw_curves
 
     metric, picture = draw_curves(study, out / study.name)
     path = out / study.name / f"{metric}.svg"
@@ -172,14 +172,14 @@ def _draw(study: "Study", out: Path) -> None:
 
 
 def _draw_similarities(study: "Study", out: Path) -> None:
-    from paretorch.workflows.studies import similarities
+    from paretorch.workflows.studies import pictures
 
     target = out / study.name
-    found = similarities.similarities(study, target)
+    found = pictures.similarities(study, target)
     typer.echo("Mean similarity of layers an even / an odd number apart, by group:")
     for name, matrices in found.items():
-        typer.echo(similarities.told(name, matrices))
-    typer.echo(str(similarities.draw_similarities(study, target, found)))
+        typer.echo(pictures.told(name, matrices))
+    typer.echo(str(pictures.draw_similarities(study, target, found)))
 
 
 def _tickets(
@@ -198,8 +198,14 @@ def _tickets(
 
 def _show(study: "Study", found: "Found", diverged: list[str]) -> None:
     """What the results say: accuracy against sparsity, bits or parameters where that is the question, else each setting's metric."""
-    from paretorch.workflows.studies.setting_tables import show_bits, show_metric, show_sharing
-    from paretorch.workflows.studies.table import points_of, show_points, show_verdicts
+    from paretorch.workflows.studies.tables import (
+        points_of,
+        show_bits,
+        show_metric,
+        show_points,
+        show_sharing,
+        show_verdicts,
+    )
 
     if points := points_of(study, found):
         lines = [*show_points(points), "", *show_verdicts(study, points)]

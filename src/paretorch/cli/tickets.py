@@ -23,7 +23,7 @@ from paretorch.training.recipe_keys import by_place
 from paretorch.training.recipe_values import read_config, recipe_from
 from paretorch.training.runtime import Runtime
 from paretorch.workflows.tickets import METHODS, Bench, Result, Storage, collect, make_searches, work
-from paretorch.workflows.tickets.summary import write_result
+from paretorch.workflows.tickets.result import write_result
 
 _METHODS = ", ".join(sorted(METHODS))
 

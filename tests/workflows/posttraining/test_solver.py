@@ -6,8 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from paretorch.workflows.posttraining.rates import fit_lengths
-from paretorch.workflows.posttraining.solver import Curvature, choose_steps, factorize, identity, round_matrix
+from paretorch.workflows.posttraining.solver import (
+    Curvature,
+    choose_steps,
+    factorize,
+    fit_lengths,
+    identity,
+    round_matrix,
+)
 
 
 def drawn(rows: int, columns: int, seed: int) -> tuple[Tensor, Tensor]:

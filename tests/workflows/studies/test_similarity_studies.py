@@ -13,7 +13,7 @@ from paretorch.errors import ConfigError
 from paretorch.training import Runtime, train
 from paretorch.training.recipe_values import changed
 from paretorch.workflows.studies import load_study, study_names
-from paretorch.workflows.studies.similarities import by_distance, similarities, told
+from paretorch.workflows.studies.pictures import by_distance, similarities, told
 
 _TINY = {
     "sharing-similarities": {"network": "swrn-16-1-2", "data": "digits", "network_options": {"channels": 1}},

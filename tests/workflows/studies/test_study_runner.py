@@ -12,7 +12,7 @@ from paretorch.cli.app import app
 from paretorch.errors import ConfigError, PareError
 from paretorch.training.recipe_values import changed
 from paretorch.workflows.studies import load_study, run_study, study_names
-from paretorch.workflows.studies.mps import mps
+from paretorch.workflows.studies.processes import mps
 from paretorch.workflows.studies.results import collect, summarize
 from paretorch.workflows.studies.study import Study, parse_study
 

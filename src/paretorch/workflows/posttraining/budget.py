@@ -28,7 +28,7 @@ from paretorch.workflows.posttraining.calibration import (
 from paretorch.workflows.posttraining.layers import Layer, find_layers
 from paretorch.workflows.posttraining.network import Known, Progress, Rounded, look_at, round_network
 from paretorch.workflows.posttraining.norms import round_vectors
-from paretorch.workflows.posttraining.prices import find_price
+from paretorch.workflows.posttraining.sensitivity import find_price
 
 Meter = Callable[[nn.Module], int]
 _AIM = 0.988  # of the budget

@@ -17,13 +17,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from paretorch.errors import ConfigError
 from paretorch.support.inputs import ModelCall
 from paretorch.workflows.posttraining import norms
-from paretorch.workflows.posttraining.calibration import Distance
+from paretorch.workflows.posttraining.calibration import Distance, Moments, collect, execution_order, stages
 from paretorch.workflows.posttraining.layers import Layer, find_layers
-from paretorch.workflows.posttraining.moments import Moments, collect, execution_order, stages
-from paretorch.workflows.posttraining.prices import LEAST_PRICE, Priced, find_price, floored, near, step_bits
-from paretorch.workflows.posttraining.rates import fit_lengths
-from paretorch.workflows.posttraining.sensitivity import Sensitivity, measure
-from paretorch.workflows.posttraining.solver import factorize, identity, measure_scale, round_matrix
+from paretorch.workflows.posttraining.sensitivity import (
+    LEAST_PRICE,
+    Priced,
+    Sensitivity,
+    find_price,
+    floored,
+    measure,
+    near,
+    step_bits,
+)
+from paretorch.workflows.posttraining.solver import factorize, fit_lengths, identity, measure_scale, round_matrix
 
 Progress = Callable[[str, int, int], None]
 DAMPING = 0.01  # of the mean diagonal of H

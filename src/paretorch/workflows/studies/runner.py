@@ -30,7 +30,7 @@ from paretorch.workflows.studies.results import (
     write_json,
 )
 from paretorch.workflows.studies.study import Study
-from paretorch.workflows.studies.table import as_rows, points_of
+from paretorch.workflows.studies.tables import as_rows, points_of
 
 Tell = Callable[[str], None]
 Watch = Callable[[int, int], None]

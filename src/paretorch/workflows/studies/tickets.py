@@ -26,9 +26,8 @@ from paretorch.support.children import module_command
 from paretorch.workflows.studies.processes import stop
 from paretorch.workflows.studies.results import heading, read_stored, require_recipe, spread, write_json
 from paretorch.workflows.studies.study import Study
-from paretorch.workflows.tickets.result import Result, collect
+from paretorch.workflows.tickets.result import Result, collect, write_result
 from paretorch.workflows.tickets.storage import Storage
-from paretorch.workflows.tickets.summary import write_result
 
 _ROWS, _SUMMARY, _PLOTS = "tickets.jsonl", "summary.json", ("tickets.svg", "layers.svg")
 

@@ -18,8 +18,8 @@ from paretorch.training.run import Setup, prepare, trainer_of
 from paretorch.training.runtime import Runtime
 from paretorch.training.task import Task
 from paretorch.training.tasks.choose import choose
-from paretorch.workflows.tickets.files import Row
 from paretorch.workflows.tickets.state import Weights
+from paretorch.workflows.tickets.storage import Row
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan

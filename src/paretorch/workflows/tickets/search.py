@@ -8,10 +8,8 @@ from typing import Any
 
 from paretorch.errors import ConfigError
 from paretorch.support.checks import require_count, require_number
-from paretorch.workflows.tickets.continuous import CS, SequentialCS, Supermask
-from paretorch.workflows.tickets.magnitude import IMP, IMPC
-from paretorch.workflows.tickets.rhythm import TicketMethod
-from paretorch.workflows.tickets.stochastic import ISS, StochasticSupermask
+from paretorch.workflows.tickets.methods import CS, IMP, IMPC, ISS, SequentialCS, StochasticSupermask, Supermask
+from paretorch.workflows.tickets.state import TicketMethod
 
 METHODS: dict[str, type[TicketMethod]] = {
     one.name: one for one in (CS, IMP, IMPC, ISS, SequentialCS, Supermask, StochasticSupermask)

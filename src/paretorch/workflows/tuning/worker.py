@@ -18,11 +18,10 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from paretorch.errors import ConfigError, DivergenceError
-from paretorch.workflows.queue.silence import Silence
-from paretorch.workflows.tuning.beats import Beat, TakenOver, is_dead
+from paretorch.workflows.queue import Silence
 from paretorch.workflows.tuning.landscape import Floats
 from paretorch.workflows.tuning.samplers import SAMPLERS, sampler
-from paretorch.workflows.tuning.storage import open_study, quiet, readable
+from paretorch.workflows.tuning.storage import Beat, TakenOver, is_dead, open_study, quiet, readable
 
 METHODS = (*SAMPLERS, "grid")
 _REPEATS = 10
