@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from paretorch.cli.app import app
 from paretorch.cli.tune import write
 from paretorch.training.fit import Trainer
-from paretorch.training.recipe_keys import PLACES
-from paretorch.training.recipe_values import recipe_from
+from paretorch.training.recipe_values import PLACES, recipe_from
 from paretorch.training.runtime import Runtime
 from paretorch.workflows.tuning import Found
 from paretorch.workflows.tuning.trial import Trial

@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError, DataError
 from paretorch.training import Recipe, Runtime, optimizers, prepare
+from paretorch.training.optimizers import clip_gradients
 from paretorch.training.recipe import OptimizerRecipe
 from paretorch.training.recipe_values import recipe_from
 from paretorch.training.run import choose_device
+from paretorch.training.task import suited
 from paretorch.training.tasks import LanguageModel, ShortestPaths, Translation
-from paretorch.training.tasks.limits import clip_gradients, suited
 
 from .test_tasks_promises import RECIPES, root
 

@@ -20,8 +20,7 @@ from paretorch.training.recipe_values import recipe_from
 from paretorch.training.run import trainer_of
 from paretorch.training.task import Batch, mix
 from paretorch.training.tasks import Gan
-from paretorch.training.tasks.frechet import distance
-from paretorch.training.tasks.gan import CRITIC, LOSSES
+from paretorch.training.tasks.gan import CRITIC, LOSSES, distance
 from paretorch.zoo.data import Images
 from paretorch.zoo.networks.dcgan import Discriminator
 

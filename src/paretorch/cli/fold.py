@@ -44,7 +44,7 @@ def shared_network(folder: Path, root: str | None = None) -> nn.Module:
     from paretorch import zoo
     from paretorch.cli.inputs import SHAPES
     from paretorch.training.checkpoint import Checkpoint
-    from paretorch.training.recipe_keys import by_place
+    from paretorch.training.recipe_values import by_place
     from paretorch.training.tasks.language import CARRIED
 
     path = folder / "checkpoint.pt"

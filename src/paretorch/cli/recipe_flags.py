@@ -20,8 +20,7 @@ from paretorch.errors import ConfigError
 from paretorch.support.byte_sizes import parse_bytes
 from paretorch.training.distillation import ALPHA
 from paretorch.training.recipe import ACTIVATIONS, OPTIMIZERS, PRUNING, QUANTIZATION, Recipe
-from paretorch.training.recipe_keys import by_place, place_of
-from paretorch.training.recipe_values import read_config, recipe_from
+from paretorch.training.recipe_values import by_place, place_of, read_config, recipe_from
 from paretorch.training.schedules import SCHEDULES
 from paretorch.training.tasks.batches import TASKS
 from paretorch.zoo.own_code import allow_code

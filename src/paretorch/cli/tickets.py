@@ -19,8 +19,7 @@ from paretorch.cli.options import SEARCH, Number, Text, Whole, assignments, epoc
 from paretorch.cli.recipe_flags import RecipeFields, recipe_flags, require_drops, source_of, with_held_out
 from paretorch.errors import ConfigError, PareError, UndecidedWarning
 from paretorch.training.images import IMAGES
-from paretorch.training.recipe_keys import by_place
-from paretorch.training.recipe_values import read_config, recipe_from
+from paretorch.training.recipe_values import by_place, read_config, recipe_from
 from paretorch.training.runtime import Runtime
 from paretorch.workflows.tickets import METHODS, Bench, Result, Storage, collect, make_searches, work
 from paretorch.workflows.tickets.result import write_result

@@ -17,7 +17,7 @@ from paretorch.deploy.codec.container import write_file
 from paretorch.errors import ConfigError, PareError
 from paretorch.report.charts import Curve, curves
 from paretorch.report.files import save
-from paretorch.training.recipe_keys import by_place
+from paretorch.training.recipe_values import by_place
 from paretorch.training.runtime import Runtime
 from paretorch.workflows.tuning.plots import STEPS, heat_map
 from paretorch.workflows.tuning.trial import Trial, exactly

@@ -11,12 +11,11 @@ from torch import nn
 
 from paretorch.errors import ArtefactError
 from paretorch.support.files import read_json
+from paretorch.training.compression import fold_norms
 from paretorch.training.files import write_atomically
 from paretorch.training.folder import RunFolder
-from paretorch.training.norms import fold_norms
 from paretorch.training.progress import headline
-from paretorch.training.task import Task
-from paretorch.training.tasks.limits import Drawing
+from paretorch.training.task import Drawing, Task
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan

@@ -17,13 +17,13 @@ from paretorch.training.fit import Trainer
 from paretorch.training.folder import RunFolder, check_folder
 from paretorch.training.images import ImageClassification
 from paretorch.training.networks import build_network, is_zoo, load_weights
+from paretorch.training.optimizers import clip_gradients
 from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import changed
 from paretorch.training.runtime import Runtime
-from paretorch.training.task import Task
+from paretorch.training.task import Carrying, Drawing, Task, suited
 from paretorch.training.tasks.batches import BatchTask
 from paretorch.training.tasks.choose import choose
-from paretorch.training.tasks.limits import Carrying, Drawing, clip_gradients, suited
 from paretorch.training.teacher import teach
 from paretorch.training.tracking import require_trackers
 

@@ -1,10 +1,13 @@
 """What is trained: batches, a loss and an evaluation. The loop knows nothing else about the data."""
 
 import hashlib
-from typing import Protocol
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+from paretorch.training.runtime import Runtime
 
 Batch = tuple[Tensor, ...]
 
@@ -44,6 +47,34 @@ class Task(Protocol):
     def example(self) -> Tensor:
         """A small input as the model sees it, for tracing shapes and timing."""
         ...
+
+
+@runtime_checkable
+class Carrying(Protocol):
+    """A task that keeps something on the model from step to step."""
+
+    def attach(self, model: nn.Module) -> None:
+        """Before training, and before a checkpoint is loaded."""
+        ...
+
+    def release(self, model: nn.Module) -> None:
+        """After training."""
+        ...
+
+
+@runtime_checkable
+class Drawing(Protocol):
+    """A task whose network makes images."""
+
+    def draw(self, model: nn.Module) -> Tensor:
+        """What a network on the CPU makes, as one picture: bytes [channels, height, width], the same every time."""
+        ...
+
+
+def suited(runtime: Runtime, task: Task) -> Runtime:
+    """The runtime without what the task cannot have: see `fixed_shapes` and `compiles` in `Task`."""
+    fixed, compiles = getattr(task, "fixed_shapes", True), getattr(task, "compiles", True)
+    return replace(runtime, graph=runtime.graph and fixed, compile=runtime.compile if compiles else False)
 
 
 def mix(*parts: int) -> int:

@@ -25,8 +25,7 @@ from typing import Any
 
 from paretorch.errors import ConfigError
 from paretorch.training.recipe import Recipe
-from paretorch.training.recipe_keys import by_place
-from paretorch.training.recipe_values import recipe_from
+from paretorch.training.recipe_values import by_place, recipe_from
 
 
 @dataclass(frozen=True)

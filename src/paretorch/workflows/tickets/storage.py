@@ -24,8 +24,7 @@ from paretorch.support.files import parse_json, read_json, read_text, sweep
 from paretorch.training.files import save_tensors, write_atomically, write_error
 from paretorch.training.folder import read_history
 from paretorch.training.recipe import Recipe
-from paretorch.training.recipe_keys import by_place
-from paretorch.training.recipe_values import require_same, stored_recipe
+from paretorch.training.recipe_values import by_place, require_same, stored_recipe
 from paretorch.workflows.tickets.search import Search, search_from
 from paretorch.workflows.tickets.state import Masks, Weights
 

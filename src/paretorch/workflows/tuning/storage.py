@@ -24,7 +24,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from paretorch.errors import ConfigError, MissingExtraError, PareError
-from paretorch.training.recipe_keys import by_place
+from paretorch.training.recipe_values import by_place
 from paretorch.workflows.queue import Silence, beat_interval
 
 _ATTEMPTS = 10
