@@ -16,5 +16,5 @@ def test_lines_above_the_bar_are_shown_as_they_are(
     with epochs_bar() as bar:
         assert bar is not None
         bar.watch(1, 2)
-        bar.tell(_LINE)
+        bar.log(_LINE)
     assert _LINE in capsys.readouterr().out

@@ -78,7 +78,7 @@ def export(
         options |= {"calibrate": _calibration(found, images or _IMAGES), "percentile": percentile}
     deploy.export_onnx(model, example, target, **options)
     typer.echo(f"{target}: {target.stat().st_size:,} bytes ({artefact.name}: {artefact.stat().st_size:,})")
-    typer.echo(_told(target))
+    typer.echo(_describe(target))
     if found is not None:
         typer.echo(_accuracies(found, model, target))
 
@@ -120,7 +120,7 @@ def _normalised(found: "Images", images: "Tensor") -> "Tensor":
     return normalise(images, found.mean, found.std, torch.float32)
 
 
-def _told(path: Path) -> str:
+def _describe(path: Path) -> str:
     """What the file says of its weights."""
     import onnx
 

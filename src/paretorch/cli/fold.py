@@ -20,7 +20,7 @@ from paretorch.errors import ArtefactError, ConfigError, PareError
 from paretorch.report.charts import Curve, curves
 from paretorch.report.files import save
 from paretorch.training.folder import environment
-from paretorch.training.progress import headline, told
+from paretorch.training.progress import format_metric, headline
 from paretorch.training.run import choose_device
 from paretorch.training.runtime import Runtime
 from paretorch.training.tasks.choose import choose
@@ -272,7 +272,7 @@ def fold_curve(run: Path, only: str | None, recalibrate: int, root: str | None, 
         points.append(point)
         label = name.replace("test_", f"{held_out} ")
         typer.echo(
-            f"{point.layers} layer{'s' if point.layers > 1 else ''} (threshold {point.threshold:.3f}): {label} {told(name, point.measured)}, "
+            f"{point.layers} layer{'s' if point.layers > 1 else ''} (threshold {point.threshold:.3f}): {label} {format_metric(name, point.measured)}, "
             f"{point.bytes:,} bytes, weights off by up to {point.error:.1%}"
         )
     # A curve for each stage, beside that of the whole: none takes another's place.

@@ -107,7 +107,7 @@ class EpochsBar:
         self._progress = progress
         self._task = progress.add_task("epochs", total=None)
 
-    def tell(self, words: str) -> None:
+    def log(self, words: str) -> None:
         """A line above the bar, as it is: brackets in it are no markup."""
         self._progress.console.print(words, markup=False, highlight=False, soft_wrap=True)
 

@@ -12,7 +12,7 @@ from paretorch.cli import options
 from paretorch.cli.options import SMALL, WHAT, WHERE
 from paretorch.cli.recipe_flags import RecipeFields, make_recipe, recipe_flags
 from paretorch.errors import ConfigError
-from paretorch.zoo.own_code import short_name
+from paretorch.zoo.user_code import short_name
 
 if TYPE_CHECKING:
     from torch import nn
@@ -125,10 +125,12 @@ def _shrink(
     target = output or folder / "model.pare"
     if output is not None:
         save(found.model, output)
-    _tell(model, found.model, task, found.record, target)
+    _print_comparison(model, found.model, task, found.record, target)
 
 
-def _tell(dense: "nn.Module", small: "nn.Module", task: "Task", record: dict[str, Any], target: Path) -> None:
+def _print_comparison(
+    dense: "nn.Module", small: "nn.Module", task: "Task", record: dict[str, Any], target: Path
+) -> None:
     """Print the dense network and the small one side by side."""
     from rich.console import Console
     from rich.table import Table

@@ -112,7 +112,7 @@ def study(
         _show_stored(asked, out, table, layers)
         return
     with service(mps and parallel > 1), epochs_bar() as bar:
-        tell = typer.echo if bar is None else bar.tell
+        log = typer.echo if bar is None else bar.log
         watch = None if bar is None else bar.watch
         studies.run_study(
             chosen,
@@ -122,7 +122,7 @@ def study(
             parallel=parallel,
             minutes=minutes,
             options=options,
-            tell=tell,
+            log=log,
             watch=watch,
         )
     _show(chosen, *collect(chosen, out / chosen.name))
@@ -178,7 +178,7 @@ def _draw_similarities(study: "Study", out: Path) -> None:
     found = pictures.similarities(study, target)
     typer.echo("Mean similarity of layers an even / an odd number apart, by group:")
     for name, matrices in found.items():
-        typer.echo(pictures.told(name, matrices))
+        typer.echo(pictures.describe_similarities(name, matrices))
     typer.echo(str(pictures.draw_similarities(study, target, found)))
 
 
@@ -189,7 +189,7 @@ def _tickets(
     from paretorch.workflows.studies.tickets import run_tickets, ticket_lines
 
     if not table:
-        run_tickets(study, out, runs, parallel=parallel, minutes=minutes, options=options, tell=typer.echo)
+        run_tickets(study, out, runs, parallel=parallel, minutes=minutes, options=options, log=typer.echo)
     lines = ticket_lines(study, out / study.name)
     require_some(study, lines, out)
     for line in (*lines, f"Claim: {study.claim}"):

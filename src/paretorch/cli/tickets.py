@@ -177,10 +177,10 @@ def _open_storage(
 
 def _work(opened: Storage, runtime: Runtime, quiet: bool) -> None:
     try:
-        with warnings.catch_warnings(), watched(opened, quiet=quiet) as (tell, show):
+        with warnings.catch_warnings(), watched(opened, quiet=quiet) as (log, show):
             # What rounding does to the network of a search is measured, and matters little: tickets are retrained.
             warnings.simplefilter("ignore", UndecidedWarning)
-            work(opened, runtime, tell, show)
+            work(opened, runtime, log, show)
     except PareError:
         write_and_show(opened)
         raise
@@ -198,20 +198,20 @@ def watched(storage: Storage, *, quiet: bool) -> Iterator[tuple[Callable[[str], 
         yield (lambda words: None), (lambda row: None)
         return
     with epochs_bar() as bar:
-        tell: Callable[[str], None] = typer.echo if bar is None else bar.tell
-        over = threading.Event()
+        log: Callable[[str], None] = typer.echo if bar is None else bar.log
+        done = threading.Event()
 
-        def look() -> None:
-            while bar is not None and not over.wait(1.0):
+        def watch_epochs() -> None:
+            while bar is not None and not done.wait(1.0):
                 bar.watch(*storage.epochs())
 
-        looking = threading.Thread(target=look, daemon=True)
-        looking.start()
+        watcher = threading.Thread(target=watch_epochs, daemon=True)
+        watcher.start()
         try:
-            yield tell, (lambda row: tell(_line(row)))
+            yield log, (lambda row: log(_line(row)))
         finally:
-            over.set()
-            looking.join()
+            done.set()
+            watcher.join()
             if bar is not None:
                 bar.watch(*storage.epochs())
 
@@ -248,12 +248,12 @@ def _print(result: Result) -> None:
         Console().print(table)
     for one in result.found():
         typer.echo(f"{one.method}, seed {one.seed} ({one.epochs} epochs in all)")
-        typer.echo(f"  sparsest matching: {_told(one.sparsest)}")
-        typer.echo(f"  best performing:   {_told(one.best)}")
+        typer.echo(f"  sparsest matching: {_describe(one.sparsest)}")
+        typer.echo(f"  best performing:   {_describe(one.best)}")
     typer.echo("accuracy is that on the validation split, by which tickets are chosen; the test set decides nothing.")
 
 
-def _told(row: Row | None) -> str:
+def _describe(row: Row | None) -> str:
     if row is None:
         return "none is as accurate as the dense network"
     return (

@@ -15,7 +15,7 @@ from paretorch.cli.recipe_flags import RecipeFields, make_recipe, recipe_flags
 from paretorch.errors import ConfigError, UndecidedWarning
 from paretorch.training.recipe import Recipe
 from paretorch.training.runtime import Runtime
-from paretorch.zoo.own_code import short_name
+from paretorch.zoo.user_code import short_name
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
@@ -140,10 +140,10 @@ def _train(recipe: Recipe, out: Path | None, runtime: Runtime, resume: bool, qui
     folder = out or Path("runs") / name
     result = run(recipe, folder, runtime, resume=resume)
     if not quiet:
-        typer.echo(f"{folder}: {_told(result)}")
+        typer.echo(f"{folder}: {_summary(result)}")
 
 
-def _told(result: dict[str, Any]) -> str:
+def _summary(result: dict[str, Any]) -> str:
     parts = _metrics(result, "")
     if result.get("evaluated_on") == "validation":
         parts = [part.replace("test", "validation", 1) for part in parts] + _metrics(result, "final_")
@@ -224,7 +224,7 @@ def expected_bytes(recipe: Recipe, setup: "Setup") -> list[str]:
     """The size of the artefact if the network were rounded now, as one that has been trained would be; uses the setup up."""
     from paretorch import deploy
     from paretorch.training.compression import fold_norms
-    from paretorch.training.finish import leave
+    from paretorch.training.finish import finalize_plan
 
     _scatter(setup.model)
     if setup.plan is None:
@@ -233,7 +233,7 @@ def expected_bytes(recipe: Recipe, setup: "Setup") -> list[str]:
         warnings.simplefilter("ignore", UndecidedWarning)  # nothing has been searched for yet
         setup.plan.harden()
     reached = setup.plan.metrics()
-    small = leave(setup.plan)
+    small = finalize_plan(setup.plan)
     if recipe.compression.norms is not None:
         fold_norms(small, recipe.compression.norms)
     sizes = deploy.sizes(small)

@@ -109,7 +109,7 @@ def tune(
     trial = Trial(recipe, runtime, folder)
     # Everything that a wrong recipe can break comes before the storage is made.
     trial.check()
-    with watched(trial, min(trials, len(rates) * len(smoothing)), quiet=quiet) as tell:
+    with watched(trial, min(trials, len(rates) * len(smoothing)), quiet=quiet) as on_trial:
         found = tuning.search(
             trial,
             rates,
@@ -120,7 +120,7 @@ def tune(
             seed=recipe.seed,
             first=_START.get(recipe.optimizer.name, (1e-3, 1e-8)),
             facts={name: one for name, one in by_place(recipe.as_dict()).items() if name not in _SEARCHED},
-            tell=tell,
+            on_trial=on_trial,
         )
     write(found, trial)
     typer.echo(recommendation(found, trial))
@@ -142,22 +142,22 @@ def watched(trial: Trial, count: int, *, quiet: bool) -> Iterator[Callable[["Fou
         return
     with epochs_bar() as bar:
 
-        def tell(found: "Found", alpha: float, eps: float) -> None:
+        def on_trial(found: "Found", alpha: float, eps: float) -> None:
             write(found, trial)
-            line = f"[{len(found.order)}/{count}] {_told(found, trial, alpha, eps)}"
+            line = f"[{len(found.order)}/{count}] {_describe(found, trial, alpha, eps)}"
             if bar is None:
                 typer.echo(line)
             else:
-                bar.tell(line)
+                bar.log(line)
                 bar.watch(len(found.order) * trial.recipe.epochs, count * trial.recipe.epochs)
 
-        yield tell
+        yield on_trial
 
 
-def _told(found: "Found", trial: Trial, alpha: float, eps: float) -> str:
+def _describe(found: "Found", trial: Trial, alpha: float, eps: float) -> str:
     error = found.errors[list(found.alphas).index(alpha), list(found.epsilons).index(eps)]
     setting = f"lr {exactly(alpha)}" + ("" if trial.recipe.optimizer.name == "sgd" else f", eps {exactly(eps)}")
-    return f"{setting}: {'diverged' if np.isnan(error) else trial.told(error)}"
+    return f"{setting}: {'diverged' if np.isnan(error) else trial.describe(error)}"
 
 
 def recommendation(found: "Found", trial: Trial) -> str:
@@ -170,7 +170,7 @@ def recommendation(found: "Found", trial: Trial) -> str:
     flags += "" if trial.recipe.optimizer.name == "sgd" else f" --set eps={exactly(eps)}"
     edge = len(found.alphas) > 2 and alpha in (min(found.alphas), max(found.alphas))
     hint = "; this lr is the last of --alphas, so try further ones" if edge else ""
-    return f"Recommended: {flags} ({trial.told(error)}, best of {count} settings, {diverged} diverged{hint})"
+    return f"Recommended: {flags} ({trial.describe(error)}, best of {count} settings, {diverged} diverged{hint})"
 
 
 def write(found: "Found", trial: Trial) -> None:

@@ -68,8 +68,8 @@ def _norms(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[tuple[_Bat
 
 
 _SUMMARY = len('"summary":{"accuracy":0.1234},')  # what `finish` adds to the file beside the network
-DRAWN = tuple(name for name, entry in entries("sparsity").items() if entry.drawn)
-_JUDGING = 16  # training batches by which drawn masks are compared
+SAMPLED_MASKS = tuple(name for name, entry in entries("sparsity").items() if entry.drawn)
+_JUDGED_BATCHES = 16  # training batches by which drawn masks are compared
 
 
 def attach(model: nn.Module, recipe: Recipe, *, steps: int, example: Tensor) -> "Plan | None":
@@ -95,7 +95,7 @@ def harden(plan: "Plan", optimizer: torch.optim.Optimizer, task: Task, recipe: R
     validation images decide. amc: the shares of the layers are searched by the accuracy on the validation images.
     """
     plan.model.eval()
-    if recipe.compression.pruning in DRAWN:
+    if recipe.compression.pruning in SAMPLED_MASKS:
         from paretorch.methods.sparsity.rivals import harden_best
 
         harden_best(plan, _judge(task, recipe.epochs), optimizer=optimizer)
@@ -190,7 +190,7 @@ def _made(method: Any, options: dict[str, Any], where: str) -> Any:
 
 def _judge(task: Task, epoch: int) -> Callable[[nn.Module], float]:
     """Minus the loss on some batches of an epoch that was not trained on."""
-    batches = tuple(part[:_JUDGING] for part in task.epoch(epoch))
+    batches = tuple(part[:_JUDGED_BATCHES] for part in task.epoch(epoch))
 
     def score(model: nn.Module) -> float:
         with torch.no_grad():

@@ -15,7 +15,7 @@ from paretorch.training.compression import fold_norms
 from paretorch.training.files import write_atomically
 from paretorch.training.folder import RunFolder
 from paretorch.training.progress import headline
-from paretorch.training.task import Drawing, Task
+from paretorch.training.task import ImageTask, Task
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
@@ -48,7 +48,7 @@ def finish(
     from paretorch import deploy
     from paretorch.report import write_html
 
-    model = leave(plan) if plan is not None else model
+    model = finalize_plan(plan) if plan is not None else model
     if norms is not None:
         fold_norms(model, norms)
     model.eval()
@@ -104,7 +104,7 @@ def _by_bits(precisions: Mapping[int, int]) -> dict[str, int]:
     return {str(bits): count for bits, count in sorted(precisions.items())}
 
 
-def leave(plan: "Plan") -> nn.Module:
+def finalize_plan(plan: "Plan") -> nn.Module:
     """The plain network; of one that shares, with its templates once: what `finalize` writes out is every layer's weight."""
     from paretorch.methods.sharing import fold
 
@@ -114,7 +114,7 @@ def leave(plan: "Plan") -> nn.Module:
 
 
 def _draw(model: nn.Module, task: Task, path: Path) -> bytes | None:
-    if not isinstance(task, Drawing):
+    if not isinstance(task, ImageTask):
         return None
     from paretorch.report.files import png
 

@@ -26,7 +26,7 @@ from paretorch.training.recipe import THROUGH, Recipe
 from paretorch.training.recipe_values import require_same_recipe
 from paretorch.training.runtime import Runtime
 from paretorch.training.stepper import Stepper
-from paretorch.training.task import Task, mix
+from paretorch.training.task import Task, derive_seed
 from paretorch.training.tracking import Tracking
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def similarities(plan: "Plan | None", epoch: int, epochs: int) -> dict[str, Any]
 
 _DIVERGED = 1e5
 # Steps: compiling takes about a minute and saves half a millisecond a step of ResNet-20, 1.7 of WRN-28-10.
-_PAYS = 30_000
+_MIN_STEPS_TO_COMPILE = 30_000
 
 
 class Trainer:
@@ -121,7 +121,7 @@ class Trainer:
             progress.start(self.epochs, self.task.steps, self._epoch * self.task.steps + self._step, first)
             while self._epoch < self.epochs:
                 self._harden_when_due(progress)
-                self._tell(self.train_epoch(progress), progress)
+                self._evaluate_and_log(self.train_epoch(progress), progress)
                 ends = self._epoch in (self.recipe.epochs, self.epochs)
                 if ends or self._epoch % self.runtime.checkpoint_epochs == 0 or self._is_to_stop:
                     self._save()
@@ -133,7 +133,7 @@ class Trainer:
         """Take the steps of one epoch, or the rest of them after a resume; returns their row of metrics."""
         epoch, steps, begun = self._epoch, self.task.steps, time.perf_counter()
         if self._step == 0:
-            torch.manual_seed(mix(self.recipe.seed, epoch, 2))
+            torch.manual_seed(derive_seed(self.recipe.seed, epoch, 2))
         self.model.train()
         set_mode(self.optimizer, training=True)
         rates = self._rates(epoch)
@@ -163,7 +163,7 @@ class Trainer:
 
     def _should_compile(self) -> bool:
         wanted = self.runtime.compile
-        return self.epochs * self.task.steps >= _PAYS if wanted is None else wanted
+        return self.epochs * self.task.steps >= _MIN_STEPS_TO_COMPILE if wanted is None else wanted
 
     def _keeps(self, done: int) -> bool:
         return bool(self.runtime.checkpoint_steps) and done % self.runtime.checkpoint_steps == 0
@@ -181,13 +181,13 @@ class Trainer:
         if self.plan is None or self.plan.is_hard or self._epoch < self.recipe.epochs:
             return
         if self.recipe.epochs == 0:
-            self._tell({"phase": "start"}, progress)
+            self._evaluate_and_log({"phase": "start"}, progress)
         harden(self.plan, self.optimizer, self.task, self.recipe)
         self.stepper.release()
-        self._tell({"phase": "harden"}, progress)
+        self._evaluate_and_log({"phase": "harden"}, progress)
         self._save()
 
-    def _tell(self, row: dict[str, Any], progress: Progress) -> None:
+    def _evaluate_and_log(self, row: dict[str, Any], progress: Progress) -> None:
         self.model.eval()
         set_mode(self.optimizer, training=False)
         evaluation = self.task.evaluate(self.model)

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
 from paretorch.training.distillation import Teacher
-from paretorch.training.task import Batch, mix, shuffled
+from paretorch.training.task import Batch, derive_seed, shuffled
 from paretorch.zoo.data import Augment, Images, augment
 
 IMAGES = ("digits", "cifar10", "cifar100")
@@ -52,8 +52,8 @@ class ImageClassification:
 
     def epoch(self, number: int) -> Batch:
         pixels, labels = self._images.train
-        order = shuffled(len(labels), mix(self._seed, number, 0))[: self.steps * self._batch].to(self._device)
-        pixels = augment(pixels[order], self._how, mix(self._seed, number, 1))
+        order = shuffled(len(labels), derive_seed(self._seed, number, 0))[: self.steps * self._batch].to(self._device)
+        pixels = augment(pixels[order], self._how, derive_seed(self._seed, number, 1))
         return pixels.view(self.steps, self._batch, *pixels.shape[1:]), labels[order].view(self.steps, self._batch)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import in_eval, run_example
-from paretorch.training.compression import DRAWN, attach
+from paretorch.training.compression import SAMPLED_MASKS, attach
 from paretorch.training.files import alone_in
 from paretorch.training.finish import finish, read_result
 from paretorch.training.fit import Trainer
@@ -21,10 +21,10 @@ from paretorch.training.optimizers import clip_gradients
 from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import changed
 from paretorch.training.runtime import Runtime
-from paretorch.training.task import Carrying, Drawing, Task, suited
+from paretorch.training.task import ImageTask, StatefulTask, Task, runtime_for
 from paretorch.training.tasks.batches import BatchTask
 from paretorch.training.tasks.choose import choose
-from paretorch.training.teacher import teach
+from paretorch.training.teacher import set_teacher
 from paretorch.training.tracking import require_trackers
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
         _check_options(recipe, wanted)
     if recipe.compression.pruning == "amc":
         _check_search(recipe, task)
-    if recipe.compression.pruning in DRAWN and isinstance(task, Drawing):
+    if recipe.compression.pruning in SAMPLED_MASKS and isinstance(task, ImageTask):
         raise ConfigError(
             f"{recipe.compression.pruning} draws masks and keeps that of the lowest loss, which a generator's does not tell: "
             f"choose another pruning."
@@ -87,7 +87,7 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
         load_weights(model, Path(recipe.start))
     model = model.to(device)
     check_fit(model, task, recipe, wanted)
-    teach(task, model, recipe, wanted)
+    set_teacher(task, model, recipe, wanted)
     # Faster on GPUs, and on CPUs too: ResNet-20 takes three quarters of the time there.
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Setup(model, task, attach(model, recipe, steps=recipe.epochs * task.steps, example=task.example()), device)
@@ -140,8 +140,8 @@ def _check_search(recipe: Recipe, task: Task) -> None:
 
 def trainer_of(setup: Setup, recipe: Recipe, folder: RunFolder, runtime: Runtime) -> Trainer:
     """The loop for a setup: with what its task asks for, and with the recipe's clipping."""
-    runtime = suited(runtime, setup.task)
-    if isinstance(setup.task, Carrying):
+    runtime = runtime_for(runtime, setup.task)
+    if isinstance(setup.task, StatefulTask):
         setup.task.attach(setup.model)
     trainer = Trainer(setup.model, setup.task, recipe, folder, plan=setup.plan, runtime=runtime, device=setup.device)
     if recipe.optimizer.clip_norm is not None:
@@ -161,7 +161,7 @@ def train(recipe: Recipe, out: Path, runtime: Runtime | None = None, *, resume: 
     with alone_in(out):
         folder = RunFolder(out, recipe, resume=resume, device=setup.device)
         last = trainer_of(setup, recipe, folder, runtime).run(resume=resume)
-        if isinstance(setup.task, Carrying):
+        if isinstance(setup.task, StatefulTask):
             setup.task.release(setup.model)
         test = (
             choose(changed(recipe, {"data.validation": 0}), runtime, setup.device)[0]

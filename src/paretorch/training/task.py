@@ -50,7 +50,7 @@ class Task(Protocol):
 
 
 @runtime_checkable
-class Carrying(Protocol):
+class StatefulTask(Protocol):
     """A task that keeps something on the model from step to step."""
 
     def attach(self, model: nn.Module) -> None:
@@ -63,7 +63,7 @@ class Carrying(Protocol):
 
 
 @runtime_checkable
-class Drawing(Protocol):
+class ImageTask(Protocol):
     """A task whose network makes images."""
 
     def draw(self, model: nn.Module) -> Tensor:
@@ -71,13 +71,13 @@ class Drawing(Protocol):
         ...
 
 
-def suited(runtime: Runtime, task: Task) -> Runtime:
+def runtime_for(runtime: Runtime, task: Task) -> Runtime:
     """The runtime without what the task cannot have: see `fixed_shapes` and `compiles` in `Task`."""
     fixed, compiles = getattr(task, "fixed_shapes", True), getattr(task, "compiles", True)
     return replace(runtime, graph=runtime.graph and fixed, compile=runtime.compile if compiles else False)
 
 
-def mix(*parts: int) -> int:
+def derive_seed(*parts: int) -> int:
     """One seed from several integers, far apart for neighbours, the same on every machine."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -127,7 +127,7 @@ class Claim:
     def check(self) -> None:
         """Raise if another worker has taken the job over."""
         if self.lost:
-            raise PareError(self._told())
+            raise PareError(self._lost_message())
 
     def release(self) -> None:
         """Give the job back."""
@@ -141,12 +141,12 @@ class Claim:
         while not self._over.wait(beat_interval()):
             count += 1
             if self.lost:
-                self._on_lost(self._told())
+                self._on_lost(self._lost_message())
                 return
             with contextlib.suppress(OSError):  # a full disk or a server that is away: others see silence
                 _write(self.folder / f"{_BEGINS}{self._number}", {"owner": self._owner, "beat": count})
 
-    def _told(self) -> str:
+    def _lost_message(self) -> str:
         return f"{self.folder} was taken over by another worker while this one was silent; the other one finishes it"
 
 

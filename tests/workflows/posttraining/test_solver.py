@@ -18,8 +18,8 @@ from paretorch.workflows.posttraining.solver import (
 
 def drawn(rows: int, columns: int, seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    mix = torch.randn(columns, columns, generator=generator)
-    samples = torch.randn(200, columns, generator=generator) @ mix
+    derive_seed = torch.randn(columns, columns, generator=generator)
+    samples = torch.randn(200, columns, generator=generator) @ derive_seed
     return torch.randn(1, rows, columns, generator=generator), (samples.t() @ samples / 200)[None]
 
 

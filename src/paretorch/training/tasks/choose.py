@@ -13,7 +13,7 @@ from paretorch.training.runtime import Runtime
 from paretorch.training.task import Task
 from paretorch.training.tasks.batches import BatchTask
 from paretorch.zoo.data import class_folders
-from paretorch.zoo.own_code import names_code
+from paretorch.zoo.user_code import names_code
 
 if TYPE_CHECKING:
     from paretorch.zoo.data import Augment, Images
@@ -110,11 +110,11 @@ class Pairs:
 
 
 def _loaders(recipe: Recipe, how: dict[str, Any]) -> Task:
-    from paretorch.zoo.data.loaders import own_loaders, table_loaders
+    from paretorch.zoo.data.loaders import table_loaders, user_loaders
 
     name = recipe.data.name
     if names_code(name):
-        parts = own_loaders(name, recipe.data.options or {})
+        parts = user_loaders(name, recipe.data.options or {})
     else:
         _options(recipe, {})
         parts = table_loaders(name, recipe.data.batch)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import run_example
 from paretorch.training.optimizers import load_state
-from paretorch.training.task import Batch, mix, shuffled
+from paretorch.training.task import Batch, derive_seed, shuffled
 from paretorch.zoo.data import Images
 from paretorch.zoo.networks import dcgan
 
@@ -162,7 +162,7 @@ class Gan:
     def attach(self, model: nn.Module) -> None:
         """Make the discriminator, from the recipe's seed, and let it travel with the model."""
         state = torch.get_rng_state()
-        torch.manual_seed(mix(self._seed, 3))
+        torch.manual_seed(derive_seed(self._seed, 3))
         network = dcgan.Discriminator(self._width, self._images.shape[1]).to(self._device)
         torch.set_rng_state(state)
         model.add_module(CRITIC, _Critic(network, self._optimize(list(network.parameters()))))
@@ -173,7 +173,7 @@ class Gan:
 
     def epoch(self, number: int) -> Batch:
         used = self.steps * self._critic_steps * self._batch
-        order = shuffled(len(self._images), mix(self._seed, number, 0))[:used].to(self._device)
+        order = shuffled(len(self._images), derive_seed(self._seed, number, 0))[:used].to(self._device)
         return (self._images[order].view(self.steps, self._critic_steps, self._batch, *self._images.shape[1:]),)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -203,7 +203,7 @@ class Gan:
 
         The network is on the CPU and runs in float32, so that the picture is that of the saved file, whatever trained it.
         """
-        generator = torch.Generator().manual_seed(mix(self._seed, 4))
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, 4))
         with torch.no_grad():
             images: Tensor = model(torch.randn(_SIDE**2, self._latent, generator=generator))
         return _grid(images)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
 from paretorch.training.distillation import Teacher
-from paretorch.training.task import Batch, mix
+from paretorch.training.task import Batch, derive_seed
 from paretorch.zoo.data.text import Text, batchify, chunks
 from paretorch.zoo.networks.lstm import LanguageModel as Network
 from paretorch.zoo.networks.lstm import State
@@ -79,7 +79,7 @@ class LanguageModel:
             delattr(model, CARRIED_TEACHER)
 
     def epoch(self, number: int) -> Batch:
-        start = mix(self._seed, number, 0) % (self._rest + 1)
+        start = derive_seed(self._seed, number, 0) % (self._rest + 1)
         text = self._columns[start : start + self.steps * self._bptt + 1]
         rows = text.unfold(0, self._bptt + 1, self._bptt).transpose(1, 2).contiguous()
         goes_on = torch.arange(self.steps, device=self._device) > 0

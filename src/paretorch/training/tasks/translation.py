@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from paretorch.errors import DataError, MissingExtraError
 from paretorch.training.distillation import Teacher
-from paretorch.training.task import Batch, mix
+from paretorch.training.task import Batch, derive_seed
 from paretorch.zoo.data import translation as data
 from paretorch.zoo.data.registry import data_root
 from paretorch.zoo.networks.transformer import Transformer
@@ -66,7 +66,7 @@ class Translation:
         """Each batch as two rows of tokens, filled up to one length, and its sizes (pairs, source, target)."""
         rows = torch.zeros(self.steps, 2, self._width, dtype=torch.int64)
         sizes = torch.zeros(self.steps, 3, dtype=torch.int64)
-        for step, batch in enumerate(data.batches(self._pairs.train, self._tokens, mix(self._seed, number, 0))):
+        for step, batch in enumerate(data.batches(self._pairs.train, self._tokens, derive_seed(self._seed, number, 0))):
             for side, part in enumerate((batch.source, batch.target)):
                 rows[step, side, : part.numel()] = part.flatten()
             sizes[step] = torch.tensor([*batch.source.shape, batch.target.shape[1]])

@@ -236,11 +236,11 @@ class _Job:
     def _search(self, tuner: Tuner, data: Batches) -> float:
         trials = [0]
 
-        def tell() -> None:
+        def on_step() -> None:
             trials[0] += 1
             self._shown.show("learning rate", trials[0], len(RATES) * trial_length(self._steps))
 
-        return tuner.search(data.calibration, data.held_out, self._steps, tell)
+        return tuner.search(data.calibration, data.held_out, self._steps, on_step)
 
     def _record(self, size: int, record: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -78,7 +78,7 @@ def by_distance(matrix: Matrix) -> tuple[float, float]:
     return float(values[even].mean()) if even.any() else float("nan"), float(values[odd].mean())
 
 
-def told(name: str, matrices: Sequence[Matrix]) -> str:
+def describe_similarities(name: str, matrices: Sequence[Matrix]) -> str:
     """One line a run; groups of two layers have none that are an even number apart."""
     pairs = [by_distance(matrix) for matrix in matrices]
     parts = (f"{'–' if math.isnan(even) else f'{even:.2f}'} / {odd:.2f}" for even, odd in pairs)

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from paretorch.deploy.measure.text import table as aligned
-from paretorch.training.progress import headline, told
+from paretorch.training.progress import format_metric, headline
 from paretorch.training.recipe import Recipe
 from paretorch.workflows.studies.results import Found, runs_of, spread, summarize
 from paretorch.workflows.studies.study import Study
@@ -183,7 +183,7 @@ def mean(numbers: Numbers, name: str, form: str) -> str:
 
 def with_spread(metric: str, one: dict[str, float]) -> str:
     """The mean of a metric, with its standard deviation where there is more than one seed."""
-    return told(metric, one["mean"]) + (f" ± {told(metric, one['std'])}" if one["n"] > 1 else "")
+    return format_metric(metric, one["mean"]) + (f" ± {format_metric(metric, one['std'])}" if one["n"] > 1 else "")
 
 
 def distance(metric: str, numbers: Numbers, dense: Numbers | None) -> str:
@@ -191,7 +191,7 @@ def distance(metric: str, numbers: Numbers, dense: Numbers | None) -> str:
     if dense is None:
         return "–"
     lost = numbers[metric]["mean"] - dense[metric]["mean"]
-    return ("+" if lost >= 0 else "−") + told(metric, abs(lost)).removesuffix(" %")
+    return ("+" if lost >= 0 else "−") + format_metric(metric, abs(lost)).removesuffix(" %")
 
 
 _FROM_START = ("smol-printed", "bsq")  # their `bits` are those at the start: λ decides where they end

@@ -40,7 +40,7 @@ def run_tickets(
     parallel: int = 1,
     minutes: float | None = None,
     options: Sequence[str] = (),
-    tell: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> None:
     """Do what is not yet done of the study's searches, with `parallel` workers, and write the results.
 
@@ -57,14 +57,14 @@ def run_tickets(
         config = runs / f"{study.name}-{number}.json"
         runs.mkdir(parents=True, exist_ok=True)
         write_json(config, {**recipe.as_dict(), "tickets": {"seeds": list(study.seeds), **table}})
-        log = config.with_suffix(".log")
+        log_file = config.with_suffix(".log")
         words = ["tickets", "--config", str(config), "--storage", str(folder), *options]
-        if not _work(words, log, parallel, end):
+        if not _work(words, log_file, parallel, end):
             late = f"not finished in {minutes} minutes ({_named(table)}); the same command goes on"
             if (folder / "recipe.json").exists() and collect(Storage.open(folder)).tickets:
                 _keep(study, Storage.open(folder), target)
             raise PareError(late)
-        tell(f"[{number + 1}/{len(study.tickets)}] {_named(table)}: done")
+        log(f"[{number + 1}/{len(study.tickets)}] {_named(table)}: done")
     _keep(study, Storage.open(folder), target)
 
 
@@ -91,12 +91,12 @@ def ticket_lines(study: Study, target: Path) -> list[str]:
     return [*show_tickets(result), "", *show_methods(result)] if result.tickets else []
 
 
-def _work(words: Sequence[str], log: Path, parallel: int, end: float) -> bool:
+def _work(words: Sequence[str], log_file: Path, parallel: int, end: float) -> bool:
     """Let workers do this until the clock shows `end`; returns whether they have done all of it."""
     if time.monotonic() >= end:
         return False
     command = module_command("paretorch.cli", *words)
-    with open(log, "ab") as file:
+    with open(log_file, "ab") as file:
         workers = [subprocess.Popen(command, stdout=file, stderr=file) for _ in range(parallel)]
         try:
             while any(worker.poll() is None for worker in workers) and time.monotonic() < end:
@@ -107,8 +107,8 @@ def _work(words: Sequence[str], log: Path, parallel: int, end: float) -> bool:
     if None in codes:
         return False
     if any(codes):
-        lines = log.read_text(errors="replace").strip().splitlines()
-        raise PareError(f"{lines[-1] if lines else 'no output'} (see {log}); the same command goes on.")
+        lines = log_file.read_text(errors="replace").strip().splitlines()
+        raise PareError(f"{lines[-1] if lines else 'no output'} (see {log_file}); the same command goes on.")
     return True
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from paretorch.core.plan import Plan
 
 # Weights that stay: a rate of 0, and no freezing by `requires_grad`, since the loop wants something to optimise.
-_STILL: dict[str, Any] = {
+_FROZEN_WEIGHTS: dict[str, Any] = {
     "optimizer.name": "sgd",
     "optimizer.lr": 0.0,
     "optimizer.momentum": 0.0,
@@ -94,7 +94,7 @@ class Bench:
         after_step: Callable[[int], None] | None = None,
     ) -> Row:
         """Run the recipe to its end, from where the folder's checkpoint is; returns the last row of metrics."""
-        recipe = changed(self.recipe, _STILL) if frozen else self.recipe
+        recipe = changed(self.recipe, _FROZEN_WEIGHTS) if frozen else self.recipe
         if self._device.type == "cuda":
             torch.compiler.reset()  # or the compiler gives up after some rounds: it counts networks it has seen
         run = RunFolder(folder, recipe, resume=True, device=self._device)

@@ -26,7 +26,7 @@ from paretorch.errors import ArtefactError, PareError
 from paretorch.support import checked_files
 from paretorch.training.files import write_atomically
 from paretorch.training.runtime import Runtime
-from paretorch.training.task import mix
+from paretorch.training.task import derive_seed
 from paretorch.workflows.tickets.bench import Bench
 from paretorch.workflows.tickets.methods import hold
 from paretorch.workflows.tickets.search import Search
@@ -54,13 +54,13 @@ from paretorch.workflows.tickets.storage import (
 )
 
 Show = Callable[[Row], None]
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 _PAUSE = 1.0  # seconds between looks at the units of other workers
 
 _FOUND = {"accuracy": int | float, "test_accuracy": int | float | None}
 
 
-def run_search(search: Search, bench: Bench, folder: Path, tell: Show = lambda row: None) -> list[Row]:
+def run_search(search: Search, bench: Bench, folder: Path, log: Show = lambda row: None) -> list[Row]:
     """Run the rounds that are not done yet; `tell` is called with the row of each; returns all rows."""
     search.require_fit(bench.recipe.epochs)
     rounds = _Rounds(search, bench, folder)
@@ -71,7 +71,7 @@ def run_search(search: Search, bench: Bench, folder: Path, tell: Show = lambda r
         rows.append(rounds.run(number, rows[-1] if rows else None))
         write_rows(folder, rows)
         rounds.tidy(number)
-        tell(rows[-1])
+        log(rows[-1])
     return rows
 
 
@@ -164,7 +164,7 @@ class _Rounds:
         return RoundEnd(weights, decisions, {name: weights[name] for name in decisions})
 
     def _attach(self, model: nn.Module, number: int, before: RoundEnd | None) -> Plan:
-        seed = mix(self.search.seed, number)  # a round draws other masks than the one before
+        seed = derive_seed(self.search.seed, number)  # a round draws other masks than the one before
         plan = compress(model, self.method.relaxation(self.bench.exclude), steps=self.bench.steps, seed=seed)
         if before is not None:
             write_decisions(model, self.method.restart(before))
@@ -183,10 +183,10 @@ class _Rounds:
         return {"accuracy": last["test_accuracy"], "test_accuracy": self.bench.test(model)}
 
 
-def work(storage: Storage, runtime: Runtime, tell: Tell = print, show: Show | None = None) -> None:
+def work(storage: Storage, runtime: Runtime, log: Log = print, show: Show | None = None) -> None:
     """Do what is left in the storage, together with any other workers; returns when all of it is done.
 
-    tell: called with a line when something happens. show: called with the row of each ticket, and of a dense training.
+    log: called with a line when something happens. show: called with the row of each ticket, and of a dense training.
     A search that fails does not stop the others; what failed is raised at the end.
     """
     failed: dict[str, PareError] = {}
@@ -201,10 +201,10 @@ def work(storage: Storage, runtime: Runtime, tell: Tell = print, show: Show | No
                         _do(unit, storage, runtime, show or (lambda row: None))
                     except PareError as error:
                         failed[unit.name] = error
-                        tell(f"{unit.name}: failed: {error}")
+                        log(f"{unit.name}: failed: {error}")
         if not took:
             if not waiting:
-                tell(f"{', '.join(unit.name for unit in left)}: in the hands of other workers; waiting for them.")
+                log(f"{', '.join(unit.name for unit in left)}: in the hands of other workers; waiting for them.")
             waiting = True
             time.sleep(_PAUSE)
     if failed:

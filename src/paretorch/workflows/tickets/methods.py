@@ -130,7 +130,7 @@ class IMPC(IMP):
     rewinds: ClassVar[bool] = False
 
 
-_GONE = -1e6  # σ(_GONE) and its slope are 0 in fp32 at every β
+_DROPPED_SCORE = -1e6  # σ(_GONE) and its slope are 0 in fp32 at every β
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +199,7 @@ class CS(TicketMethod):
 
     def restart(self, end: RoundEnd) -> Decisions:
         return {
-            name: {**one, "s": (self.final_temperature * one["s"]).clamp(_GONE, self.init)}
+            name: {**one, "s": (self.final_temperature * one["s"]).clamp(_DROPPED_SCORE, self.init)}
             for name, one in end.decisions.items()
         }
 
@@ -222,11 +222,14 @@ class SequentialCS(CS):
 
     def ticket(self, end: RoundEnd) -> Masks:
         s = {name: one["s"] for name, one in end.decisions.items()}
-        return drop_lowest(s, {name: one > _GONE for name, one in s.items()}, self.rate)
+        return drop_lowest(s, {name: one > _DROPPED_SCORE for name, one in s.items()}, self.rate)
 
     def restart(self, end: RoundEnd) -> Decisions:
         ticket = self.ticket(end)
-        return {name: {**one, "s": torch.where(ticket[name], self.init, _GONE)} for name, one in end.decisions.items()}
+        return {
+            name: {**one, "s": torch.where(ticket[name], self.init, _DROPPED_SCORE)}
+            for name, one in end.decisions.items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

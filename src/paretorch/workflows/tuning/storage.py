@@ -42,7 +42,7 @@ def open_study(place: str | Path | None, name: str, facts: Mapping[str, Any]) ->
 
     `facts` (plain JSON values) say what is searched: a study whose facts differ is refused, since its trials would not compare.
     """
-    with quiet(), warnings.catch_warnings():
+    with quiet_optuna(), warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         with readable(place):
             study = optuna.create_study(storage=_storage(place), study_name=name, load_if_exists=True)
@@ -62,7 +62,7 @@ def open_study(place: str | Path | None, name: str, facts: Mapping[str, Any]) ->
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet_optuna() -> Iterator[None]:
     """Optuna says nothing but errors, and as much as before afterwards."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -222,7 +222,7 @@ class Beat:
         if all(each.number != self._trial.number for each in trials):
             raise TakenOver(f"Trial {self._trial.number} was given to another worker while this one was silent")
 
-    def tell(self) -> None:
+    def write(self) -> None:
         """Write one beat."""
         self._count += 1
         self._trial.set_user_attr(_BEAT, [socket.gethostname(), os.getpid(), self._count])
@@ -230,7 +230,7 @@ class Beat:
     def _go_on(self) -> None:
         while not self._over.wait(beat_interval()):
             try:
-                self.tell()
+                self.write()
             except optuna.exceptions.UpdateFinishedTrialError:
                 return  # given to another worker: the next call says so
             except Exception:

@@ -66,7 +66,7 @@ class Trial:
         """The name of the error, and its unit."""
         return _ERRORS[self._metric]
 
-    def told(self, error: float) -> str:
+    def describe(self, error: float) -> str:
         """The error with its name and unit."""
         label, unit = self.error
         return f"{label} {error:.4g}{unit}"
