@@ -39,7 +39,7 @@ _TO_CONTINUE = {
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
-    """The command with its errors told briefly: 2 for wrong arguments, 3 where training diverged, 1 for any other failure, 130 for an interrupt."""
+    """The command with its errors on one line, and an exit code: 2 for wrong arguments, 3 where training diverged, 1 for any other failure, 130 for an interrupt."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:

@@ -61,14 +61,14 @@ def bench(
 
     shares = numbers(prune, "--prune") if prune else []
     if not all(0 < share < 1 for share in shares):
-        raise ConfigError(f"--prune takes shares above 0 and below 1, such as 0.5,0.8, not {prune}.")
+        raise ConfigError(f"--prune takes shares above 0 and below 1, such as 0.5,0.8, not {prune}")
     go_with("--prune", bool(shares), {"--prune-by": prune_by, "--finetune": finetune, "--channels-by": channels_by})
     if prune_by not in (None, "both", *KINDS):
-        raise ConfigError(f"--prune-by takes weights, channels or both, not {prune_by}.")
+        raise ConfigError(f"--prune-by takes weights, channels or both, not {prune_by}")
     sources, unfinished = find_sources(runs, data, out)
     dense = [source for source in sources if source.is_dense]
     if shares and not dense:
-        raise ConfigError("--prune needs a dense run to prune: give its folder too.")
+        raise ConfigError("--prune needs a dense run to prune: give its folder too")
     for folder in unfinished:
         _log(f"{folder}: not finished, left out")
     found = Bench(sources[0].data, out, root=root, device=choose_device(device), log=_log)
@@ -95,7 +95,7 @@ def _write_and_show(found: "Bench", title: str, out: Path, as_json: bool) -> Non
         _log(f"{family}: left out, {reason}")
     points = found.points()
     if not points:
-        raise ConfigError("No file could be written, so there is nothing to draw.")
+        raise ConfigError("No file could be written, so there is nothing to draw")
     told = as_text(points)
     write_atomically(out / "bench.svg", draw(title, points).encode())
     write_atomically(out / "bench.txt", (told + "\n").encode())

@@ -42,7 +42,7 @@ class File:
 
 
 class Bench:
-    """Measures files on one data set, in the folder `out`; `tell` hears of each point as it is there."""
+    """Measures files on one data set, in the folder `out`; `log` is called with a line for each point when it is measured."""
 
     def __init__(self, data: str, out: Path, *, root: str | None, device: torch.device, log: Log) -> None:
         self._data, self._out, self._root, self._device, self._log = data, out, root, device, log

@@ -122,7 +122,7 @@ def batches(run: Path, root: str | None, device: torch.device, count: int) -> It
 
 
 def inputs_of(task: "Task", recipe: "Recipe", count: int) -> list[Tensor]:
-    """Inputs of the last training epoch, in the precision of the weights; none of a task that cannot tell them."""
+    """Inputs of the last training epoch, in the precision of the weights; none if the task has no `inputs`."""
     inputs = getattr(task, "inputs", None)
     return [] if inputs is None else [one.float() for one in inputs(max(0, recipe.epochs - 1), count)]
 

@@ -21,7 +21,7 @@ def recipe_of(folder: Path) -> Recipe:
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArtefactError(f"{folder}/config.json is not the configuration of a run.") from error
+        raise ArtefactError(f"{folder}/config.json is not the configuration of a run") from error
 
 
 def data_of(folder: Path) -> str:

@@ -31,7 +31,7 @@ def assignments(texts: list[str] | None, example: str = "--set cutout=8") -> dic
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
         if not equals:
-            raise ConfigError(f"{example.split()[0]} takes NAME=VALUE, such as {example}, not {text!r}.")
+            raise ConfigError(f"{example.split()[0]} takes NAME=VALUE, such as {example}, not {text!r}")
         try:
             made[name] = json.loads(value)
         except ValueError:
@@ -49,13 +49,13 @@ def numbers(text: str, flag: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError as error:
-        raise ConfigError(f"{flag} takes numbers such as 80,120, not {text!r}.") from error
+        raise ConfigError(f"{flag} takes numbers such as 80,120, not {text!r}") from error
 
 
 def integers(text: str, flag: str) -> list[int]:
     """'0,1,2' as whole numbers."""
     if not all(part.strip().isdecimal() for part in text.split(",")):
-        raise ConfigError(f"{flag} takes whole numbers such as 0,1,2, not {text!r}.")
+        raise ConfigError(f"{flag} takes whole numbers such as 0,1,2, not {text!r}")
     return [int(part) for part in text.split(",")]
 
 
@@ -63,7 +63,7 @@ def go_with(partner: str, given: bool, options: Mapping[str, object]) -> None:
     """Refuse options that say something about another one which is not given: they would do nothing."""
     for flag, value in options.items():
         if value is not None and not given:
-            raise ConfigError(f"{flag} is about {partner}: give that too, or leave {flag} out.")
+            raise ConfigError(f"{flag} is about {partner}: give that too, or leave {flag} out")
 
 
 # The panels of --help.

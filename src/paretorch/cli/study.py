@@ -46,7 +46,7 @@ def study(
 ) -> None:
     """Run a study over its seeds and write raw metrics and a summary; the same command resumes it.
 
-    A run whose file is in the results already, with the same recipe, is not run again; nor is one that diverged, which is told below the table.
+    A run whose file is in the results already, with the same recipe, is not run again; nor is one that diverged, which is named below the table.
 
     Examples:
 
@@ -82,7 +82,7 @@ def study(
         return
     changes = assignments(set_)
     if "seed" in changes:
-        raise ConfigError(f"Every run of a study has a seed of its own: use --seeds {changes['seed']}.")
+        raise ConfigError(f"Every run of a study has a seed of its own: use --seeds {changes['seed']}")
     chosen = studies.load_study(name, changes)
     if seeds is not None:
         chosen = replace(chosen, seeds=tuple(integers(seeds, "--seeds")))
@@ -92,10 +92,10 @@ def study(
         return
     if chosen.tickets:
         if only:
-            raise ConfigError(f"{name} is a study of ticket searches, which has no settings to choose by --only.")
+            raise ConfigError(f"{name} is a study of ticket searches, which has no settings to choose by --only")
         if layers or curves or similarities:
             raise ConfigError(
-                f"{name} is a study of ticket searches: use --table, or see {out / name}/tickets.jsonl and .svg."
+                f"{name} is a study of ticket searches: use --table, or see {out / name}/tickets.jsonl and .svg"
             )
         with service(mps and parallel > 1 and not table):
             _tickets(chosen, out, runs, parallel, minutes, options, table)

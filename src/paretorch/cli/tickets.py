@@ -137,7 +137,7 @@ def tickets(
         progress="quiet",
     )
     if out is not None and storage is not None:
-        raise ConfigError("--out and --storage both name the folder: give one of them.")
+        raise ConfigError("--out and --storage both name the folder: give one of them")
     opened = _open_storage(config, storage or out, resume or storage is not None, flags, search_flags, runtime)
     _work(opened, runtime, quiet)
 
@@ -154,7 +154,7 @@ def _open_storage(
     values = {} if config is None else read_config(config)
     table = values.pop("tickets", {})
     if not isinstance(table, dict):
-        raise ConfigError(f"{config}: tickets should be a table, such as [tickets] and below it rounds = 5.")
+        raise ConfigError(f"{config}: tickets should be a table, such as [tickets] and below it rounds = 5")
     if continues and folder is not None and config is None:
         if not recipe_given and not search_given:
             return Storage.open(folder)
@@ -167,7 +167,7 @@ def _open_storage(
     exists = (folder / "recipe.json").exists()
     if exists and not continues:
         raise ConfigError(
-            f"{folder} already holds a ticket search; continue it with --resume, join it with --storage, or choose another --out."
+            f"{folder} already holds a ticket search; continue it with --resume, join it with --storage, or choose another --out"
         )
     wanted = {**table, **search_given}
     searches = [] if exists and not wanted else make_searches({"seeds": [recipe.seed], **wanted}, source)
@@ -193,7 +193,7 @@ _MOST_SHOWN = 60  # tickets; more are a file to look into
 
 @contextlib.contextmanager
 def watched(storage: Storage, *, quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[[Row], None]]]:
-    """Functions to tell a line and to show a row; on a terminal with a bar over the epochs of all workers."""
+    """Functions that print a line and a row; on a terminal with a bar over the epochs of all workers."""
     if quiet:
         yield (lambda words: None), (lambda row: None)
         return

@@ -114,7 +114,7 @@ def train(
             recipe_of(out)  # for the errors alone: what is damaged is not to be taken for the defaults
             config = out / "config.json"
         elif not flags:
-            raise ConfigError(f"{out} holds no run to continue; leave --resume out to begin one with the defaults.")
+            raise ConfigError(f"{out} holds no run to continue; leave --resume out to begin one with the defaults")
     recipe = make_recipe(config, flags)
     runtime = Runtime(
         root=root,

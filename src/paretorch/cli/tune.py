@@ -95,13 +95,13 @@ def tune(
     from paretorch.workflows import tuning
 
     if searched := [name for name in ("lr", "eps") if f"optimizer.{name}" in flags]:
-        raise ConfigError(f"pare tune searches {searched[0]}: give the values to try as --alphas and --epsilons.")
+        raise ConfigError(f"pare tune searches {searched[0]}: give the values to try as --alphas and --epsilons")
     recipe = make_recipe(config, by_place({"optimizer": "avagrad"}, flags) if config is None else flags, holds_out=True)
     if not recipe.data.validation:
-        raise ConfigError("Settings are chosen by held-out data, never by the test set: set validation, such as 5000.")
+        raise ConfigError("Settings are chosen by held-out data, never by the test set: set validation, such as 5000")
     runtime = Runtime(root, download, device, compile, graph, progress="quiet")
     if recipe.optimizer.name == "sgd" and epsilons is not None:
-        raise ConfigError("sgd has no ε: leave out --epsilons.")
+        raise ConfigError("sgd has no ε: leave out --epsilons")
     rates = tuning.alpha_grid() if alphas is None else _values(alphas, "--alphas")
     smoothing = tuning.eps_grid(recipe.optimizer.name) if epsilons is None else _values(epsilons, "--epsilons")
     smoothing = [0.0] if recipe.optimizer.name == "sgd" else smoothing
@@ -130,13 +130,13 @@ def _values(text: str, flag: str) -> list[float]:
     """In order: descent looks among neighbours, and so does a reader of the heat map."""
     found = numbers(text, flag)
     if not all(math.isfinite(value) and value > 0 for value in found) or len(set(found)) < len(found):
-        raise ConfigError(f"{flag} takes positive numbers, each once, such as 0.1,0.5,1, not {text!r}.")
+        raise ConfigError(f"{flag} takes positive numbers, each once, such as 0.1,0.5,1, not {text!r}")
     return sorted(found)
 
 
 @contextlib.contextmanager
 def watched(trial: Trial, count: int, *, quiet: bool) -> Iterator[Callable[["Found", float, float], None]]:
-    """A function to tell a setting once it is tried, of so many; on a terminal with a bar over the epochs of all."""
+    """A function that reports each of `count` settings once it is tried; on a terminal with a bar over the epochs of all."""
     if quiet:
         yield lambda found, alpha, eps: write(found, trial)
         return
@@ -164,7 +164,7 @@ def recommendation(found: "Found", trial: Trial) -> str:
     """The flags to train with."""
     count, diverged = len(found.order), int((found.tried & np.isnan(found.errors)).sum())
     if found.best is None:
-        raise PareError(f"All {count} settings diverged: give smaller learning rates, such as --alphas 1e-6,1e-5,1e-4.")
+        raise PareError(f"All {count} settings diverged: give smaller learning rates, such as --alphas 1e-6,1e-5,1e-4")
     alpha, eps, error = found.best
     flags = f"--optimizer {trial.recipe.optimizer.name} --lr {exactly(alpha)}"
     flags += "" if trial.recipe.optimizer.name == "sgd" else f" --set eps={exactly(eps)}"

@@ -58,14 +58,14 @@ class Checkpoint:
         try:
             content = read_newest(path, device) if resume else read_tensors(path, device)
         except DamagedError as error:
-            raise ArtefactError(f"{error}; {_REMEDY}.") from error
+            raise ArtefactError(f"{error}; {_REMEDY}") from error
         if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
-            raise ArtefactError(f"{path} is a checkpoint of another format; {_REMEDY}.")
+            raise ArtefactError(f"{path} is a checkpoint of another format; {_REMEDY}")
         if set(content) != set(cls.__dataclass_fields__):
-            raise ArtefactError(f"{path} lacks parts of a checkpoint; {_REMEDY}.")
+            raise ArtefactError(f"{path} lacks parts of a checkpoint; {_REMEDY}")
         for name, kind in _KINDS.items():
             if not isinstance(content[name], kind) or not _is_sound(name, content[name]):
-                raise ArtefactError(f"{path} has no {name} as checkpoints have it; {_REMEDY}.")
+                raise ArtefactError(f"{path} has no {name} as checkpoints have it; {_REMEDY}")
         content["random"] = {name: state.cpu() for name, state in content["random"].items()}
         return cls(**content)
 

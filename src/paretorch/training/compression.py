@@ -147,7 +147,7 @@ def _precision_options(name: str, recipe: Recipe, model: nn.Module, left: tuple[
         return {"init_bits": bits, "scale": "fit", **options}
     if name == "given":
         if bits is not None:
-            raise ConfigError("The quantization 'given' takes its bits from precision_options.source: leave bits out.")
+            raise ConfigError("The quantization 'given' takes its bits from precision_options.source: leave bits out")
         source, shuffled = options.pop("source", None), options.pop("shuffled", False)
         return {**options, "precisions": _precisions(source, shuffled, recipe.seed)}
     if bits is not None:
@@ -163,7 +163,7 @@ def _precision_options(name: str, recipe: Recipe, model: nn.Module, left: tuple[
 
 def _whole(bits: float | None, name: str) -> int | None:
     if bits is not None and not float(bits).is_integer():
-        raise ConfigError(f"{name} gives the same whole number of bits everywhere, not {bits:g}: use 2, say, or smol.")
+        raise ConfigError(f"{name} gives the same whole number of bits everywhere, not {bits:g}: use 2, say, or smol")
     return None if bits is None else int(bits)
 
 
@@ -173,7 +173,7 @@ def _precisions(source: Any, shuffled: Any, seed: int) -> Any:
     from paretorch.methods.precision.shuffle import precision_map
 
     if not isinstance(source, str):
-        raise ConfigError("The quantization 'given' needs precision_options.source, the model.pare of a run with smol.")
+        raise ConfigError("The quantization 'given' needs precision_options.source, the model.pare of a run with smol")
     network, head = open_artefact(source)
     found = precision_map(network, head.get("edits", ()))
     return found.shuffled(seed) if shuffled else found
@@ -185,7 +185,7 @@ def _made(method: Any, options: dict[str, Any], where: str) -> Any:
     try:
         return method(**{name: value for name, value in given.items() if value is not None})
     except TypeError as error:
-        raise ConfigError(f"{where}: {error}.") from error
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _judge(task: Task, epoch: int) -> Callable[[nn.Module], float]:

@@ -149,5 +149,5 @@ def read_result(folder: Path) -> dict[str, Any] | None:
         if not result.keys() >= {"epochs", "bytes", "dense_bytes"}:
             raise ValueError
     except (OSError, ValueError, TypeError) as error:
-        raise ArtefactError(f"{path} is damaged; remove it and run again with --resume.") from error
+        raise ArtefactError(f"{path} is damaged; remove it and run again with --resume") from error
     return result

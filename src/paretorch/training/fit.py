@@ -258,7 +258,7 @@ class Trainer:
             restore_random(stored.random, self.device)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             told = f"{self.folder.checkpoint} does not fit this network; it comes from another version of it."
-            raise ArtefactError(f"{told} Choose another --out.") from error
+            raise ArtefactError(f"{told} Choose another --out") from error
         self._epoch, self._step, self._offset = stored.epoch, stored.step, stored.offset
         self._record = stored.record if stored.step else None
         self.folder.rewind(stored.offset)
@@ -280,5 +280,5 @@ class Trainer:
         if taken != self._epoch * steps or self._step >= steps:
             raise ArtefactError(
                 f"{self.folder.path} was run with other data: an epoch has {steps} steps now, and had another number. "
-                f"Use the same data or another --out."
+                f"Use the same data or another --out"
             )

@@ -30,7 +30,7 @@ from paretorch.training.distillation import ALPHA, Teacher
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError as error:
-    raise MissingExtraError("PlanCallback needs lightning: pip install 'paretorch[lightning]'.") from error
+    raise MissingExtraError("PlanCallback needs lightning: pip install 'paretorch[lightning]'") from error
 
 
 class PlanCallback(Callback):

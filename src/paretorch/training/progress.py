@@ -1,4 +1,4 @@
-"""How a run tells of itself: a bar on a terminal, a line an epoch elsewhere, or nothing."""
+"""What is shown of a run: a bar on a terminal, one line per epoch elsewhere, or nothing."""
 
 import sys
 from collections.abc import Mapping

@@ -49,13 +49,13 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"{name!r} is no device; use cpu, cuda or cuda:1.") from error
+        raise ConfigError(f"{name!r} is no device; use cpu, cuda or cuda:1") from error
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"Training runs on cpu and cuda, not on {name!r}.")
+        raise ConfigError(f"Training runs on cpu and cuda, not on {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("There is no usable GPU here; use --device cpu.")
+        raise ConfigError("There is no usable GPU here; use --device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"There is no {name} here: the GPUs are numbered from 0 to {torch.cuda.device_count() - 1}.")
+        raise ConfigError(f"There is no {name} here: the GPUs are numbered from 0 to {torch.cuda.device_count() - 1}")
     return device
 
 
@@ -71,12 +71,12 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
         _check_search(recipe, task)
     if recipe.compression.pruning in SAMPLED_MASKS and isinstance(task, ImageTask):
         raise ConfigError(
-            f"{recipe.compression.pruning} draws masks and keeps that of the lowest loss, which a generator's does not tell: "
-            f"choose another pruning."
+            f"{recipe.compression.pruning} draws masks and keeps that of the lowest loss, which says nothing about a generator: "
+            f"choose another pruning"
         )
     if recipe.compression.samples > 1 and not getattr(task, "splits", False):
         raise ConfigError(
-            f"precision_options.samples splits batches, which those of {recipe.data.name} cannot be: leave it out."
+            f"precision_options.samples splits batches, which those of {recipe.data.name} cannot be: leave it out"
         )
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
@@ -97,9 +97,9 @@ def _check_options(recipe: Recipe, wanted: dict[str, Any]) -> None:
     for name, value in wanted.items():
         given = recipe.network_options.get(name, value)
         if type(given) is int and (given < value or (name == "channels" and given != value)):
-            told = f"{name} must be {value}" if name == "channels" else f"{name} must be at least {value}"
+            rule = f"{name} must be {value}" if name == "channels" else f"{name} must be at least {value}"
             raise ConfigError(
-                f"network_options: for {recipe.data.name} {told}, not {given}; leave it out to have just that."
+                f"network_options: for {recipe.data.name} {rule}, not {given}; leave it out to have just that"
             )
 
 
@@ -133,9 +133,9 @@ def _run_image(model: nn.Module, image: Tensor, recipe: Recipe) -> Any:
 
 def _check_search(recipe: Recipe, task: Task) -> None:
     if not recipe.data.validation:
-        raise ConfigError("amc searches by held-out training images, never by the test set: set validation=5000, say.")
+        raise ConfigError("amc searches by held-out training images, never by the test set: set validation=5000, say")
     if "accuracy" not in task.tallies:
-        raise ConfigError(f"amc searches by accuracy, which {recipe.data.name} does not have; choose another pruning.")
+        raise ConfigError(f"amc searches by accuracy, which {recipe.data.name} does not have; choose another pruning")
 
 
 def trainer_of(setup: Setup, recipe: Recipe, folder: RunFolder, runtime: Runtime) -> Trainer:

@@ -30,7 +30,7 @@ from paretorch.training.files import write_atomically
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
-    raise MissingExtraError("PlanCallback needs transformers: pip install 'paretorch[transformers]'.") from error
+    raise MissingExtraError("PlanCallback needs transformers: pip install 'paretorch[transformers]'") from error
 
 _FILE = "plan.pt"
 _ITEMS = "num_items_in_batch"  # which the trainer passes to models that take it

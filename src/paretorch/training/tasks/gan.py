@@ -46,12 +46,12 @@ class Features:
             self._network = deploy.load(path).to(device).eval()
             linear = [module for module in self._network.modules() if isinstance(module, nn.Linear)]
             if not linear:
-                raise ConfigError(f"{path} has no linear layer to take features from; give a classifier's artefact.")
+                raise ConfigError(f"{path} has no linear layer to take features from; give a classifier's artefact")
             linear[-1].register_forward_pre_hook(self._remember)
             try:
                 run_example(self._network, torch.zeros(2, *images.test[0].shape[1:]))
             except ConfigError as error:
-                raise ConfigError(f"{path} is no classifier of the images of {images.name}: {error}.") from error
+                raise ConfigError(f"{path} is no classifier of the images of {images.name}: {error}") from error
 
     def __call__(self, images: Tensor) -> Tensor:
         with torch.no_grad():
@@ -82,7 +82,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
     if len(features) < 2:
-        raise ConfigError("A Fréchet distance needs at least two images in each set.")
+        raise ConfigError("A Fréchet distance needs at least two images in each set")
     return features.mean(0), torch.cov(features.T).reshape(features.shape[1], features.shape[1])
 
 
@@ -119,8 +119,8 @@ class Gan:
     """`critic_steps` steps of the discriminator, each on its own images, then one of the generator.
 
     The discriminator's learning rate is constant. Images are scaled to [−1, 1], without augmentation. The metric is the
-    Fréchet distance between `samples` generated images and the held-out ones, by the features of `paretorch.training.
-    tasks.frechet`; it is no FID by Inception and compares only with itself.
+    Fréchet distance between `samples` generated images and the held-out ones, by `Features`; it is no FID by Inception
+    and compares only with itself.
     """
 
     tallies: tuple[str, ...] = ("critic_loss",)
@@ -144,9 +144,9 @@ class Gan:
         autocast: bool = False,
     ) -> None:
         if images.train[0].shape[2:] != (32, 32):
-            raise ConfigError(f"The generator makes images of 32×32; those of {images.name} have another size.")
+            raise ConfigError(f"The generator makes images of 32×32; those of {images.name} have another size")
         if loss not in LOSSES:
-            raise ConfigError(f"The loss of a generator is {' or '.join(LOSSES)}, not {loss!r}.")
+            raise ConfigError(f"The loss of a generator is {' or '.join(LOSSES)}, not {loss!r}")
         self._device = torch.device(device)
         self._images = images.train[0].to(self._device)
         self._critic_loss, self._generator_loss = LOSSES[loss]
@@ -155,7 +155,7 @@ class Gan:
         self._latent = latent
         self.steps = len(self._images) // (batch * critic_steps)
         if self.steps == 0:
-            raise ConfigError(f"The training set of {len(self._images)} images is too small for batches of {batch}.")
+            raise ConfigError(f"The training set of {len(self._images)} images is too small for batches of {batch}")
         self._features = Features(features, images, self._device)
         self._real = self._features(images.test[0].to(self._device).float() / 127.5 - 1)
 

@@ -53,7 +53,7 @@ class LanguageModel:
     ) -> None:
         self._device = torch.device(device)
         if autocast and self._device.type == "cpu":  # torch's recurrent kernel for it crashes on CPUs without bf16
-            raise ConfigError("A language model trains in bf16 on a GPU only; use dtype fp32 or auto on a CPU.")
+            raise ConfigError("A language model trains in bf16 on a GPU only; use dtype fp32 or auto on a CPU")
         self._columns = batchify(text.train, batch).to(self._device)
         held_out = text.valid if validation else text.test
         self._held_out = batchify(held_out, max(1, min(_EVALUATION_COLUMNS, len(held_out) // 2))).to(self._device)
@@ -62,7 +62,7 @@ class LanguageModel:
         self.steps, self._rest = divmod(len(self._columns) - 1, bptt)
         if self.steps == 0:
             length = len(self._columns)
-            raise ConfigError(f"Columns of {length} tokens are too short for bptt={bptt}: lower bptt or the batch.")
+            raise ConfigError(f"Columns of {length} tokens are too short for bptt={bptt}: lower bptt or the batch")
 
     def attach(self, model: nn.Module) -> None:
         """Give the model the buffer of its state, and one for that of its teacher: [layers, hidden and cell, 1, batch, units]."""

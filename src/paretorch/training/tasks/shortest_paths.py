@@ -25,7 +25,7 @@ def make_grids(limit: int, count: int, test_count: int, size: int, validation: i
     """
     held_out = (validation, _VALIDATION) if validation else (test_count, _TEST)
     if count < 1 or held_out[0] < 1:
-        raise ConfigError(f"Shortest paths need at least one grid to train on and one to test on, not {count}.")
+        raise ConfigError(f"Shortest paths need at least one grid to train on and one to test on, not {count}")
     train = generate(count, limit, derive_seed(limit, _TRAIN), size)
     return train, generate(held_out[0], limit, derive_seed(limit, held_out[1]), size)
 
@@ -63,7 +63,7 @@ class ShortestPaths:
         count = len(phases[0][0].labels)
         self.steps = count // batch
         if self.steps == 0:
-            raise ConfigError(f"A batch of {batch} is larger than the training set of {count} grids.")
+            raise ConfigError(f"A batch of {batch} is larger than the training set of {count} grids")
 
     def epoch(self, number: int) -> Batch:
         self._phase = self._phase_of(number)

@@ -23,8 +23,8 @@ def load_multi30k(root: str | Path | None, vocabulary: int = 10000) -> data.Tran
     folder = data_root(root) / "multi30k"
     names = [f"{part}.{language}" for part in ("train", "val", "test_2016_flickr") for language in ("de", "en")]
     if missing := [name for name in names if not (folder / name).is_file()]:
-        told = "put the raw text of Multi30k there, one sentence a line, under these names"
-        raise DataError(f"{folder} lacks {', '.join(missing)}; {told}.")
+        remedy = "put the raw text of Multi30k there, one sentence per line, under these names"
+        raise DataError(f"{folder} lacks {', '.join(missing)}; {remedy}")
     return data.load(folder, vocabulary=vocabulary)
 
 
@@ -106,7 +106,7 @@ class Translation:
         return torch.tensor([self._held_out[0][0]], device=self._device)
 
     def _logits(self, model: nn.Module, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits in fp32, one row a token, and the token that each is about."""
+        """Logits in fp32, one row per token, and the token that each row predicts."""
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast):
             logits: Tensor = model(source, target[:, :-1])
         return logits.float().flatten(0, 1), target[:, 1:].flatten()

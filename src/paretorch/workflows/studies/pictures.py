@@ -32,7 +32,7 @@ def draw_curves(study: Study, target: Path) -> tuple[str, str]:
         points = [(float(row["epoch"]), float(row[metric])) for row in rows if metric in row]
         runs.setdefault(name.rpartition("-seed")[0], []).append(points)
     if not runs:
-        raise ConfigError(f"There are no results of {study.name} in {target.parent}: run it first.")
+        raise ConfigError(f"There are no results of {study.name} in {target.parent}: run it first")
     lines = {setting: _over_seeds(seeds) for setting, seeds in runs.items()}
     return metric, curves(study.title, lines, x_label="epoch", y_label=metric.replace("_", " "))
 
@@ -52,13 +52,13 @@ def similarities(study: Study, target: Path) -> dict[str, list[Matrix]]:
         if kept:
             found[name] = kept[-1]
     if not found:
-        raise ConfigError(f"No run of {study.name} in {target.parent} so far has layers that share.")
+        raise ConfigError(f"No run of {study.name} in {target.parent} so far has layers that share")
     sizes = {name: [len(matrix) for matrix in own] for name, own in found.items()}
     first = next(iter(sizes))
     for name, own in sizes.items():
         if own != sizes[first]:
             raise ConfigError(
-                f"{name} has other groups of layers than {first}: choose settings of one network by --only."
+                f"{name} has other groups of layers than {first}: choose settings of one network by --only"
             )
     return found
 

@@ -99,7 +99,7 @@ def run_study(
         if those
     ]
     if told:
-        raise PareError(f"{', '.join(told)}; the same command continues with them.")
+        raise PareError(f"{', '.join(told)}; the same command continues with them")
     return summary
 
 

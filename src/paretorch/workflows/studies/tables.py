@@ -124,7 +124,7 @@ def show_verdicts(study: Study, points: Sequence[Point], allowed: float = 0.02) 
 def show_layers(study: Study, found: Found) -> list[str]:
     """The sparsity of each layer, or its bits where precisions are given, a column for each setting, averaged over the seeds.
 
-    Nothing where no run has told it.
+    Empty if no run has them.
     """
     columns: dict[str, list[dict[str, float]]] = {}
     forms: dict[str, str] = {}

@@ -108,7 +108,7 @@ def _work(words: Sequence[str], log_file: Path, parallel: int, end: float) -> bo
         return False
     if any(codes):
         lines = log_file.read_text(errors="replace").strip().splitlines()
-        raise PareError(f"{lines[-1] if lines else 'no output'} (see {log_file}); the same command goes on.")
+        raise PareError(f"{lines[-1] if lines else 'no output'} (see {log_file}); the same command goes on")
     return True
 
 
@@ -177,7 +177,7 @@ def show_methods(result: Result) -> list[str]:
 
 
 def _over(rows: Sequence[Row]) -> Row | None:
-    """Mean and spread of what is told of a ticket; a dense network has no epochs of search."""
+    """Mean and spread of what the table shows of a ticket; a dense network has no epochs of search."""
     if not rows:
         return None
     return {name: spread([row[name] for row in rows]) for name in _TOLD if name in rows[0]}

@@ -37,7 +37,7 @@ class Bench:
     """Trains one network on one task as often as asked, each time in a folder that can be resumed.
 
     task: what tickets are trained on and chosen by; its `evaluate` must give "test_accuracy", on held-out data.
-    test: makes the task whose "test_accuracy" is told beside it; None: none is.
+    test: makes the task whose "test_accuracy" is reported beside it; None: none is.
     exclude: layers that keep all their weights, as `compress` takes them.
     """
 
@@ -65,7 +65,7 @@ class Bench:
         check_recipe(recipe)
         setup = prepare(recipe, runtime)
         if "accuracy" not in setup.task.tallies:
-            raise ConfigError(f"Tickets are compared by accuracy, which {recipe.data.name} does not have; use images.")
+            raise ConfigError(f"Tickets are compared by accuracy, which {recipe.data.name} does not have; use images")
 
         def test() -> Task:
             return choose(changed(recipe, {"data.validation": 0}), runtime, setup.device)[0]
@@ -113,8 +113,8 @@ class Bench:
 def check_recipe(recipe: Recipe) -> None:
     """Refuse a recipe that would choose tickets by the test set, or compress by itself."""
     if recipe.compresses:
-        raise ConfigError("A ticket search decides the sparsity itself: leave sparsity, bits and budget out.")
+        raise ConfigError("A ticket search decides the sparsity itself: leave sparsity, bits and budget out")
     if not recipe.data.validation:
         raise ConfigError(
-            "Tickets are chosen by held-out training images, never by the test set: set validation, such as 5000."
+            "Tickets are chosen by held-out training images, never by the test set: set validation, such as 5000"
         )

@@ -60,8 +60,8 @@ _PAUSE = 1.0  # seconds between looks at the units of other workers
 _FOUND = {"accuracy": int | float, "test_accuracy": int | float | None}
 
 
-def run_search(search: Search, bench: Bench, folder: Path, log: Show = lambda row: None) -> list[Row]:
-    """Run the rounds that are not done yet; `tell` is called with the row of each; returns all rows."""
+def run_search(search: Search, bench: Bench, folder: Path, show: Show = lambda row: None) -> list[Row]:
+    """Run the rounds that are not done yet; `show` is called with the row of each; returns all rows."""
     search.require_fit(bench.recipe.epochs)
     rounds = _Rounds(search, bench, folder)
     rows = read_rows(folder)
@@ -71,7 +71,7 @@ def run_search(search: Search, bench: Bench, folder: Path, log: Show = lambda ro
         rows.append(rounds.run(number, rows[-1] if rows else None))
         write_rows(folder, rows)
         rounds.tidy(number)
-        log(rows[-1])
+        show(rows[-1])
     return rows
 
 
@@ -115,8 +115,8 @@ class _Rounds:
             carry = load(self._carry, {"round": int, "end": vars(self._like), "found": _FOUND})
         if carry["round"] not in (number - 1, number):
             raise ArtefactError(
-                f"carry.pt and rounds.jsonl in {self.folder} do not tell of the same round; "
-                "remove that folder and give the command that began the search again."
+                f"carry.pt and rounds.jsonl in {self.folder} are not of the same round; "
+                "remove that folder and give the command that began the search again"
             )
         if carry["round"] < number:
             before = RoundEnd(**carry["end"]) if number > 1 else None
@@ -210,7 +210,7 @@ def work(storage: Storage, runtime: Runtime, log: Log = print, show: Show | None
     if failed:
         if len(failed) == 1:
             raise next(iter(failed.values()))
-        raise PareError(f"{len(failed)} searches failed ({', '.join(failed)}); the same command continues with them.")
+        raise PareError(f"{len(failed)} searches failed ({', '.join(failed)}); the same command continues with them")
 
 
 def _do(unit: Unit, storage: Storage, runtime: Runtime, show: Callable[[Row], None]) -> None:

@@ -29,7 +29,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Result:
-    """dense: the dense network of each seed. tickets: one row a round of each search."""
+    """dense: the dense network of each seed. tickets: one row per round of each search."""
 
     dense: list[Row]
     tickets: list[Row]

@@ -113,7 +113,7 @@ class TicketMethod(ABC):
     """Options of a way to search tickets, and the three moments in which it differs from the others."""
 
     name: ClassVar[str]
-    varies: ClassVar[str]  # the option that sets the sparsity, by which runs are told apart
+    varies: ClassVar[str]  # the option that sets the sparsity, by which the names of runs differ
     rewinds: ClassVar[bool] = False  # whether the printed algorithm goes back to θ̂ before each further round
     may_rewind: ClassVar[bool] = True  # whether that is the user's choice
     frozen: ClassVar[bool] = False  # weights stay at their initialisation, and tickets are not retrained

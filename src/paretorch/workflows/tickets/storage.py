@@ -79,7 +79,7 @@ def read_records(path: Path, needed: Collection[str] = (), *, lines: bool = Fals
 def damaged(path: Path) -> ArtefactError:
     """What to do about a file that is not as it was written."""
     return ArtefactError(
-        f"{path} is missing or damaged; remove {path.parent} and give the command that began the search again."
+        f"{path} is missing or damaged; remove {path.parent} and give the command that began the search again"
     )
 
 
@@ -100,7 +100,7 @@ def round_folder(folder: Path, number: int) -> Path:
 
 
 def save_ticket(folder: Path, number: int, masks: Masks) -> None:
-    """Keep the masks of a round's ticket, one bit a weight."""
+    """Keep the masks of a round's ticket, one bit per weight."""
     bits = {name: torch.from_numpy(np.packbits(mask.numpy())) for name, mask in masks.items()}
     shapes = {name: list(mask.shape) for name, mask in masks.items()}
     save(round_folder(folder, number) / _TICKET, {"bits": bits, "shapes": shapes})
@@ -167,10 +167,10 @@ class Storage:
             return cls(path, stored_recipe(read_json(path / "recipe.json"), str(path / "recipe.json")))
         except OSError as error:
             raise ConfigError(
-                f"{path} holds no ticket search; begin one with --network, --data and --method."
+                f"{path} holds no ticket search; begin one with --network, --data and --method"
             ) from error
         except (ValueError, ArtefactError) as error:
-            raise ArtefactError(f"{path}/recipe.json is damaged; begin again in another folder.") from error
+            raise ArtefactError(f"{path}/recipe.json is damaged; begin again in another folder") from error
 
     @classmethod
     def join(cls, path: Path, recipe: Recipe, searches: Iterable[Search]) -> "Storage":
@@ -239,7 +239,7 @@ def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
             return
         except (OSError, ImportError) as error:
             raise ConfigError(
-                f"{path.parent} is on a file system without locks, by which workers share it: choose a folder on another."
+                f"{path.parent} is on a file system without locks, by which workers share it: choose a folder on another"
             ) from error
         yield True  # closing the file releases the lock
 

@@ -49,4 +49,4 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name not in ("optuna", "cmaes"):
             raise
-        raise MissingExtraError(f"{name} needs optuna: pip install 'paretorch[tune]'.") from error
+        raise MissingExtraError(f"{name} needs optuna: pip install 'paretorch[tune]'") from error

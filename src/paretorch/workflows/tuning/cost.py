@@ -20,7 +20,7 @@ def suboptimality(errors: ArrayLike, method: str, trials: int = 100, repetitions
     """
     table = error_table(errors)
     if trials < 1 or repetitions < 1:
-        raise ConfigError("At least one trial and one repetition are needed.")
+        raise ConfigError("At least one trial and one repetition are needed")
     with quiet_optuna():
         found = np.stack([_search(table, method, trials, seed * 1_000_003 + i) for i in range(repetitions)])
     gaps: Floats = np.minimum.accumulate(found, axis=1) - table.min()

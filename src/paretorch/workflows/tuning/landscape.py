@@ -33,7 +33,7 @@ def error_table(errors: ArrayLike) -> Floats:
     """The errors as an array [α, ε]; a setting that diverged (not finite) counts as the worst of the others."""
     table = np.array(errors, dtype=np.float64)
     if table.ndim != 2 or not np.isfinite(table).any():
-        raise ConfigError("The table of errors is two-dimensional, one row per α, one column per ε, with some finite.")
+        raise ConfigError("The table of errors is two-dimensional, one row per α, one column per ε, with some finite")
     table[~np.isfinite(table)] = table[np.isfinite(table)].max()
     return table
 

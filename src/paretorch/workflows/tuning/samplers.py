@@ -58,7 +58,7 @@ def from_unit(unit: float, distribution: BaseDistribution) -> Any:
 
 def _numeric(distribution: BaseDistribution) -> FloatDistribution | IntDistribution:
     if not isinstance(distribution, FloatDistribution | IntDistribution):
-        raise ConfigError(f"A search knows no {type(distribution).__name__}.")
+        raise ConfigError(f"A search knows no {type(distribution).__name__}")
     return distribution
 
 
@@ -88,7 +88,7 @@ class GradientlessDescent:
 
     def __post_init__(self) -> None:
         if not 0 < self.narrowest <= self.widest <= 1:
-            raise ConfigError(f"Radii are 0 < narrowest <= widest <= 1, not {self.narrowest} and {self.widest}.")
+            raise ConfigError(f"Radii are 0 < narrowest <= widest <= 1, not {self.narrowest} and {self.widest}")
 
     @property
     def radii(self) -> list[float]:
@@ -219,7 +219,7 @@ class GLDSampler(optuna.samplers.BaseSampler):
         """A point around the best so far, if there is one."""
         if len(study.directions) > 1:
             raise ConfigError(
-                "Gradientless descent goes down one value: give a study with one direction, or another sampler."
+                "Gradientless descent goes down one value: give a study with one direction, or another sampler"
             )
         if not search_space:
             return {}
@@ -274,9 +274,9 @@ SAMPLERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
 def sampler(name: str, seed: int = 0) -> optuna.samplers.BaseSampler:
     """One of `SAMPLERS`: "cgld", "gld", "tpe", "cmaes", "random"."""
     if name not in SAMPLERS:
-        raise ConfigError(f"Unknown sampler {name!r}: choose from {', '.join(SAMPLERS)}.")
+        raise ConfigError(f"Unknown sampler {name!r}: choose from {', '.join(SAMPLERS)}")
     if name == "cmaes" and not _have_cmaes():
-        raise MissingExtraError("cmaes needs the package cmaes: pip install 'paretorch[tune]'.")
+        raise MissingExtraError("cmaes needs the package cmaes: pip install 'paretorch[tune]'")
     return SAMPLERS[name](seed)
 
 

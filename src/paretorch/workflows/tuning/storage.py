@@ -57,7 +57,7 @@ def open_study(place: str | Path | None, name: str, facts: Mapping[str, Any]) ->
     if known != facts:
         names = sorted(key for key in {*known, *facts} if known.get(key) != facts.get(key))
         told = ", ".join(f"{key} (there {known.get(key)}, now {facts.get(key)})" for key in names)
-        raise ConfigError(f"The storage holds another search, which differs in {told}: choose another --storage.")
+        raise ConfigError(f"The storage holds another search, which differs in {told}: choose another --storage")
     return study
 
 
@@ -187,7 +187,7 @@ def _unusable(text: str, error: Exception) -> ConfigError:
     lines = str(cause).strip().splitlines()
     reason = lines[0] if isinstance(cause, OSError | RuntimeError) or _is_told(cause) else "it is no storage of trials"
     return ConfigError(
-        f"The storage {text} cannot be opened ({reason}): give a file, or a URL such as sqlite:///tune.db."
+        f"The storage {text} cannot be opened ({reason}): give a file, or a URL such as sqlite:///tune.db"
     )
 
 

@@ -84,13 +84,13 @@ def search(
     on_trial: called after each setting with what is known and that setting.
     """
     if method not in METHODS:
-        raise ConfigError(f"Unknown method {method!r}: choose from {', '.join(METHODS)}.")
+        raise ConfigError(f"Unknown method {method!r}: choose from {', '.join(METHODS)}")
     alphas, epsilons = [float(alpha) for alpha in alphas], [float(eps) for eps in epsilons]  # of arrays too
     if trials < 1 or not alphas or not epsilons:
-        raise ConfigError("A search needs at least one trial, one α and one ε.")
+        raise ConfigError("A search needs at least one trial, one α and one ε")
     for letter, values in (("α", alphas), ("ε", epsilons)):
         if not all(math.isfinite(value) and value >= 0 for value in values) or len(set(values)) < len(values):
-            raise ConfigError(f"Values of {letter} are numbers of at least 0, each once, not {list(values)}.")
+            raise ConfigError(f"Values of {letter} are numbers of at least 0, each once, not {list(values)}")
     everything = {"alphas": list(alphas), "epsilons": list(epsilons), **(facts or {})}
     with quiet_optuna():
         study = open_study(storage, name, everything)
@@ -179,7 +179,7 @@ def _as_error(value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"train returned {value!r}: return the error as a number, or nan to give up.") from error
+        raise ConfigError(f"train returned {value!r}: return the error as a number, or nan to give up") from error
 
 
 def _repeated(study: Study, trial: Trial, cell: Cell, silence: Silence) -> bool:
