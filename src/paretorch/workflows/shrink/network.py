@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from paretorch.core.finish.recalibrate import recalibrate_norms
-from paretorch.deploy import encoded_size, load
+from paretorch.deploy import load
 from paretorch.deploy.plain import copied, plain
 from paretorch.support.byte_sizes import dense_bytes, parse_bytes
 from paretorch.support.checks import require_count
 from paretorch.training.files import alone_in
 from paretorch.workflows.posttraining import post_train
+from paretorch.workflows.posttraining.budget import file_size
 from paretorch.workflows.posttraining.calibration import divergence
 from paretorch.workflows.posttraining.norms import round_vectors
 from paretorch.workflows.shrink.coded import CodedWeights
@@ -31,11 +32,6 @@ from paretorch.workflows.shrink.tuning import RATES, Tuner, trial_length
 _FITS = 0.97  # of the budget: a smaller file is tried again with a smaller μ
 _AIM = 0.995  # of the budget, while training and at its end
 _ROUNDS = 6
-
-
-def file_size(model: nn.Module) -> int:
-    """Return the bytes of the file that `paretorch.save` writes."""
-    return encoded_size(model.state_dict(), model)
 
 
 def has_short_vectors(model: nn.Module) -> bool:

@@ -10,7 +10,17 @@ from paretorch.zoo.networks.base import Network, conv, kaiming
 _STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))  # (multiple of the width, convolutions) per stage; a pooling follows
 
 
-class VGG16(Network):
+class _Plain(Network):
+    """Convolutions, then linear layers."""
+
+    features: nn.Sequential
+    head: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x).flatten(1))  # type: ignore[no-any-return]
+
+
+class VGG16(_Plain):
     """VGG-16 (Simonyan & Zisserman, 2015), chapter 4; `width` is the number of channels of the first stage.
 
     13 convolutions, each followed by batch norm and ReLU, five poolings, and one linear layer in place of the three of
@@ -37,11 +47,8 @@ class VGG16(Network):
         self.head = nn.Linear(inputs, classes)
         kaiming(self)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x).flatten(1))  # type: ignore[no-any-return]
 
-
-class Conv6(Network):
+class Conv6(_Plain):
     """Conv-6 (Frankle & Carbin, 2019), chapter 4: the network of the supermask experiments.
 
     Three stages of two 3×3 convolutions (64, 128, 256 channels) and a pooling, then linear layers of 256, 256 and 10
@@ -75,11 +82,8 @@ class Conv6(Network):
         )
         kaiming(self)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x).flatten(1))  # type: ignore[no-any-return]
 
-
-class DigitsCNN(Network):
+class DigitsCNN(_Plain):
     """For the 8×8 digits: six 3×3 convolutions with batch norm (three at `width` channels, three at twice that), one linear layer.
 
     There are three per stage, so that two of each stage have the same shape and can share weights.
@@ -103,9 +107,6 @@ class DigitsCNN(Network):
         self.features = nn.Sequential(*layers)
         self.head = nn.Linear(4 * inputs, classes)
         kaiming(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x).flatten(1))  # type: ignore[no-any-return]
 
 
 class ResidualLayer(nn.Module):
