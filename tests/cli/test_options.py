@@ -120,7 +120,7 @@ def test_an_option_about_another_is_refused_without_it(
     found = CliRunner().invoke(app, words)
     assert (found.exit_code, found.stderr) == (
         2,
-        f"pare: {flag} is about {partner}: give that too, or leave {flag} out.\n",
+        f"pare: {flag} is about {partner}: give that too, or leave {flag} out\n",
     )
 
 

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from paretorch.errors import ConfigError
 from paretorch.optim.hyperparameters import Hyperparameters, Scalar
-from paretorch.optim.kernels.bucket import Bucket, Gradients
+from paretorch.optim.kernels.bucket import Bucket, Gradients, stream_key
 from paretorch.optim.kernels.parameter import ParameterView
-from paretorch.optim.kernels.rounding import stream_key
 
 BLOCK = 1024
 """Elements that a program holds in registers at a time, by WARPS warps: two 16 byte loads per thread and array."""

@@ -20,7 +20,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from paretorch.errors import ConfigError, MissingExtraError
-from paretorch.optim.kernels.rounding import stream_key
+from paretorch.optim.kernels.bucket import stream_key
 
 if TYPE_CHECKING:
     from cmaes import CMA
