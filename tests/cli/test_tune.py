@@ -172,7 +172,7 @@ def test_nothing_but_divergence(tmp_path: Path) -> None:
         (["--network", "nonsense"], "nonsense"),
         (["--storage", "nonsense://x"], "storage"),
         (["--trials", "0"], "at least one"),
-        (["--validation", "0"], "never by the test set: set validation, such as 5000."),
+        (["--validation", "0"], "never by the test set: set validation, such as 5000"),
         (["--set", "validation=0"], "never by the test set"),
     ],
 )
