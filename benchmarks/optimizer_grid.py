@@ -32,7 +32,7 @@ from paretorch.training.folder import environment
 from paretorch.training.images import ImageClassification
 from paretorch.workflows.tuning import alpha_grid, eps_grid
 from paretorch.zoo.data import Augment, Images
-from paretorch.zoo.data.augment import normalise
+from paretorch.zoo.data.images import normalise
 
 BETA1, BETA2 = 0.9, 0.999
 Stats = list[tuple[Tensor, Tensor]]

@@ -28,7 +28,7 @@ import paretorch as pt
 from paretorch.core.method import Method
 from paretorch.methods.sparsity.rivals import ST3, GradualMagnitude, MagnitudePruning
 from paretorch.training.folder import environment
-from paretorch.workflows.posttraining.pruning import sparsegpt, wanda
+from paretorch.workflows.posttraining.gptq import sparsegpt, wanda
 
 TUNING = 500  # sentences that choose the rate
 EMBEDDINGS = ("*embeddings*", "pooler*")

@@ -18,7 +18,7 @@ from typing import Any
 from paretorch.workflows.studies import Study, load_study
 from paretorch.workflows.studies.estimate import minutes_of, seconds_per_epoch, ticket_minutes
 from paretorch.workflows.studies.results import collect
-from paretorch.workflows.studies.table import dense_point, points_of, verdicts
+from paretorch.workflows.studies.tables import dense_point, points_of, verdicts
 from paretorch.workflows.studies.tickets import result_of
 
 ROOT = Path(__file__).resolve().parents[1]

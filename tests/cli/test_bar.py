@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from paretorch.cli.bar import epochs_bar
+from paretorch.cli.options import epochs_bar
 
 _LINE = "[1/2] cs-seed0: failed: this needs an extra: pip install 'paretorch[slim]' [/x]"
 
@@ -16,5 +16,5 @@ def test_lines_above_the_bar_are_shown_as_they_are(
     with epochs_bar() as bar:
         assert bar is not None
         bar.watch(1, 2)
-        bar.tell(_LINE)
+        bar.log(_LINE)
     assert _LINE in capsys.readouterr().out

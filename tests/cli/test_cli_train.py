@@ -113,7 +113,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
             told = _pare("train", *words, code=1)
         finally:
             first.kill()
-    assert told == f"pare: Another process is training in {tmp_path / 'run'}: wait for it, or choose another --out.\n"
+    assert told == f"pare: Another process is training in {tmp_path / 'run'}: wait for it, or choose another --out\n"
     rows = read_history(tmp_path / "run")
     assert [row["epoch"] for row in rows] == list(range(1, len(rows) + 1)), "no epoch is told twice"
 

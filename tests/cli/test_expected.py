@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paretorch.cli.dry_run import expected_bytes
+from paretorch.cli.train import expected_bytes
 from paretorch.errors import PareWarning
 from paretorch.training import Recipe, Runtime, train
 from paretorch.training.recipe_values import changed, recipe_from

@@ -6,7 +6,7 @@ import warnings
 import pytest
 
 from paretorch.cli import main
-from paretorch.cli.guard import guarded
+from paretorch.cli.app import guarded
 from paretorch.errors import MissedTargetWarning
 
 

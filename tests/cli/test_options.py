@@ -10,9 +10,8 @@ from typer.testing import CliRunner
 
 import paretorch
 from paretorch.cli.app import app
-from paretorch.cli.options import HOW, SEARCH, WHAT, WHERE
+from paretorch.cli.options import HOW, SEARCH, WHAT, WHERE, assignments, given, integers, numbers
 from paretorch.cli.recipe_flags import FLAGS, make_recipe
-from paretorch.cli.values import assignments, given, integers, numbers
 from paretorch.errors import ConfigError
 from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import KINDS, recipe_from
@@ -93,13 +92,13 @@ def test_assignments_are_json_or_text() -> None:
 
 
 def test_a_wrong_value_is_told_with_its_flag_and_a_right_one() -> None:
-    with pytest.raises(ConfigError, match=r"^--set takes NAME=VALUE, such as --set cutout=8, not 'cutout'\.$"):
+    with pytest.raises(ConfigError, match=r"^--set takes NAME=VALUE, such as --set cutout=8, not 'cutout'$"):
         assignments(["flip=true", "cutout"])
-    with pytest.raises(ConfigError, match=r"^--option takes NAME=VALUE, such as --option penalty=1e-8, not 'x'\.$"):
+    with pytest.raises(ConfigError, match=r"^--option takes NAME=VALUE, such as --option penalty=1e-8, not 'x'$"):
         assignments(["x"], "--option penalty=1e-8")
-    with pytest.raises(ConfigError, match=r"^--alphas takes numbers such as 80,120, not '1,,2'\.$"):
+    with pytest.raises(ConfigError, match=r"^--alphas takes numbers such as 80,120, not '1,,2'$"):
         numbers("1,,2", "--alphas")
-    with pytest.raises(ConfigError, match=r"^--seeds takes whole numbers such as 0,1,2, not '0,-1'\.$"):
+    with pytest.raises(ConfigError, match=r"^--seeds takes whole numbers such as 0,1,2, not '0,-1'$"):
         integers("0,-1", "--seeds")
 
 
@@ -121,7 +120,7 @@ def test_an_option_about_another_is_refused_without_it(
     found = CliRunner().invoke(app, words)
     assert (found.exit_code, found.stderr) == (
         2,
-        f"pare: {flag} is about {partner}: give that too, or leave {flag} out.\n",
+        f"pare: {flag} is about {partner}: give that too, or leave {flag} out\n",
     )
 
 

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from paretorch.cli.app import app
 from paretorch.cli.tune import write
 from paretorch.training.fit import Trainer
-from paretorch.training.recipe_keys import PLACES
-from paretorch.training.recipe_values import recipe_from
+from paretorch.training.recipe_values import PLACES, recipe_from
 from paretorch.training.runtime import Runtime
 from paretorch.workflows.tuning import Found
 from paretorch.workflows.tuning.trial import Trial
@@ -173,7 +172,7 @@ def test_nothing_but_divergence(tmp_path: Path) -> None:
         (["--network", "nonsense"], "nonsense"),
         (["--storage", "nonsense://x"], "storage"),
         (["--trials", "0"], "at least one"),
-        (["--validation", "0"], "never by the test set: set validation, such as 5000."),
+        (["--validation", "0"], "never by the test set: set validation, such as 5000"),
         (["--set", "validation=0"], "never by the test set"),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paretorch.training.recipe_keys import by_place
+from paretorch.training.recipe_values import by_place
 
 _ROOT = Path(__file__).parents[2]
 _README = (_ROOT / "README.md").read_text()

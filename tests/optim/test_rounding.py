@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paretorch.optim import AvaGrad
-from paretorch.optim.kernels.rounding import round_to_bf16, stream_key
+from paretorch.optim.kernels.bucket import round_to_bf16, stream_key
 
 
 def rounded(values: torch.Tensor, key: int, step: int, offset: int = 0) -> torch.Tensor:

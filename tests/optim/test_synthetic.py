@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from paretorch.errors import ConfigError
-from paretorch.optim import synthetic
+from tests.workflows.tuning.test_grid_benchmark import load
+
+synthetic = load("optimizer_synthetic")
 
 
 def test_adam_leaves_and_the_others_come() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paretorch.training import Recipe, Trainer
-from paretorch.training.task import Batch, mix, shuffled
+from paretorch.training.task import Batch, derive_seed, shuffled
 
 
 class Blobs:
@@ -28,7 +28,7 @@ class Blobs:
         self.taken = 0
 
     def epoch(self, number: int) -> Batch:
-        order = shuffled(16, mix(self._seed, number))
+        order = shuffled(16, derive_seed(self._seed, number))
         return self.points[order].view(4, 4, 3), self.labels[order].view(4, 4)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:

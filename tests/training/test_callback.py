@@ -6,7 +6,7 @@ from torch import nn
 
 import paretorch as pt
 from paretorch.errors import ConfigError
-from paretorch.training.callback import Follower
+from paretorch.training.callback import PlanStepper
 
 
 class Pair(nn.Module):
@@ -29,11 +29,11 @@ def _compressed(network: nn.Module) -> pt.Plan:
 
 def test_the_plan_that_is_followed_is_that_of_the_network_that_is_trained() -> None:
     pair = Pair(average=True)
-    assert Follower(pair, [pair.optimizer]).plan is pair.plan
+    assert PlanStepper(pair, [pair.optimizer]).plan is pair.plan
 
 
 def test_of_two_networks_that_are_trained_none_is_left_behind_without_a_word() -> None:
     pair = Pair(average=False)
     other = torch.optim.SGD(pt.Plan.of(pair.first).param_groups(), lr=0.1)
     with pytest.raises(ConfigError, match="a callback follows one: compress both as one module"):
-        Follower(pair, [pair.optimizer, other])
+        PlanStepper(pair, [pair.optimizer, other])

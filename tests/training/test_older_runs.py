@@ -9,8 +9,7 @@ import torch
 
 from paretorch.errors import ConfigError
 from paretorch.training import RunFolder
-from paretorch.training.recipe_keys import PLACES, by_place
-from paretorch.training.recipe_values import changed, recipe_from
+from paretorch.training.recipe_values import PLACES, by_place, changed, recipe_from
 
 from .blobs import Make
 

@@ -9,8 +9,16 @@ import pytest
 
 from paretorch.errors import ConfigError
 from paretorch.training.recipe import Recipe
-from paretorch.training.recipe_keys import PLACES, by_place, nested
-from paretorch.training.recipe_values import KINDS, changed, read_config, recipe_from, stored_recipe
+from paretorch.training.recipe_values import (
+    KINDS,
+    PLACES,
+    by_place,
+    changed,
+    nested,
+    read_config,
+    recipe_from,
+    stored_recipe,
+)
 
 # A value that is not the default, for every field of the flat recipe of 0.1.0. `start` and the like make `epochs=0` legal.
 _FLAT: dict[str, Any] = {

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from paretorch import SoftSharing, compress
 from paretorch.cli.app import app
 from paretorch.training import Recipe
+from paretorch.training.fit import similarities
 from paretorch.training.recipe_values import recipe_from
-from paretorch.training.similarities import similarities
 from paretorch.workflows.studies.study import load_study, study_names
 from paretorch.zoo.registry import shares
 

@@ -12,11 +12,12 @@ from typer.testing import CliRunner
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError, DataError
 from paretorch.training import Recipe, Runtime, optimizers, prepare
+from paretorch.training.optimizers import clip_gradients
 from paretorch.training.recipe import OptimizerRecipe
 from paretorch.training.recipe_values import recipe_from
 from paretorch.training.run import choose_device
+from paretorch.training.task import runtime_for
 from paretorch.training.tasks import LanguageModel, ShortestPaths, Translation
-from paretorch.training.tasks.limits import clip_gradients, suited
 
 from .test_tasks_promises import RECIPES, root
 
@@ -126,9 +127,9 @@ def test_a_task_has_no_graph_and_no_compiler_where_they_cannot_be(
     if data == "multi30k":
         pytest.importorskip("tokenizers")
     task = prepare(recipe_from({"data.name": data, **RECIPES[data]}), Runtime(root=str(root), device="cpu")).task
-    found = suited(Runtime(checkpoint_steps=7), task)
+    found = runtime_for(Runtime(checkpoint_steps=7), task)
     assert found == Runtime(checkpoint_steps=7, graph=graph, compile=compile)
-    off = suited(Runtime(graph=False, compile=False), task)
+    off = runtime_for(Runtime(graph=False, compile=False), task)
     assert not off.graph
     assert not off.compile
 

@@ -18,10 +18,9 @@ from paretorch.errors import ConfigError
 from paretorch.training import Recipe, RunFolder, Runtime, Trainer, prepare, train
 from paretorch.training.recipe_values import recipe_from
 from paretorch.training.run import trainer_of
-from paretorch.training.task import Batch, mix
+from paretorch.training.task import Batch, derive_seed
 from paretorch.training.tasks import Gan
-from paretorch.training.tasks.frechet import distance
-from paretorch.training.tasks.gan import CRITIC, LOSSES
+from paretorch.training.tasks.gan import CRITIC, LOSSES, distance
 from paretorch.zoo.data import Images
 from paretorch.zoo.networks.dcgan import Discriminator
 
@@ -98,10 +97,10 @@ def test_training_is_that_of_a_plain_loop(tmp_path: Path, name: str) -> None:
     critic_loss, generator_loss = LOSSES[name]
     torch.manual_seed(recipe.seed)
     generator = zoo.build("dcgan-generator", latent=4, width=2)
-    torch.manual_seed(mix(recipe.seed, 3))
+    torch.manual_seed(derive_seed(recipe.seed, 3))
     critic = Discriminator(2, 3)
     first, second = (torch.optim.Adam(one.parameters(), lr=2e-3) for one in (generator, critic))
-    torch.manual_seed(mix(recipe.seed, 0, 2))
+    torch.manual_seed(derive_seed(recipe.seed, 0, 2))
     for pixels in trainer.task.epoch(0)[0]:
         for real in pixels:
             fake = generator(torch.randn(4, 4)).detach()
@@ -168,7 +167,7 @@ def test_the_samples_are_those_of_the_saved_generator(tmp_path: Path, monkeypatc
     train(_recipe(epochs=1, sparsity=0.5, bits=2.0, seed=3), tmp_path, Runtime(device="cpu", progress="quiet"))
     picture = _pixels((tmp_path / "samples.png").read_bytes())
     assert picture.shape == (8 * 32 + 7 * 2, 8 * 32 + 7 * 2, 3)
-    noise = torch.randn(64, 4, generator=torch.Generator().manual_seed(mix(3, 4)))
+    noise = torch.randn(64, 4, generator=torch.Generator().manual_seed(derive_seed(3, 4)))
     with torch.no_grad():
         images = paretorch.load(tmp_path / "model.pare").eval()(noise)
     for number, image in enumerate(images.permute(0, 2, 3, 1)):

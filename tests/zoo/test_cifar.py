@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from paretorch.errors import DataError
-from paretorch.zoo.data import archive as archives
 from paretorch.zoo.data import cifar, load, safe_pickle
 
 _FILES = {
@@ -202,12 +201,12 @@ def test_fortran_order_pickle() -> None:
     assert safe_pickle.loads(pickle.dumps(array, protocol=2)).tolist() == array.tolist()
 
 
-def _archive(tmp_path: Path, source: Path, name: str) -> archives.Archive:
+def _archive(tmp_path: Path, source: Path, name: str) -> cifar.Archive:
     packed = tmp_path / "packed.tar.gz"
     with tarfile.open(packed, "w:gz") as tar:
         tar.add(source, name)
     content = packed.read_bytes()
-    return archives.Archive(packed.as_uri(), hashlib.sha256(content).hexdigest(), len(content))
+    return cifar.Archive(packed.as_uri(), hashlib.sha256(content).hexdigest(), len(content))
 
 
 def test_download(tmp_path: Path, monkeypatch) -> None:
@@ -243,7 +242,7 @@ def test_a_wrong_archive_is_never_opened(tmp_path: Path, monkeypatch, change: di
     )
     monkeypatch.setattr(tarfile, "open", lambda *_, **__: pytest.fail("opened"))
     with pytest.raises(DataError, match="not the file expected"):
-        archives.fetch(archive, "cifar-10-batches-bin", tmp_path / "root")
+        cifar.fetch(archive, "cifar-10-batches-bin", tmp_path / "root")
     assert list((tmp_path / "root").iterdir()) == []
 
 
@@ -254,16 +253,16 @@ def test_an_archive_cannot_write_elsewhere(tmp_path: Path) -> None:
         member.size = 4
         tar.addfile(member, io.BytesIO(b"evil"))
     content = packed.read_bytes()
-    archive = archives.Archive(packed.as_uri(), hashlib.sha256(content).hexdigest(), len(content))
+    archive = cifar.Archive(packed.as_uri(), hashlib.sha256(content).hexdigest(), len(content))
     with pytest.raises(DataError, match="could not be fetched"):
-        archives.fetch(archive, "cifar-10-batches-bin", tmp_path / "a" / "root")
+        cifar.fetch(archive, "cifar-10-batches-bin", tmp_path / "a" / "root")
     assert not list(tmp_path.rglob("escaped"))
 
 
 def test_unreachable_place(tmp_path: Path) -> None:
-    archive = archives.Archive((tmp_path / "nowhere.tar.gz").as_uri(), "", 1)
+    archive = cifar.Archive((tmp_path / "nowhere.tar.gz").as_uri(), "", 1)
     with pytest.raises(DataError, match="could not be fetched"):
-        archives.fetch(archive, "cifar-10-batches-bin", tmp_path / "root")
+        cifar.fetch(archive, "cifar-10-batches-bin", tmp_path / "root")
 
 
 @pytest.mark.skipif(

@@ -8,7 +8,7 @@ from torch import nn
 
 from paretorch.errors import ConfigError
 from paretorch.zoo import build
-from paretorch.zoo.networks.shufflenet import shuffle
+from paretorch.zoo.networks.mobile import shuffle
 
 
 def _conv(inputs: int, outputs: int, kernel: int, groups: int = 1) -> int:

@@ -1,6 +1,12 @@
 """The commands of `pare`, put together."""
 
-from typing import Annotated
+import functools
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Annotated, Any, Never, ParamSpec
 
 import typer
 
@@ -9,14 +15,80 @@ from paretorch.cli.data import data
 from paretorch.cli.demo import demo
 from paretorch.cli.export import export
 from paretorch.cli.fold import fold
-from paretorch.cli.guard import guarded
 from paretorch.cli.report import report
 from paretorch.cli.shrink import shrink
 from paretorch.cli.study import study
 from paretorch.cli.tickets import tickets
 from paretorch.cli.train import train
 from paretorch.cli.tune import tune
+from paretorch.errors import DIVERGED_CODE, ConfigError, DivergenceError, PareError, PareWarning
+from paretorch.support.signals import on_sigterm
 from paretorch.support.version import __version__
+
+P = ParamSpec("P")
+
+_TO_CONTINUE = {
+    "train": " --resume",
+    "shrink": " --resume",
+    "tickets": " --resume",
+    "study": "",
+    "tune": "",
+    "bench": "",
+}
+"""What to add to the same command; those that are not here begin anew."""
+
+
+def guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """The command with its errors on one line, and an exit code: 2 for wrong arguments, 3 where training diverged, 1 for any other failure, 130 for an interrupt."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            with on_sigterm(_interrupt), warnings.catch_warnings():
+                warnings.showwarning = functools.partial(_warn, warnings.showwarning)
+                command(*args, **kwargs)
+        except KeyboardInterrupt:
+            raise _stop(f"Stopped. {_how_to_resume()}", 130) from None
+        except BrokenPipeError:
+            # The reader went away (`pare ... | head`): nothing to tell, and nothing more to flush.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
+        except ConfigError as error:
+            raise _stop(str(error), 2) from None
+        except DivergenceError as error:
+            raise _stop(str(error), DIVERGED_CODE) from None
+        except PareError as error:
+            raise _stop(str(error), 1) from None
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            raise _stop(f"{where}{error.strerror or error}.", 1) from None
+
+    return run
+
+
+def _interrupt(*_: object) -> Never:
+    """A batch system's word ends a command as Ctrl-C does: what it started is ended too."""
+    raise KeyboardInterrupt
+
+
+def _warn(others: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any) -> None:
+    """Our own warnings as a line, without the place in the code; all others as they are."""
+    if issubclass(category, PareWarning):
+        typer.echo(f"pare: warning: {message}", err=True)
+    else:
+        others(message, category, *where)
+
+
+def _stop(message: str, code: int) -> typer.Exit:
+    typer.echo(f"pare: {message}", err=True)
+    return typer.Exit(code)
+
+
+def _how_to_resume() -> str:
+    words = [word for word in sys.argv[1:] if word != "--resume"]
+    flag = _TO_CONTINUE.get(words[0]) if words else None
+    return "" if flag is None else f"Continue with: {shlex.join(['pare', *words])}{flag}"
+
 
 app = typer.Typer(
     help="Make PyTorch networks smaller and cheaper to train.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paretorch.cli.values import Text, Whole, go_with, numbers
+from paretorch.cli.options import Text, Whole, go_with, numbers
 from paretorch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,17 +61,17 @@ def bench(
 
     shares = numbers(prune, "--prune") if prune else []
     if not all(0 < share < 1 for share in shares):
-        raise ConfigError(f"--prune takes shares above 0 and below 1, such as 0.5,0.8, not {prune}.")
+        raise ConfigError(f"--prune takes shares above 0 and below 1, such as 0.5,0.8, not {prune}")
     go_with("--prune", bool(shares), {"--prune-by": prune_by, "--finetune": finetune, "--channels-by": channels_by})
     if prune_by not in (None, "both", *KINDS):
-        raise ConfigError(f"--prune-by takes weights, channels or both, not {prune_by}.")
+        raise ConfigError(f"--prune-by takes weights, channels or both, not {prune_by}")
     sources, unfinished = find_sources(runs, data, out)
     dense = [source for source in sources if source.is_dense]
     if shares and not dense:
-        raise ConfigError("--prune needs a dense run to prune: give its folder too.")
+        raise ConfigError("--prune needs a dense run to prune: give its folder too")
     for folder in unfinished:
-        _tell(f"{folder}: not finished, left out")
-    found = Bench(sources[0].data, out, root=root, device=choose_device(device), tell=_tell)
+        _log(f"{folder}: not finished, left out")
+    found = Bench(sources[0].data, out, root=root, device=choose_device(device), log=_log)
     for source in sources:
         found.add(source)
     # What is printed may be JSON: while networks are fine-tuned, a bar on a terminal or nothing.
@@ -92,16 +92,16 @@ def _write_and_show(found: "Bench", title: str, out: Path, as_json: bool) -> Non
     from paretorch.training.files import write_atomically
 
     for family, reason in found.missing.items():
-        _tell(f"{family}: left out, {reason}")
+        _log(f"{family}: left out, {reason}")
     points = found.points()
     if not points:
-        raise ConfigError("No file could be written, so there is nothing to draw.")
+        raise ConfigError("No file could be written, so there is nothing to draw")
     told = as_text(points)
     write_atomically(out / "bench.svg", draw(title, points).encode())
     write_atomically(out / "bench.txt", (told + "\n").encode())
     written = found.write()
     typer.echo(json.dumps(found.record(), indent=1) if as_json else told)
-    _tell(f"{out / 'bench.svg'}, {out / 'bench.txt'}, {written}")
+    _log(f"{out / 'bench.svg'}, {out / 'bench.txt'}, {written}")
 
 
 def _title(sources: Sequence["Source"]) -> str:
@@ -109,6 +109,6 @@ def _title(sources: Sequence["Source"]) -> str:
     return f"{networks or 'networks'} on {sources[0].data}: accuracy against bytes on disk"
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     """Beside what is printed, which may be JSON."""
     typer.echo(line, err=True)

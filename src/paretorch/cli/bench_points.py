@@ -27,7 +27,7 @@ from paretorch.training.files import write_atomically
 if TYPE_CHECKING:
     from paretorch.training import ImageClassification
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 _CALIBRATION = 8  # batches of 64 training images for the ranges of int8
 
 
@@ -42,10 +42,10 @@ class File:
 
 
 class Bench:
-    """Measures files on one data set, in the folder `out`; `tell` hears of each point as it is there."""
+    """Measures files on one data set, in the folder `out`; `log` is called with a line for each point when it is measured."""
 
-    def __init__(self, data: str, out: Path, *, root: str | None, device: torch.device, tell: Tell) -> None:
-        self._data, self._out, self._root, self._device, self._tell = data, out, root, device, tell
+    def __init__(self, data: str, out: Path, *, root: str | None, device: torch.device, log: Log) -> None:
+        self._data, self._out, self._root, self._device, self._log = data, out, root, device, log
         self._measurements = out / "measured.json"
         self._known = _read_measured(self._measurements, data)
         self._rows: list[dict[str, Any]] = []
@@ -123,7 +123,7 @@ class Bench:
             return None
         accuracy = task.evaluate(read.to(self._device).eval())["test_accuracy"]
         size = path.stat().st_size
-        self._tell(f"{source.name}, {file.family}: {size:,} bytes, {accuracy:.2%}")
+        self._log(f"{source.name}, {file.family}: {size:,} bytes, {accuracy:.2%}")
         row = {
             "name": source.name,
             "family": file.family,

@@ -57,7 +57,7 @@ def find_sources(paths: list[Path], data: str | None, out: Path) -> tuple[list[S
     that is named itself must be finished.
     """
     if data is not None and data not in IMAGES:
-        raise ConfigError(f"--data is {data!r}; accuracy is measured on images: choose one of {', '.join(IMAGES)}.")
+        raise ConfigError(f"--data is {data!r}; accuracy is measured on images: choose one of {', '.join(IMAGES)}")
     sources: list[Source] = []
     unfinished: list[Path] = []
     for path in paths:
@@ -70,15 +70,15 @@ def find_sources(paths: list[Path], data: str | None, out: Path) -> tuple[list[S
                 config.parent for config in path.rglob("config.json") if out.resolve() not in config.resolve().parents
             )
             if not folders:
-                raise ConfigError(f"{path} holds no run: give folders that `pare train` wrote, or a folder of these.")
+                raise ConfigError(f"{path} holds no run: give folders that `pare train` wrote, or a folder of these")
             done = [folder for folder in folders if (folder / "model.pare").exists()]
             unfinished += [folder for folder in folders if folder not in done]
             sources += [_of_run(folder) for folder in done]
         else:
-            raise ConfigError(f"There is no {path}: give run folders, a folder of runs, or artefacts.")
+            raise ConfigError(f"There is no {path}: give run folders, a folder of runs, or artefacts")
     sources = list({source.artefact.resolve(): source for source in sources}.values())
     if not sources:
-        raise ConfigError(f"No run in {paths[0]} is finished: continue one with `pare train --out RUN --resume`.")
+        raise ConfigError(f"No run in {paths[0]} is finished: continue one with `pare train --out RUN --resume`")
     _require_one_data_set(sources)
     return _named_apart(sources), unfinished
 
@@ -88,7 +88,7 @@ def _of_run(folder: Path) -> Source:
     recipe = recipe_of(folder)
     if recipe.data.name not in IMAGES or recipe.network == "dcgan-generator":
         raise ConfigError(
-            f"{folder} has no accuracy to draw: {recipe.network} on {recipe.data.name} is no classifier of images."
+            f"{folder} has no accuracy to draw: {recipe.network} on {recipe.data.name} is no classifier of images"
         )
     if not artefact.exists():
         raise ConfigError(f"{folder} has no artefact yet: finish it with pare train --out {folder} --resume")
@@ -97,9 +97,9 @@ def _of_run(folder: Path) -> Source:
 
 def _of_file(path: Path, data: str | None) -> Source:
     if path.suffix != ".pare":
-        raise ConfigError(f"{path} is no artefact: give run folders, or files that end in .pare.")
+        raise ConfigError(f"{path} is no artefact: give run folders, or files that end in .pare")
     if data is None:
-        raise ConfigError(f"{path} does not say what it was trained on: add --data, one of {', '.join(IMAGES)}.")
+        raise ConfigError(f"{path} does not say what it was trained on: add --data, one of {', '.join(IMAGES)}")
     return Source(path.stem, path, data)
 
 
@@ -109,7 +109,7 @@ def _require_one_data_set(sources: list[Source]) -> None:
         if source.data != first.data:
             raise ConfigError(
                 f"{first.name} was trained on {first.data} and {source.name} on {source.data}: "
-                "one picture has one data set."
+                "one picture has one data set"
             )
 
 
@@ -148,7 +148,7 @@ def pruned(
 
     assert dense.recipe is not None
     if dense.recipe.compression.norms is not None:
-        raise ConfigError(f"{dense.name} has folded norms and cannot be trained on: train it without norms.")
+        raise ConfigError(f"{dense.name} has folded norms and cannot be trained on: train it without norms")
     found = []
     for share, kind in itertools.product(shares, kinds):
         by = {"weights": "mp", "channels": "channels" if chooser == "magnitude" else chooser}[kind]

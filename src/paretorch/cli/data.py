@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from paretorch.cli.values import DATA
+from paretorch.cli.options import DATA
 
 
 def data(
@@ -25,10 +25,10 @@ def data(
 
         pare data cifar10 --download --root data
     """
-    typer.echo(f"{name}: {_told(name, root, download)}, complete.")
+    typer.echo(f"{name}: {_describe(name, root, download)}, complete.")
 
 
-def _told(name: str, root: Path | None, download: bool) -> str:
+def _describe(name: str, root: Path | None, download: bool) -> str:
     from paretorch import zoo
     from paretorch.training.tasks.translation import load_multi30k
     from paretorch.zoo.data import text

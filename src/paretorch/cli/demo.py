@@ -37,13 +37,13 @@ def _table(dense: dict[str, Any], small: dict[str, Any]) -> Any:
     table.add_column("")
     for name in ("dense", "compressed"):
         table.add_column(name, justify="right")
-    ways = {
+    columns = {
         "accuracy": lambda row: f"{100 * row['accuracy']:.2f} %",
         "bits per weight": lambda row: f"{row['bits']:.2f}",
         "sparsity": lambda row: f"{100 * row['sparsity']:.1f} %",
         "bytes on disk": lambda row: f"{row['bytes']:,}",
         "latency, 64 images": lambda row: "-" if row["latency_ms"] is None else f"{row['latency_ms']:.2f} ms",
     }
-    for label, show in ways.items():
+    for label, show in columns.items():
         table.add_row(label, show(dense), show(small))
     return table

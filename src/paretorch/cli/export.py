@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paretorch.cli.inputs import data_of, shape_of
-from paretorch.cli.values import Number, Text, Whole, go_with, integers
+from paretorch.cli.options import Number, Text, Whole, go_with, integers
 from paretorch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def export(
     ] = None,
     root: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
 ) -> None:
-    """Write a network as an ONNX file, run it once, and tell its bytes and its accuracy.
+    """Write a network as an ONNX file, run it once, and print its bytes and its accuracy.
 
     Examples:
 
@@ -59,17 +59,17 @@ def export(
 
     artefact = path / "model.pare" if path.is_dir() else path
     if not artefact.exists():
-        raise ConfigError(f"There is no artefact {artefact}.")
+        raise ConfigError(f"There is no artefact {artefact}")
     known = data_of(artefact.parent)
     if int8 and not (data or known):
-        raise ConfigError("--int8 needs images to look at: --data cifar10.")
+        raise ConfigError("--int8 needs images to look at: --data cifar10")
     go_with("--int8", int8, {"--percentile": percentile, "--images": images})
     target = out or artefact.with_suffix(".onnx")
     if target.resolve() == artefact.resolve():
-        raise ConfigError(f"{target} is the artefact itself, which the ONNX file would replace: give another name.")
+        raise ConfigError(f"{target} is the artefact itself, which the ONNX file would replace: give another name")
     name = data or (known if int8 else None)
     if name and shape:
-        raise ConfigError(f"The inputs are images of {name}, whose shape is known: leave out --shape.")
+        raise ConfigError(f"The inputs are images of {name}, whose shape is known: leave out --shape")
     found = zoo.data.load(name, root) if name else None
     example = _example(found, shape, artefact.parent)
     model = deploy.load(artefact)
@@ -78,7 +78,7 @@ def export(
         options |= {"calibrate": _calibration(found, images or _IMAGES), "percentile": percentile}
     deploy.export_onnx(model, example, target, **options)
     typer.echo(f"{target}: {target.stat().st_size:,} bytes ({artefact.name}: {artefact.stat().st_size:,})")
-    typer.echo(_told(target))
+    typer.echo(_describe(target))
     if found is not None:
         typer.echo(_accuracies(found, model, target))
 
@@ -91,7 +91,7 @@ def _example(found: "Images | None", shape: str | None, folder: Path) -> "Tensor
         return _normalised(found, found.test[0][:2])
     size = tuple(integers(shape, "--shape")) if shape else shape_of(folder)
     if size is None:
-        raise ConfigError("The shape of an input is not known: --shape 3,32,32.")
+        raise ConfigError("The shape of an input is not known: --shape 3,32,32")
     return torch.zeros(2, *size)
 
 
@@ -120,7 +120,7 @@ def _normalised(found: "Images", images: "Tensor") -> "Tensor":
     return normalise(images, found.mean, found.std, torch.float32)
 
 
-def _told(path: Path) -> str:
+def _describe(path: Path) -> str:
     """What the file says of its weights."""
     import onnx
 

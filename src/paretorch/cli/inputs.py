@@ -7,8 +7,7 @@ from typing import Any
 
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.training.recipe import Recipe
-from paretorch.training.recipe_keys import by_place
-from paretorch.training.recipe_values import stored_recipe
+from paretorch.training.recipe_values import by_place, stored_recipe
 from paretorch.training.tasks.choose import latent_of
 
 SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
@@ -22,7 +21,7 @@ def recipe_of(folder: Path) -> Recipe:
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArtefactError(f"{folder}/config.json is not the configuration of a run.") from error
+        raise ArtefactError(f"{folder}/config.json is not the configuration of a run") from error
 
 
 def data_of(folder: Path) -> str:

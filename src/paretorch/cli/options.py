@@ -1,14 +1,70 @@
-"""The options that several of `pare train`, `pare tickets` and `pare tune` have beside those of the recipe, each declared once.
+"""What several commands share: the options that are not of the recipe, reading values from text, and a progress bar.
 
-Those of the recipe are in `paretorch.cli.recipe_flags`; what one command alone has stands with it.
+The options of the recipe are in `paretorch.cli.recipe_flags`; options of one command are in its file.
 """
 
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from paretorch.cli.values import Text
+from paretorch.errors import ConfigError
+from paretorch.training.images import IMAGES
+
+DATA = (*IMAGES, "ptb", "ptb-char", "multi30k", "shortest-paths")
+"""What --data takes."""
+
+# Options that may be left out.
+Text = str | None
+Number = float | None
+Whole = int | None
+
+
+def assignments(texts: list[str] | None, example: str = "--set cutout=8") -> dict[str, Any]:
+    """NAME=VALUE with the value as JSON, or as text where it is none; an error shows the example."""
+    made: dict[str, Any] = {}
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals:
+            raise ConfigError(f"{example.split()[0]} takes NAME=VALUE, such as {example}, not {text!r}")
+        try:
+            made[name] = json.loads(value)
+        except ValueError:
+            made[name] = value
+    return made
+
+
+def given(**flags: Any) -> dict[str, Any]:
+    """The options that were not left out."""
+    return {name: value for name, value in flags.items() if value is not None}
+
+
+def numbers(text: str, flag: str) -> list[float]:
+    """'80,120' as numbers."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"{flag} takes numbers such as 80,120, not {text!r}") from error
+
+
+def integers(text: str, flag: str) -> list[int]:
+    """'0,1,2' as whole numbers."""
+    if not all(part.strip().isdecimal() for part in text.split(",")):
+        raise ConfigError(f"{flag} takes whole numbers such as 0,1,2, not {text!r}")
+    return [int(part) for part in text.split(",")]
+
+
+def go_with(partner: str, given: bool, options: Mapping[str, object]) -> None:
+    """Refuse options that say something about another one which is not given: they would do nothing."""
+    for flag, value in options.items():
+        if value is not None and not given:
+            raise ConfigError(f"{flag} is about {partner}: give that too, or leave {flag} out")
+
 
 # The panels of --help.
 WHAT = "What to train"
@@ -42,3 +98,31 @@ Track = Annotated[
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the end alone.", rich_help_panel=WHERE)]
+
+
+class EpochsBar:
+    """Shows how many epochs of all runs are done, and the time left."""
+
+    def __init__(self, progress: Any) -> None:
+        self._progress = progress
+        self._task = progress.add_task("epochs", total=None)
+
+    def log(self, words: str) -> None:
+        """A line above the bar, as it is: brackets in it are no markup."""
+        self._progress.console.print(words, markup=False, highlight=False, soft_wrap=True)
+
+    def watch(self, done: int, total: int) -> None:
+        """So many epochs are done, of so many."""
+        self._progress.update(self._task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def epochs_bar() -> Iterator[EpochsBar | None]:
+    """A bar on a terminal, None elsewhere."""
+    if not sys.stdout.isatty():
+        yield None
+        return
+    from rich.progress import Progress
+
+    with Progress() as progress:
+        yield EpochsBar(progress)

@@ -15,16 +15,16 @@ from typing import Annotated, Any
 
 import typer
 
-from paretorch.cli.options import HOW, SMALL, WHAT
-from paretorch.cli.values import DATA, assignments, numbers
+from paretorch.cli.options import DATA, HOW, SMALL, WHAT, assignments, numbers
 from paretorch.errors import ConfigError
 from paretorch.support.byte_sizes import parse_bytes
 from paretorch.training.distillation import ALPHA
 from paretorch.training.recipe import ACTIVATIONS, OPTIMIZERS, PRUNING, QUANTIZATION, Recipe
-from paretorch.training.recipe_keys import by_place, place_of
-from paretorch.training.recipe_values import read_config, recipe_from
+from paretorch.training.recipe_values import by_place, place_of, read_config, recipe_from
 from paretorch.training.schedules import SCHEDULES
+from paretorch.training.tasks.batches import TASKS
 from paretorch.zoo.registry import names as network_names
+from paretorch.zoo.user_code import allow_code
 
 RecipeFields = dict[str, Any]
 """Fields of a recipe by their dotted places."""
@@ -72,8 +72,14 @@ class Flag:
 
 
 FLAGS = (
-    Flag("network", str, f"{', '.join(network_names())}; wrn, swrn and lstm with any numbers.", WHAT),
-    Flag("data", str, f"{', '.join(DATA)}.", WHAT),
+    Flag(
+        "network",
+        str,
+        f"{', '.join(network_names())}; wrn, swrn and lstm with any numbers; FILE.py:FUNCTION, hf:NAME or timm:NAME.",
+        WHAT,
+    ),
+    Flag("data", str, f"{', '.join(DATA)}; folder:PATH, FILE.py:FUNCTION or hf:NAME.", WHAT),
+    Flag("task", str, f"{', '.join(TASKS)} or FILE.py:FUNCTION.", WHAT, default="that of the data"),
     Flag("validation", int, "Training images held out; of text its validation part.", WHAT),
     Flag("start", str, "An artefact whose weights to begin with.", WHAT),
     Flag("seed", int, "Decides every random number.", WHAT),
@@ -114,6 +120,7 @@ FLAGS = (
     Flag("activations", str, f"By which method: {', '.join(ACTIVATIONS)}.", SMALL, default="smol"),
     Flag("budget", str, "Bytes of the artefact, such as 48KB.", SMALL, parse=parse_bytes),
 )
+_MAY_BE_CODE = ("network", "data.name", "task")
 _BY_NAME = {flag.name: flag for flag in FLAGS}
 
 _SET = inspect.Parameter(
@@ -155,7 +162,9 @@ def recipe_flags(
             fields = {flag.place: _value(flag, given.pop(flag.name)) for flag in chosen}
             texts = given.pop(_SET.name)
             left = {place: value for place, value in fields.items() if value is not None}
-            command(**given, flags=by_place(left, assignments(texts)))
+            fields = by_place(left, assignments(texts))
+            allow_code(*(fields.get(place) for place in _MAY_BE_CODE))  # the user typed these names
+            command(**given, flags=fields)
 
         parameters = []
         for one in inspect.signature(command, eval_str=True).parameters.values():

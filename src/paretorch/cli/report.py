@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paretorch.cli.inputs import SHAPES, shape_of
-from paretorch.cli.values import Text, Whole, go_with, integers
+from paretorch.cli.options import Text, Whole, go_with, integers
 from paretorch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def report(
         str | None, typer.Option(help="Shape of one input, such as 3,32,32.", show_default="that of the run's data")
     ] = None,
 ) -> None:
-    """Tell what a network costs: bytes on disk, bits per weight, sparsity, MACs, latency.
+    """Print what a network costs: bytes on disk, bits per weight, sparsity, MACs, latency.
 
     Examples:
 
@@ -56,7 +56,7 @@ def report(
     given = tuple(integers(shape, "--shape")) if shape else SHAPES.get(data) if data else None
     size = shape_of(folder) if given is None and folder is not None else given
     if latency and size is None:
-        raise ConfigError("Latency needs the shape of an input: --shape 3,32,32.")
+        raise ConfigError("Latency needs the shape of an input: --shape 3,32,32")
     example = None if size is None else torch.zeros(batch or _BATCH, *size)
     found = deploy.report(
         model,
@@ -91,7 +91,7 @@ def _model(path: Path) -> "Path | nn.Module":
             return zoo.build(path.name).eval()
     if (path / "config.json").exists():
         raise ConfigError(f"There is no artefact {artefact}; finish the run with: pare train --out {path} --resume")
-    raise ConfigError(f"There is no artefact {artefact}, and no network of the zoo has this name.")
+    raise ConfigError(f"There is no artefact {artefact}, and no network of the zoo has this name")
 
 
 def _dense(model: "Path | nn.Module") -> "nn.Module | None":

@@ -1,5 +1,8 @@
 """`pare shrink`."""
 
+import sys
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +12,7 @@ from paretorch.cli import options
 from paretorch.cli.options import SMALL, WHAT, WHERE
 from paretorch.cli.recipe_flags import RecipeFields, make_recipe, recipe_flags
 from paretorch.errors import ConfigError
+from paretorch.zoo.user_code import short_name
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,10 +21,11 @@ if TYPE_CHECKING:
     from paretorch.training.runtime import Runtime
     from paretorch.training.task import Task
 
+_AT_ONCE = 64  # batches that are in memory as numbers; every epoch is shuffled anew
 _METRICS = ("test_accuracy", "test_f1", "test_loss")
 
 
-@recipe_flags("network", "data", "batch", "seed", help={"network": "A name of the zoo, or FILE.py:FUNCTION."})
+@recipe_flags("network", "data", "task", "batch", "seed")
 def shrink(
     weights: Annotated[
         Path | None,
@@ -55,17 +60,12 @@ def shrink(
     from paretorch.training.recipe_values import changed
     from paretorch.training.runtime import Runtime
 
-    named = str(flags.pop("network", ""))
     recipe = changed(make_recipe(None, flags), {"dtype": "fp32"})
     runtime = Runtime(root=root, download=download, device=device, progress="quiet" if quiet else "auto")
-    folder = out or Path("runs") / f"shrink-{_short(named or recipe.network)}-{recipe.data.name}"
+    folder = out or Path("runs") / f"shrink-{short_name(recipe.network)}-{short_name(recipe.data.name)}"
     _check(folder, resume)
-    model, task = _prepare(recipe, runtime, named, weights)
+    model, task = _prepare(recipe, runtime, weights)
     _shrink(model, task, recipe, folder, budget, steps, output, quiet)
-
-
-def _short(network: str) -> str:
-    return Path(network.rpartition(":")[0]).stem if ".py:" in network else network
 
 
 def _check(folder: Path, resume: bool) -> None:
@@ -76,26 +76,34 @@ def _check(folder: Path, resume: bool) -> None:
         raise ConfigError(f"{folder} holds no run to continue; leave --resume out to begin one")
 
 
-def _prepare(recipe: "Recipe", runtime: "Runtime", named: str, weights: Path | None) -> "tuple[nn.Module, Task]":
-    from dataclasses import replace
-
-    from paretorch import zoo
-    from paretorch.cli.shrink_sources import load_weights, own_network
+def _prepare(recipe: "Recipe", runtime: "Runtime", weights: Path | None) -> "tuple[nn.Module, Task]":
+    from paretorch.training.networks import build_network, is_zoo, load_weights
     from paretorch.training.run import choose_device
     from paretorch.training.tasks.choose import choose
 
     place = choose_device(runtime.device)
-    model = own_network(named)
-    if model is None:
-        recipe = replace(recipe, network=named or recipe.network)
-        if weights is None:
-            raise ConfigError(f"{recipe.network} has no weights yet: give --weights FILE")
+    if weights is None and is_zoo(recipe.network):
+        raise ConfigError(f"{recipe.network} has no weights yet: give --weights FILE")
     task, wanted = choose(recipe, runtime, place)
-    if model is None:
-        model = zoo.build(recipe.network, **{**wanted, **recipe.network_options})
+    model = build_network(recipe.network, recipe.network_options, wanted)
     if weights is not None:
         load_weights(model, weights)
     return model.to(place).eval(), task
+
+
+class TaskInputs:
+    """Training batches of a task as the model sees them, some of each epoch, the same each time."""
+
+    def __init__(self, task: Any, name: str) -> None:
+        if not hasattr(task, "inputs"):
+            raise ConfigError(
+                f"pare shrink has no unlabelled batches of {name}: use pt.shrink in Python, with your own"
+            )
+        self._task = task
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in count():
+            yield from self._task.inputs(number, min(self._task.steps, _AT_ONCE))
 
 
 def _shrink(
@@ -108,9 +116,6 @@ def _shrink(
     output: Path | None,
     quiet: bool,
 ) -> None:
-    import sys
-
-    from paretorch.cli.shrink_sources import TaskInputs
     from paretorch.deploy import save
     from paretorch.workflows.shrink import shrink_network
 
@@ -120,10 +125,12 @@ def _shrink(
     target = output or folder / "model.pare"
     if output is not None:
         save(found.model, output)
-    _tell(model, found.model, task, found.record, target)
+    _print_comparison(model, found.model, task, found.record, target)
 
 
-def _tell(dense: "nn.Module", small: "nn.Module", task: "Task", record: dict[str, Any], target: Path) -> None:
+def _print_comparison(
+    dense: "nn.Module", small: "nn.Module", task: "Task", record: dict[str, Any], target: Path
+) -> None:
     """Print the dense network and the small one side by side."""
     from rich.console import Console
     from rich.table import Table

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paretorch.cli.bar import epochs_bar
-from paretorch.cli.values import assignments, integers
+from paretorch.cli.options import assignments, epochs_bar, integers
 from paretorch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def study(
 ) -> None:
     """Run a study over its seeds and write raw metrics and a summary; the same command resumes it.
 
-    A run whose file is in the results already, with the same recipe, is not run again; nor is one that diverged, which is told below the table.
+    A run whose file is in the results already, with the same recipe, is not run again; nor is one that diverged, which is named below the table.
 
     Examples:
 
@@ -74,7 +73,7 @@ def study(
     from dataclasses import replace
 
     from paretorch.workflows import studies
-    from paretorch.workflows.studies.mps import mps as service
+    from paretorch.workflows.studies.processes import mps as service
     from paretorch.workflows.studies.results import collect
 
     if name is None:
@@ -83,7 +82,7 @@ def study(
         return
     changes = assignments(set_)
     if "seed" in changes:
-        raise ConfigError(f"Every run of a study has a seed of its own: use --seeds {changes['seed']}.")
+        raise ConfigError(f"Every run of a study has a seed of its own: use --seeds {changes['seed']}")
     chosen = studies.load_study(name, changes)
     if seeds is not None:
         chosen = replace(chosen, seeds=tuple(integers(seeds, "--seeds")))
@@ -93,10 +92,10 @@ def study(
         return
     if chosen.tickets:
         if only:
-            raise ConfigError(f"{name} is a study of ticket searches, which has no settings to choose by --only.")
+            raise ConfigError(f"{name} is a study of ticket searches, which has no settings to choose by --only")
         if layers or curves or similarities:
             raise ConfigError(
-                f"{name} is a study of ticket searches: use --table, or see {out / name}/tickets.jsonl and .svg."
+                f"{name} is a study of ticket searches: use --table, or see {out / name}/tickets.jsonl and .svg"
             )
         with service(mps and parallel > 1 and not table):
             _tickets(chosen, out, runs, parallel, minutes, options, table)
@@ -113,7 +112,7 @@ def study(
         _show_stored(asked, out, table, layers)
         return
     with service(mps and parallel > 1), epochs_bar() as bar:
-        tell = typer.echo if bar is None else bar.tell
+        log = typer.echo if bar is None else bar.log
         watch = None if bar is None else bar.watch
         studies.run_study(
             chosen,
@@ -123,7 +122,7 @@ def study(
             parallel=parallel,
             minutes=minutes,
             options=options,
-            tell=tell,
+            log=log,
             watch=watch,
         )
     _show(chosen, *collect(chosen, out / chosen.name))
@@ -151,7 +150,7 @@ def _list(study: "Study", only: list[str], out: Path) -> None:
 
 def _show_stored(study: "Study", out: Path, table: bool, layers: bool) -> None:
     from paretorch.workflows.studies.results import collect, require_some
-    from paretorch.workflows.studies.table import show_layers
+    from paretorch.workflows.studies.tables import show_layers
 
     found, diverged = collect(study, out / study.name)
     require_some(study, [*found, *diverged], out)
@@ -164,7 +163,7 @@ def _show_stored(study: "Study", out: Path, table: bool, layers: bool) -> None:
 
 def _draw(study: "Study", out: Path) -> None:
     from paretorch.report.files import save
-    from paretorch.workflows.studies.curves import draw_curves
+    from paretorch.workflows.studies.pictures import draw_curves
 
     metric, picture = draw_curves(study, out / study.name)
     path = out / study.name / f"{metric}.svg"
@@ -173,14 +172,14 @@ def _draw(study: "Study", out: Path) -> None:
 
 
 def _draw_similarities(study: "Study", out: Path) -> None:
-    from paretorch.workflows.studies import similarities
+    from paretorch.workflows.studies import pictures
 
     target = out / study.name
-    found = similarities.similarities(study, target)
+    found = pictures.similarities(study, target)
     typer.echo("Mean similarity of layers an even / an odd number apart, by group:")
     for name, matrices in found.items():
-        typer.echo(similarities.told(name, matrices))
-    typer.echo(str(similarities.draw_similarities(study, target, found)))
+        typer.echo(pictures.describe_similarities(name, matrices))
+    typer.echo(str(pictures.draw_similarities(study, target, found)))
 
 
 def _tickets(
@@ -190,7 +189,7 @@ def _tickets(
     from paretorch.workflows.studies.tickets import run_tickets, ticket_lines
 
     if not table:
-        run_tickets(study, out, runs, parallel=parallel, minutes=minutes, options=options, tell=typer.echo)
+        run_tickets(study, out, runs, parallel=parallel, minutes=minutes, options=options, log=typer.echo)
     lines = ticket_lines(study, out / study.name)
     require_some(study, lines, out)
     for line in (*lines, f"Claim: {study.claim}"):
@@ -199,8 +198,14 @@ def _tickets(
 
 def _show(study: "Study", found: "Found", diverged: list[str]) -> None:
     """What the results say: accuracy against sparsity, bits or parameters where that is the question, else each setting's metric."""
-    from paretorch.workflows.studies.setting_tables import show_bits, show_metric, show_sharing
-    from paretorch.workflows.studies.table import points_of, show_points, show_verdicts
+    from paretorch.workflows.studies.tables import (
+        points_of,
+        show_bits,
+        show_metric,
+        show_points,
+        show_sharing,
+        show_verdicts,
+    )
 
     if points := points_of(study, found):
         lines = [*show_points(points), "", *show_verdicts(study, points)]

@@ -15,17 +15,14 @@ from rich.console import Console
 from rich.table import Table
 
 from paretorch.cli import options
-from paretorch.cli.bar import epochs_bar
-from paretorch.cli.options import SEARCH
+from paretorch.cli.options import SEARCH, Number, Text, Whole, assignments, epochs_bar, given, integers, numbers
 from paretorch.cli.recipe_flags import RecipeFields, recipe_flags, require_drops, source_of, with_held_out
-from paretorch.cli.values import Number, Text, Whole, assignments, given, integers, numbers
 from paretorch.errors import ConfigError, PareError, UndecidedWarning
 from paretorch.training.images import IMAGES
-from paretorch.training.recipe_keys import by_place
-from paretorch.training.recipe_values import read_config, recipe_from
+from paretorch.training.recipe_values import by_place, read_config, recipe_from
 from paretorch.training.runtime import Runtime
 from paretorch.workflows.tickets import METHODS, Bench, Result, Storage, collect, make_searches, work
-from paretorch.workflows.tickets.summary import write_result
+from paretorch.workflows.tickets.result import write_result
 
 _METHODS = ", ".join(sorted(METHODS))
 
@@ -140,7 +137,7 @@ def tickets(
         progress="quiet",
     )
     if out is not None and storage is not None:
-        raise ConfigError("--out and --storage both name the folder: give one of them.")
+        raise ConfigError("--out and --storage both name the folder: give one of them")
     opened = _open_storage(config, storage or out, resume or storage is not None, flags, search_flags, runtime)
     _work(opened, runtime, quiet)
 
@@ -157,7 +154,7 @@ def _open_storage(
     values = {} if config is None else read_config(config)
     table = values.pop("tickets", {})
     if not isinstance(table, dict):
-        raise ConfigError(f"{config}: tickets should be a table, such as [tickets] and below it rounds = 5.")
+        raise ConfigError(f"{config}: tickets should be a table, such as [tickets] and below it rounds = 5")
     if continues and folder is not None and config is None:
         if not recipe_given and not search_given:
             return Storage.open(folder)
@@ -170,7 +167,7 @@ def _open_storage(
     exists = (folder / "recipe.json").exists()
     if exists and not continues:
         raise ConfigError(
-            f"{folder} already holds a ticket search; continue it with --resume, join it with --storage, or choose another --out."
+            f"{folder} already holds a ticket search; continue it with --resume, join it with --storage, or choose another --out"
         )
     wanted = {**table, **search_given}
     searches = [] if exists and not wanted else make_searches({"seeds": [recipe.seed], **wanted}, source)
@@ -180,10 +177,10 @@ def _open_storage(
 
 def _work(opened: Storage, runtime: Runtime, quiet: bool) -> None:
     try:
-        with warnings.catch_warnings(), watched(opened, quiet=quiet) as (tell, show):
+        with warnings.catch_warnings(), watched(opened, quiet=quiet) as (log, show):
             # What rounding does to the network of a search is measured, and matters little: tickets are retrained.
             warnings.simplefilter("ignore", UndecidedWarning)
-            work(opened, runtime, tell, show)
+            work(opened, runtime, log, show)
     except PareError:
         write_and_show(opened)
         raise
@@ -196,25 +193,25 @@ _MOST_SHOWN = 60  # tickets; more are a file to look into
 
 @contextlib.contextmanager
 def watched(storage: Storage, *, quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[[Row], None]]]:
-    """Functions to tell a line and to show a row; on a terminal with a bar over the epochs of all workers."""
+    """Functions that print a line and a row; on a terminal with a bar over the epochs of all workers."""
     if quiet:
         yield (lambda words: None), (lambda row: None)
         return
     with epochs_bar() as bar:
-        tell: Callable[[str], None] = typer.echo if bar is None else bar.tell
-        over = threading.Event()
+        log: Callable[[str], None] = typer.echo if bar is None else bar.log
+        done = threading.Event()
 
-        def look() -> None:
-            while bar is not None and not over.wait(1.0):
+        def watch_epochs() -> None:
+            while bar is not None and not done.wait(1.0):
                 bar.watch(*storage.epochs())
 
-        looking = threading.Thread(target=look, daemon=True)
-        looking.start()
+        watcher = threading.Thread(target=watch_epochs, daemon=True)
+        watcher.start()
         try:
-            yield tell, (lambda row: tell(_line(row)))
+            yield log, (lambda row: log(_line(row)))
         finally:
-            over.set()
-            looking.join()
+            done.set()
+            watcher.join()
             if bar is not None:
                 bar.watch(*storage.epochs())
 
@@ -251,12 +248,12 @@ def _print(result: Result) -> None:
         Console().print(table)
     for one in result.found():
         typer.echo(f"{one.method}, seed {one.seed} ({one.epochs} epochs in all)")
-        typer.echo(f"  sparsest matching: {_told(one.sparsest)}")
-        typer.echo(f"  best performing:   {_told(one.best)}")
+        typer.echo(f"  sparsest matching: {_describe(one.sparsest)}")
+        typer.echo(f"  best performing:   {_describe(one.best)}")
     typer.echo("accuracy is that on the validation split, by which tickets are chosen; the test set decides nothing.")
 
 
-def _told(row: Row | None) -> str:
+def _describe(row: Row | None) -> str:
     if row is None:
         return "none is as accurate as the dense network"
     return (

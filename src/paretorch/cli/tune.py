@@ -11,15 +11,13 @@ import numpy as np
 import typer
 
 from paretorch.cli import options
-from paretorch.cli.bar import epochs_bar
-from paretorch.cli.options import SEARCH
+from paretorch.cli.options import SEARCH, Text, epochs_bar, numbers
 from paretorch.cli.recipe_flags import RecipeFields, make_recipe, recipe_flags
-from paretorch.cli.values import Text, numbers
 from paretorch.deploy.codec.container import write_file
 from paretorch.errors import ConfigError, PareError
 from paretorch.report.charts import Curve, curves
 from paretorch.report.files import save
-from paretorch.training.recipe_keys import by_place
+from paretorch.training.recipe_values import by_place
 from paretorch.training.runtime import Runtime
 from paretorch.workflows.tuning.plots import STEPS, heat_map
 from paretorch.workflows.tuning.trial import Trial, exactly
@@ -97,13 +95,13 @@ def tune(
     from paretorch.workflows import tuning
 
     if searched := [name for name in ("lr", "eps") if f"optimizer.{name}" in flags]:
-        raise ConfigError(f"pare tune searches {searched[0]}: give the values to try as --alphas and --epsilons.")
+        raise ConfigError(f"pare tune searches {searched[0]}: give the values to try as --alphas and --epsilons")
     recipe = make_recipe(config, by_place({"optimizer": "avagrad"}, flags) if config is None else flags, holds_out=True)
     if not recipe.data.validation:
-        raise ConfigError("Settings are chosen by held-out data, never by the test set: set validation, such as 5000.")
+        raise ConfigError("Settings are chosen by held-out data, never by the test set: set validation, such as 5000")
     runtime = Runtime(root, download, device, compile, graph, progress="quiet")
     if recipe.optimizer.name == "sgd" and epsilons is not None:
-        raise ConfigError("sgd has no ε: leave out --epsilons.")
+        raise ConfigError("sgd has no ε: leave out --epsilons")
     rates = tuning.alpha_grid() if alphas is None else _values(alphas, "--alphas")
     smoothing = tuning.eps_grid(recipe.optimizer.name) if epsilons is None else _values(epsilons, "--epsilons")
     smoothing = [0.0] if recipe.optimizer.name == "sgd" else smoothing
@@ -111,7 +109,7 @@ def tune(
     trial = Trial(recipe, runtime, folder)
     # Everything that a wrong recipe can break comes before the storage is made.
     trial.check()
-    with watched(trial, min(trials, len(rates) * len(smoothing)), quiet=quiet) as tell:
+    with watched(trial, min(trials, len(rates) * len(smoothing)), quiet=quiet) as on_trial:
         found = tuning.search(
             trial,
             rates,
@@ -122,7 +120,7 @@ def tune(
             seed=recipe.seed,
             first=_START.get(recipe.optimizer.name, (1e-3, 1e-8)),
             facts={name: one for name, one in by_place(recipe.as_dict()).items() if name not in _SEARCHED},
-            tell=tell,
+            on_trial=on_trial,
         )
     write(found, trial)
     typer.echo(recommendation(found, trial))
@@ -132,47 +130,47 @@ def _values(text: str, flag: str) -> list[float]:
     """In order: descent looks among neighbours, and so does a reader of the heat map."""
     found = numbers(text, flag)
     if not all(math.isfinite(value) and value > 0 for value in found) or len(set(found)) < len(found):
-        raise ConfigError(f"{flag} takes positive numbers, each once, such as 0.1,0.5,1, not {text!r}.")
+        raise ConfigError(f"{flag} takes positive numbers, each once, such as 0.1,0.5,1, not {text!r}")
     return sorted(found)
 
 
 @contextlib.contextmanager
 def watched(trial: Trial, count: int, *, quiet: bool) -> Iterator[Callable[["Found", float, float], None]]:
-    """A function to tell a setting once it is tried, of so many; on a terminal with a bar over the epochs of all."""
+    """A function that reports each of `count` settings once it is tried; on a terminal with a bar over the epochs of all."""
     if quiet:
         yield lambda found, alpha, eps: write(found, trial)
         return
     with epochs_bar() as bar:
 
-        def tell(found: "Found", alpha: float, eps: float) -> None:
+        def on_trial(found: "Found", alpha: float, eps: float) -> None:
             write(found, trial)
-            line = f"[{len(found.order)}/{count}] {_told(found, trial, alpha, eps)}"
+            line = f"[{len(found.order)}/{count}] {_describe(found, trial, alpha, eps)}"
             if bar is None:
                 typer.echo(line)
             else:
-                bar.tell(line)
+                bar.log(line)
                 bar.watch(len(found.order) * trial.recipe.epochs, count * trial.recipe.epochs)
 
-        yield tell
+        yield on_trial
 
 
-def _told(found: "Found", trial: Trial, alpha: float, eps: float) -> str:
+def _describe(found: "Found", trial: Trial, alpha: float, eps: float) -> str:
     error = found.errors[list(found.alphas).index(alpha), list(found.epsilons).index(eps)]
     setting = f"lr {exactly(alpha)}" + ("" if trial.recipe.optimizer.name == "sgd" else f", eps {exactly(eps)}")
-    return f"{setting}: {'diverged' if np.isnan(error) else trial.told(error)}"
+    return f"{setting}: {'diverged' if np.isnan(error) else trial.describe(error)}"
 
 
 def recommendation(found: "Found", trial: Trial) -> str:
     """The flags to train with."""
     count, diverged = len(found.order), int((found.tried & np.isnan(found.errors)).sum())
     if found.best is None:
-        raise PareError(f"All {count} settings diverged: give smaller learning rates, such as --alphas 1e-6,1e-5,1e-4.")
+        raise PareError(f"All {count} settings diverged: give smaller learning rates, such as --alphas 1e-6,1e-5,1e-4")
     alpha, eps, error = found.best
     flags = f"--optimizer {trial.recipe.optimizer.name} --lr {exactly(alpha)}"
     flags += "" if trial.recipe.optimizer.name == "sgd" else f" --set eps={exactly(eps)}"
     edge = len(found.alphas) > 2 and alpha in (min(found.alphas), max(found.alphas))
     hint = "; this lr is the last of --alphas, so try further ones" if edge else ""
-    return f"Recommended: {flags} ({trial.told(error)}, best of {count} settings, {diverged} diverged{hint})"
+    return f"Recommended: {flags} ({trial.describe(error)}, best of {count} settings, {diverged} diverged{hint})"
 
 
 def write(found: "Found", trial: Trial) -> None:

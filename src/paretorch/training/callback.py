@@ -9,7 +9,7 @@ from paretorch.core.plan import Plan, plans_of
 from paretorch.errors import ConfigError
 
 
-class Follower:
+class PlanStepper:
     """What every framework's callback does; the plan is found on the model."""
 
     def __init__(self, model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:

@@ -16,7 +16,7 @@ from paretorch.support.checked_files import DamagedError, read_newest, read_tens
 from paretorch.training.files import save_tensors
 
 _FORMAT = 1
-_ANEW = "remove it to begin the run again"
+_REMEDY = "remove it to begin the run again"
 _KINDS = {
     **dict.fromkeys(("recipe", "model", "optimizer", "random"), dict),
     **dict.fromkeys(("epoch", "step", "offset"), int),
@@ -58,14 +58,14 @@ class Checkpoint:
         try:
             content = read_newest(path, device) if resume else read_tensors(path, device)
         except DamagedError as error:
-            raise ArtefactError(f"{error}; {_ANEW}.") from error
+            raise ArtefactError(f"{error}; {_REMEDY}") from error
         if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
-            raise ArtefactError(f"{path} is a checkpoint of another format; {_ANEW}.")
+            raise ArtefactError(f"{path} is a checkpoint of another format; {_REMEDY}")
         if set(content) != set(cls.__dataclass_fields__):
-            raise ArtefactError(f"{path} lacks parts of a checkpoint; {_ANEW}.")
+            raise ArtefactError(f"{path} lacks parts of a checkpoint; {_REMEDY}")
         for name, kind in _KINDS.items():
             if not isinstance(content[name], kind) or not _is_sound(name, content[name]):
-                raise ArtefactError(f"{path} has no {name} as checkpoints have it; {_ANEW}.")
+                raise ArtefactError(f"{path} has no {name} as checkpoints have it; {_REMEDY}")
         content["random"] = {name: state.cpu() for name, state in content["random"].items()}
         return cls(**content)
 

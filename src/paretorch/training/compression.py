@@ -3,14 +3,20 @@
 Beside the method's own, `precision_options` may have, for smol, `samples`: K of Definition 5.5, where every batch is taken in
 K parts, each with noise of its own, at the cost of one batch (batch norm sees a part at a time); for its rivals, `ends`: bits of the first and the last
 layer; and for given, `source`: the artefact, and `shuffled`: whether its precisions are permuted within each layer.
+
+`norms` says how the run's artefact has its batch norms, y = a x + c in place of four vectors (`paretorch.deploy.norms`). A byte
+budget must count what will be stored, not what is trained, and a run must report the accuracy of what is stored.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from paretorch.core.finish.byte_budget import Meter
+from paretorch.edits import Edit
 from paretorch.errors import ConfigError
 from paretorch.methods.registry import entries
 from paretorch.methods.sharing.soft import SoftSharing
@@ -20,9 +26,50 @@ from paretorch.training.task import Task
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
 
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_VECTORS = ("weight", "bias", "running_mean", "running_var")
+
+
+def folded_state(model: nn.Module, state: Mapping[str, Tensor], norms: str) -> dict[str, Tensor]:
+    """A state of the model (after structural edits too) with its batch norms folded, and rounded if `norms` says so."""
+    from paretorch.deploy.norms import prepared_state
+
+    folded = dict(state)
+    for module, keys in _norms(model, state):
+        own = {name: state[key] for name, key in keys.items()}
+        layer = nn.BatchNorm1d(len(own["weight"]), eps=module.eps, device=own["weight"].device)
+        layer.load_state_dict(own, strict=False)
+        stored = prepared_state(layer, _DTYPES[norms], True)
+        folded |= {key: stored[name].to(own[name].dtype) for name, key in keys.items()}
+    return folded
+
+
+def fold_norms(model: nn.Module, norms: str) -> None:
+    """Fold the batch norms of a plain network, in place: the same outputs in eval mode, up to rounding."""
+    model.load_state_dict(folded_state(model, model.state_dict(), norms))
+
+
+def meter_of(model: nn.Module, norms: str | None, more: int = 0) -> Meter:
+    """Counts the bytes of the file that a state of the model would leave, with so many `more` for what is said about it."""
+    from paretorch.deploy import encoded_size
+
+    def meter(state: Mapping[str, Tensor], edits: Sequence[Edit]) -> int:
+        return more + encoded_size(state if norms is None else folded_state(model, state, norms), model, edits)
+
+    return meter
+
+
+def _norms(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[tuple[_BatchNorm, dict[str, str]]]:
+    """Every batch norm with the keys of its four vectors."""
+    for prefix, module in model.named_modules():
+        keys = {name: f"{prefix}.{name}" if prefix else name for name in _VECTORS}
+        if isinstance(module, _BatchNorm) and set(keys.values()) <= set(state):
+            yield module, keys
+
+
 _SUMMARY = len('"summary":{"accuracy":0.1234},')  # what `finish` adds to the file beside the network
-DRAWN = tuple(name for name, entry in entries("sparsity").items() if entry.drawn)
-_JUDGING = 16  # training batches by which drawn masks are compared
+SAMPLED_MASKS = tuple(name for name, entry in entries("sparsity").items() if entry.drawn)
+_JUDGED_BATCHES = 16  # training batches by which drawn masks are compared
 
 
 def attach(model: nn.Module, recipe: Recipe, *, steps: int, example: Tensor) -> "Plan | None":
@@ -30,7 +77,6 @@ def attach(model: nn.Module, recipe: Recipe, *, steps: int, example: Tensor) -> 
     if not recipe.compresses:
         return None
     from paretorch.core.compress import compress
-    from paretorch.training.norms import meter_of
 
     methods = _methods(recipe, model)
     steps = max(steps, 1)  # none where a trained network is pruned right away
@@ -49,7 +95,7 @@ def harden(plan: "Plan", optimizer: torch.optim.Optimizer, task: Task, recipe: R
     validation images decide. amc: the shares of the layers are searched by the accuracy on the validation images.
     """
     plan.model.eval()
-    if recipe.compression.pruning in DRAWN:
+    if recipe.compression.pruning in SAMPLED_MASKS:
         from paretorch.methods.sparsity.rivals import harden_best
 
         harden_best(plan, _judge(task, recipe.epochs), optimizer=optimizer)
@@ -101,7 +147,7 @@ def _precision_options(name: str, recipe: Recipe, model: nn.Module, left: tuple[
         return {"init_bits": bits, "scale": "fit", **options}
     if name == "given":
         if bits is not None:
-            raise ConfigError("The quantization 'given' takes its bits from precision_options.source: leave bits out.")
+            raise ConfigError("The quantization 'given' takes its bits from precision_options.source: leave bits out")
         source, shuffled = options.pop("source", None), options.pop("shuffled", False)
         return {**options, "precisions": _precisions(source, shuffled, recipe.seed)}
     if bits is not None:
@@ -117,7 +163,7 @@ def _precision_options(name: str, recipe: Recipe, model: nn.Module, left: tuple[
 
 def _whole(bits: float | None, name: str) -> int | None:
     if bits is not None and not float(bits).is_integer():
-        raise ConfigError(f"{name} gives the same whole number of bits everywhere, not {bits:g}: use 2, say, or smol.")
+        raise ConfigError(f"{name} gives the same whole number of bits everywhere, not {bits:g}: use 2, say, or smol")
     return None if bits is None else int(bits)
 
 
@@ -127,7 +173,7 @@ def _precisions(source: Any, shuffled: Any, seed: int) -> Any:
     from paretorch.methods.precision.shuffle import precision_map
 
     if not isinstance(source, str):
-        raise ConfigError("The quantization 'given' needs precision_options.source, the model.pare of a run with smol.")
+        raise ConfigError("The quantization 'given' needs precision_options.source, the model.pare of a run with smol")
     network, head = open_artefact(source)
     found = precision_map(network, head.get("edits", ()))
     return found.shuffled(seed) if shuffled else found
@@ -139,12 +185,12 @@ def _made(method: Any, options: dict[str, Any], where: str) -> Any:
     try:
         return method(**{name: value for name, value in given.items() if value is not None})
     except TypeError as error:
-        raise ConfigError(f"{where}: {error}.") from error
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _judge(task: Task, epoch: int) -> Callable[[nn.Module], float]:
     """Minus the loss on some batches of an epoch that was not trained on."""
-    batches = tuple(part[:_JUDGING] for part in task.epoch(epoch))
+    batches = tuple(part[:_JUDGED_BATCHES] for part in task.epoch(epoch))
 
     def score(model: nn.Module) -> float:
         with torch.no_grad():

@@ -50,7 +50,7 @@ def _lock(folder: Path, held: contextlib.ExitStack) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise PareError(f"Another process is training in {folder}: wait for it, or choose another --out.") from error
+        raise PareError(f"Another process is training in {folder}: wait for it, or choose another --out") from error
 
 
 def write_error(path: Path, error: OSError) -> PareError:
@@ -59,5 +59,5 @@ def write_error(path: Path, error: OSError) -> PareError:
     reason = (error.strerror or str(error)).lower()
     return PareError(
         f"Cannot write {path} ({reason}){kept}. Make room or make the folder writable and continue with --resume, "
-        f"or choose another folder with --out."
+        f"or choose another folder with --out"
     )

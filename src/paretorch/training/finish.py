@@ -11,12 +11,11 @@ from torch import nn
 
 from paretorch.errors import ArtefactError
 from paretorch.support.files import read_json
+from paretorch.training.compression import fold_norms
 from paretorch.training.files import write_atomically
 from paretorch.training.folder import RunFolder
-from paretorch.training.norms import fold_norms
 from paretorch.training.progress import headline
-from paretorch.training.task import Task
-from paretorch.training.tasks.limits import Drawing
+from paretorch.training.task import ImageTask, Task
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
@@ -49,7 +48,7 @@ def finish(
     from paretorch import deploy
     from paretorch.report import write_html
 
-    model = leave(plan) if plan is not None else model
+    model = finalize_plan(plan) if plan is not None else model
     if norms is not None:
         fold_norms(model, norms)
     model.eval()
@@ -105,7 +104,7 @@ def _by_bits(precisions: Mapping[int, int]) -> dict[str, int]:
     return {str(bits): count for bits, count in sorted(precisions.items())}
 
 
-def leave(plan: "Plan") -> nn.Module:
+def finalize_plan(plan: "Plan") -> nn.Module:
     """The plain network; of one that shares, with its templates once: what `finalize` writes out is every layer's weight."""
     from paretorch.methods.sharing import fold
 
@@ -115,7 +114,7 @@ def leave(plan: "Plan") -> nn.Module:
 
 
 def _draw(model: nn.Module, task: Task, path: Path) -> bytes | None:
-    if not isinstance(task, Drawing):
+    if not isinstance(task, ImageTask):
         return None
     from paretorch.report.files import png
 
@@ -150,5 +149,5 @@ def read_result(folder: Path) -> dict[str, Any] | None:
         if not result.keys() >= {"epochs", "bytes", "dense_bytes"}:
             raise ValueError
     except (OSError, ValueError, TypeError) as error:
-        raise ArtefactError(f"{path} is damaged; remove it and run again with --resume.") from error
+        raise ArtefactError(f"{path} is damaged; remove it and run again with --resume") from error
     return result

@@ -25,17 +25,30 @@ from paretorch.training.progress import Progress
 from paretorch.training.recipe import THROUGH, Recipe
 from paretorch.training.recipe_values import require_same_recipe
 from paretorch.training.runtime import Runtime
-from paretorch.training.similarities import similarities
 from paretorch.training.stepper import Stepper
-from paretorch.training.task import Task, mix
+from paretorch.training.task import Task, derive_seed
 from paretorch.training.tracking import Tracking
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
 
+_WHEN = (0.125, 0.25, 0.5, 0.75, 1.0)  # of the epochs
+
+
+def similarities(plan: "Plan | None", epoch: int, epochs: int) -> dict[str, Any]:
+    """Matrices for the row of an epoch, one a group of layers; nothing at other epochs, and where nothing is shared."""
+    due = {max(1, round(share * epochs)) for share in _WHEN}
+    if plan is None or plan.is_hard or epoch not in due or all(one.room != "sharing" for one in plan.methods()):
+        return {}
+    from paretorch.methods.sharing import layer_similarity
+
+    found = layer_similarity(plan.model)
+    return {"similarities": [[[round(value, 3) for value in row] for row in one.matrix.tolist()] for one in found]}
+
+
 _DIVERGED = 1e5
 # Steps: compiling takes about a minute and saves half a millisecond a step of ResNet-20, 1.7 of WRN-28-10.
-_PAYS = 30_000
+_MIN_STEPS_TO_COMPILE = 30_000
 
 
 class Trainer:
@@ -108,7 +121,7 @@ class Trainer:
             progress.start(self.epochs, self.task.steps, self._epoch * self.task.steps + self._step, first)
             while self._epoch < self.epochs:
                 self._harden_when_due(progress)
-                self._tell(self.train_epoch(progress), progress)
+                self._evaluate_and_log(self.train_epoch(progress), progress)
                 ends = self._epoch in (self.recipe.epochs, self.epochs)
                 if ends or self._epoch % self.runtime.checkpoint_epochs == 0 or self._is_to_stop:
                     self._save()
@@ -120,7 +133,7 @@ class Trainer:
         """Take the steps of one epoch, or the rest of them after a resume; returns their row of metrics."""
         epoch, steps, begun = self._epoch, self.task.steps, time.perf_counter()
         if self._step == 0:
-            torch.manual_seed(mix(self.recipe.seed, epoch, 2))
+            torch.manual_seed(derive_seed(self.recipe.seed, epoch, 2))
         self.model.train()
         set_mode(self.optimizer, training=True)
         rates = self._rates(epoch)
@@ -150,7 +163,7 @@ class Trainer:
 
     def _should_compile(self) -> bool:
         wanted = self.runtime.compile
-        return self.epochs * self.task.steps >= _PAYS if wanted is None else wanted
+        return self.epochs * self.task.steps >= _MIN_STEPS_TO_COMPILE if wanted is None else wanted
 
     def _keeps(self, done: int) -> bool:
         return bool(self.runtime.checkpoint_steps) and done % self.runtime.checkpoint_steps == 0
@@ -168,13 +181,13 @@ class Trainer:
         if self.plan is None or self.plan.is_hard or self._epoch < self.recipe.epochs:
             return
         if self.recipe.epochs == 0:
-            self._tell({"phase": "start"}, progress)
+            self._evaluate_and_log({"phase": "start"}, progress)
         harden(self.plan, self.optimizer, self.task, self.recipe)
         self.stepper.release()
-        self._tell({"phase": "harden"}, progress)
+        self._evaluate_and_log({"phase": "harden"}, progress)
         self._save()
 
-    def _tell(self, row: dict[str, Any], progress: Progress) -> None:
+    def _evaluate_and_log(self, row: dict[str, Any], progress: Progress) -> None:
         self.model.eval()
         set_mode(self.optimizer, training=False)
         evaluation = self.task.evaluate(self.model)
@@ -245,7 +258,7 @@ class Trainer:
             restore_random(stored.random, self.device)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             told = f"{self.folder.checkpoint} does not fit this network; it comes from another version of it."
-            raise ArtefactError(f"{told} Choose another --out.") from error
+            raise ArtefactError(f"{told} Choose another --out") from error
         self._epoch, self._step, self._offset = stored.epoch, stored.step, stored.offset
         self._record = stored.record if stored.step else None
         self.folder.rewind(stored.offset)
@@ -267,5 +280,5 @@ class Trainer:
         if taken != self._epoch * steps or self._step >= steps:
             raise ArtefactError(
                 f"{self.folder.path} was run with other data: an epoch has {steps} steps now, and had another number. "
-                f"Use the same data or another --out."
+                f"Use the same data or another --out"
             )

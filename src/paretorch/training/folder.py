@@ -65,16 +65,16 @@ class RunFolder:
             write_atomically(self.metrics, self._rows)
 
     def rewind(self, offset: int | None) -> None:
-        """Cut metrics.jsonl to `offset` bytes (None: leave it), so that steps taken again are not told twice."""
+        """Cut metrics.jsonl to `offset` bytes (None: leave it), so that steps taken again are not written twice."""
         if self.metrics.exists() and not self.metrics.is_file():
-            raise ArtefactError(f"{self.metrics} is not a file: remove it, or choose another --out.")
+            raise ArtefactError(f"{self.metrics} is not a file: remove it, or choose another --out")
         try:
             with open(self.metrics, "ab") as file:
                 if offset is not None:
                     if file.tell() < offset:
                         raise ArtefactError(
                             f"{self.metrics} lacks rows that were there when the run was stopped; put them back, or "
-                            f"remove {self.checkpoint} to begin the run again."
+                            f"remove {self.checkpoint} to begin the run again"
                         )
                     file.truncate(offset)
             self._rows = self.metrics.read_bytes()
@@ -108,11 +108,11 @@ def check_folder(path: Path, recipe: Recipe, *, resume: bool) -> None:
     if not (checked_files.exists(path / "checkpoint.pt") or (path / "result.json").exists()):
         return
     if not resume:
-        raise ConfigError(f"{path} already holds a run; continue it with --resume or choose another --out.")
+        raise ConfigError(f"{path} already holds a run; continue it with --resume or choose another --out")
     try:
         stored = dict(read_json(path / "config.json")["recipe"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArtefactError(f"{path}/config.json is not the configuration of a run; choose another --out.") from error
+        raise ArtefactError(f"{path}/config.json is not the configuration of a run; choose another --out") from error
     require_same_recipe(recipe, stored, path)
 
 
@@ -126,7 +126,7 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
         if not all(isinstance(row, dict) for row in rows):
             raise ValueError
     except (OSError, ValueError) as error:
-        raise ArtefactError(f"{path} is damaged: it should hold one JSON object a line.") from error
+        raise ArtefactError(f"{path} is damaged: it should hold one JSON object per line") from error
     return rows
 
 

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
 from paretorch.training.distillation import Teacher
-from paretorch.training.task import Batch, mix, shuffled
+from paretorch.training.task import Batch, derive_seed, shuffled
 from paretorch.zoo.data import Augment, Images, augment
 
 IMAGES = ("digits", "cifar10", "cifar100")
@@ -45,15 +45,15 @@ class ImageClassification:
         self._autocast = autocast
         self.steps = len(images.train[1]) // batch
         if self.steps == 0:
-            raise ConfigError(f"A batch of {batch} is larger than the training set of {len(images.train[1])} images.")
+            raise ConfigError(f"A batch of {batch} is larger than the training set of {len(images.train[1])} images")
         shape = (1, len(images.mean), 1, 1)
         self._centre = torch.tensor(images.mean, device=self._device).view(shape) * 255
         self._scale = 1 / (torch.tensor(images.std, device=self._device).view(shape) * 255)
 
     def epoch(self, number: int) -> Batch:
         pixels, labels = self._images.train
-        order = shuffled(len(labels), mix(self._seed, number, 0))[: self.steps * self._batch].to(self._device)
-        pixels = augment(pixels[order], self._how, mix(self._seed, number, 1))
+        order = shuffled(len(labels), derive_seed(self._seed, number, 0))[: self.steps * self._batch].to(self._device)
+        pixels = augment(pixels[order], self._how, derive_seed(self._seed, number, 1))
         return pixels.view(self.steps, self._batch, *pixels.shape[1:]), labels[order].view(self.steps, self._batch)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 
 from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.support.inputs import ModelCall
-from paretorch.training.callback import Follower
+from paretorch.training.callback import PlanStepper
 from paretorch.training.distillation import ALPHA, Teacher
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
 except ImportError as error:
-    raise MissingExtraError("PlanCallback needs lightning: pip install 'paretorch[lightning]'.") from error
+    raise MissingExtraError("PlanCallback needs lightning: pip install 'paretorch[lightning]'") from error
 
 
 class PlanCallback(Callback):
@@ -44,8 +44,8 @@ class PlanCallback(Callback):
     """
 
     def __init__(self, teacher: nn.Module | None = None, alpha: float = ALPHA, temperature: float = 1.0) -> None:
-        self._lessons = None if teacher is None else _Lessons(Teacher(teacher, alpha, temperature))
-        self._follower: Follower | None = None
+        self._distiller = None if teacher is None else _Distiller(Teacher(teacher, alpha, temperature))
+        self._stepper: PlanStepper | None = None
         self._loaded: dict[str, Any] = {}
         self._seen = 0
 
@@ -54,43 +54,43 @@ class PlanCallback(Callback):
             raise ConfigError(
                 'precision="16-mixed" scales losses, and with them the gradients of decisions: use "bf16-mixed"'
             )
-        self._follower, self._seen = Follower(pl_module, trainer.optimizers), trainer.global_step
+        self._stepper, self._seen = PlanStepper(pl_module, trainer.optimizers), trainer.global_step
         if self._loaded:
-            self._follower.plan.load_state_dict(self._loaded)
+            self._stepper.plan.load_state_dict(self._loaded)
             self._loaded = {}  # a later fit begins with a plan of its own
-        if self._lessons is not None:
-            self._lessons.begin(pl_module, self._follower.plan.model)
+        if self._distiller is not None:
+            self._distiller.begin(pl_module, self._stepper.plan.model)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._lessons is not None:
-            self._lessons.end(pl_module)
+        if self._distiller is not None:
+            self._distiller.end(pl_module)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.on_train_end(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        if self._follower is None or trainer.global_step == self._seen:
+        if self._stepper is None or trainer.global_step == self._seen:
             return
         self._seen = trainer.global_step
-        self._follower.after_step(trainer.optimizers[0])
+        self._stepper.after_step(trainer.optimizers[0])
         if self._seen % max(getattr(trainer, "log_every_n_steps", 50), 1) == 0:
-            pl_module.log_dict({f"plan/{name}": value for name, value in self._follower.plan.metrics().items()})
-            if self._lessons is not None and self._lessons.last is not None:
-                pl_module.log("plan/distillation", self._lessons.last)
+            pl_module.log_dict({f"plan/{name}": value for name, value in self._stepper.plan.metrics().items()})
+            if self._distiller is not None and self._distiller.last is not None:
+                pl_module.log("plan/distillation", self._distiller.last)
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self._follower is None else self._follower.plan.state_dict()
+        return {} if self._stepper is None else self._stepper.plan.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict
 
 
-class _Lessons:
+class _Distiller:
     """Adds the teacher's loss to what `training_step` returns: while it trains, the module has a step of its own."""
 
     def __init__(self, teacher: Teacher) -> None:
         self._teacher = teacher
-        self._heard: list[tuple[ModelCall, Any]] = []
+        self._calls: list[tuple[ModelCall, Any]] = []
         self._hook: Any = None
         self.last: Tensor | None = None
 
@@ -101,11 +101,11 @@ class _Lessons:
                 "pt.distillation_loss to your own"
             )
         self._teacher.prepare(student, module.device)
-        self._hook = student.register_forward_hook(self._hear, with_kwargs=True)
+        self._hook = student.register_forward_hook(self._record_call, with_kwargs=True)
         step = module.training_step
 
         def taught(*args: Any, **kwargs: Any) -> Any:
-            self._heard.clear()
+            self._calls.clear()
             return self._added(step(*args, **kwargs))
 
         module.__dict__["training_step"] = taught  # found before the method of its class
@@ -116,19 +116,19 @@ class _Lessons:
             self._hook = None
             module.__dict__.pop("training_step", None)
 
-    def _hear(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def _record_call(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if torch.is_grad_enabled():
-            self._heard.append((ModelCall(args, kwargs), output))
+            self._calls.append((ModelCall(args, kwargs), output))
 
     def _added(self, result: Any) -> Any:
         if result is None:  # the batch is skipped
             return None
-        if not self._heard:
+        if not self._calls:
             raise ConfigError(
                 "training_step does not call the network with the plan: there is nothing to compare with teacher="
             )
-        distilled = torch.stack([self._teacher.repeat(call, output) for call, output in self._heard]).mean()
-        self._heard.clear()
+        distilled = torch.stack([self._teacher.repeat(call, output) for call, output in self._calls]).mean()
+        self._calls.clear()
         self.last = distilled.detach()
         if isinstance(result, Mapping):
             return {**result, "loss": self._teacher.add(result["loss"], distilled)}

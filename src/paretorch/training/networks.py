@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from paretorch import deploy, zoo
 from paretorch.errors import ConfigError, MissingExtraError, PareError
 from paretorch.support.eval_mode import first_sentence
-from paretorch.zoo.own_code import call_function, load_function, names_code
+from paretorch.zoo.user_code import call_function, load_function, names_code
 
 _NESTED = ("state_dict", "model_state_dict", "model")  # where checkpoints keep the weights
 _NO_OPTIONS: Mapping[str, Any] = {}
@@ -41,7 +41,7 @@ def build_network(
             arguments for.
     """
     if names_code(name):
-        return _own(name, options, wanted)
+        return _from_user(name, options, wanted)
     if name.startswith("hf:"):
         return _transformers(name, options)
     if name.startswith("timm:"):
@@ -91,7 +91,7 @@ def _read_state(path: Path, option: str) -> Mapping[str, Tensor]:
     return found
 
 
-def _own(name: str, options: Mapping[str, Any], wanted: Mapping[str, Any]) -> nn.Module:
+def _from_user(name: str, options: Mapping[str, Any], wanted: Mapping[str, Any]) -> nn.Module:
     try:
         parameters: Mapping[str, inspect.Parameter] = inspect.signature(load_function(name, "--network")).parameters
     except (TypeError, ValueError):  # a callable that does not say

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from paretorch.optim.peers import PEERS, RATE_SHARE, peer
 from paretorch.training.recipe import OptimizerRecipe
@@ -69,3 +70,17 @@ def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     # Loading copies; a rate that a captured step reads must stay the very tensor that is written to.
     for group, own in zip(optimizer.param_groups, settings, strict=True):
         group.update(own)
+
+
+def clip_gradients(optimizer: torch.optim.Optimizer, norm: float) -> RemovableHandle:
+    """From now on, scale the gradient of all weights together down to `norm` before each step.
+
+    The optimizer holds the weights alone: the plan's decisions are not clipped. Nothing is read on the host, so that
+    the step can be captured. `remove()` of what is returned ends it.
+    """
+
+    def clip(stepping: torch.optim.Optimizer, args: Any, options: Any) -> None:
+        weights = [weight for group in stepping.param_groups for weight in group["params"]]
+        torch.nn.utils.clip_grad_norm_(weights, norm)
+
+    return optimizer.register_step_pre_hook(clip)

@@ -1,4 +1,4 @@
-"""How a run tells of itself: a bar on a terminal, a line an epoch elsewhere, or nothing."""
+"""What is shown of a run: a bar on a terminal, one line per epoch elsewhere, or nothing."""
 
 import sys
 from collections.abc import Mapping
@@ -79,7 +79,7 @@ def describe(row: dict[str, Any], epochs: int, held_out: str = "test") -> str:
     for name in _SHOWN:
         if name in row:
             words = name.replace("test_", f"{held_out}_").replace("_", " ")
-            parts.append(f"{words} {told(name, row[name])}")
+            parts.append(f"{words} {format_metric(name, row[name])}")
     if "seconds" in row:
         parts.append(f"{row['seconds']:.2f} s")
     return "  ".join(parts)
@@ -90,7 +90,7 @@ def headline(result: Mapping[str, Any]) -> str:
     return next((name for name in _HEADLINES if name in result), "test_loss")
 
 
-def told(name: str, value: float) -> str:
+def format_metric(name: str, value: float) -> str:
     """A metric as people read it: shares in per cent."""
     return f"{100 * value:.2f} %" if name.endswith(("accuracy", "sparsity", "f1")) else f"{value:.4g}"
 

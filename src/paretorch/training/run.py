@@ -10,21 +10,21 @@ from torch import Tensor, nn
 
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import in_eval, run_example
-from paretorch.training.compression import DRAWN, attach
+from paretorch.training.compression import SAMPLED_MASKS, attach
 from paretorch.training.files import alone_in
 from paretorch.training.finish import finish, read_result
 from paretorch.training.fit import Trainer
 from paretorch.training.folder import RunFolder, check_folder
 from paretorch.training.images import ImageClassification
 from paretorch.training.networks import build_network, is_zoo, load_weights
+from paretorch.training.optimizers import clip_gradients
 from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import changed
 from paretorch.training.runtime import Runtime
-from paretorch.training.task import Task
+from paretorch.training.task import ImageTask, StatefulTask, Task, runtime_for
 from paretorch.training.tasks.batches import BatchTask
 from paretorch.training.tasks.choose import choose
-from paretorch.training.tasks.limits import Carrying, Drawing, clip_gradients, suited
-from paretorch.training.teacher import teach
+from paretorch.training.teacher import set_teacher
 from paretorch.training.tracking import require_trackers
 
 if TYPE_CHECKING:
@@ -49,13 +49,13 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"{name!r} is no device; use cpu, cuda or cuda:1.") from error
+        raise ConfigError(f"{name!r} is no device; use cpu, cuda or cuda:1") from error
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"Training runs on cpu and cuda, not on {name!r}.")
+        raise ConfigError(f"Training runs on cpu and cuda, not on {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("There is no usable GPU here; use --device cpu.")
+        raise ConfigError("There is no usable GPU here; use --device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"There is no {name} here: the GPUs are numbered from 0 to {torch.cuda.device_count() - 1}.")
+        raise ConfigError(f"There is no {name} here: the GPUs are numbered from 0 to {torch.cuda.device_count() - 1}")
     return device
 
 
@@ -69,14 +69,14 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
         _check_options(recipe, wanted)
     if recipe.compression.pruning == "amc":
         _check_search(recipe, task)
-    if recipe.compression.pruning in DRAWN and isinstance(task, Drawing):
+    if recipe.compression.pruning in SAMPLED_MASKS and isinstance(task, ImageTask):
         raise ConfigError(
-            f"{recipe.compression.pruning} draws masks and keeps that of the lowest loss, which a generator's does not tell: "
-            f"choose another pruning."
+            f"{recipe.compression.pruning} draws masks and keeps that of the lowest loss, which says nothing about a generator: "
+            f"choose another pruning"
         )
     if recipe.compression.samples > 1 and not getattr(task, "splits", False):
         raise ConfigError(
-            f"precision_options.samples splits batches, which those of {recipe.data.name} cannot be: leave it out."
+            f"precision_options.samples splits batches, which those of {recipe.data.name} cannot be: leave it out"
         )
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
@@ -87,7 +87,7 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
         load_weights(model, Path(recipe.start))
     model = model.to(device)
     check_fit(model, task, recipe, wanted)
-    teach(task, model, recipe, wanted)
+    set_teacher(task, model, recipe, wanted)
     # Faster on GPUs, and on CPUs too: ResNet-20 takes three quarters of the time there.
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Setup(model, task, attach(model, recipe, steps=recipe.epochs * task.steps, example=task.example()), device)
@@ -97,9 +97,9 @@ def _check_options(recipe: Recipe, wanted: dict[str, Any]) -> None:
     for name, value in wanted.items():
         given = recipe.network_options.get(name, value)
         if type(given) is int and (given < value or (name == "channels" and given != value)):
-            told = f"{name} must be {value}" if name == "channels" else f"{name} must be at least {value}"
+            rule = f"{name} must be {value}" if name == "channels" else f"{name} must be at least {value}"
             raise ConfigError(
-                f"network_options: for {recipe.data.name} {told}, not {given}; leave it out to have just that."
+                f"network_options: for {recipe.data.name} {rule}, not {given}; leave it out to have just that"
             )
 
 
@@ -133,15 +133,15 @@ def _run_image(model: nn.Module, image: Tensor, recipe: Recipe) -> Any:
 
 def _check_search(recipe: Recipe, task: Task) -> None:
     if not recipe.data.validation:
-        raise ConfigError("amc searches by held-out training images, never by the test set: set validation=5000, say.")
+        raise ConfigError("amc searches by held-out training images, never by the test set: set validation=5000, say")
     if "accuracy" not in task.tallies:
-        raise ConfigError(f"amc searches by accuracy, which {recipe.data.name} does not have; choose another pruning.")
+        raise ConfigError(f"amc searches by accuracy, which {recipe.data.name} does not have; choose another pruning")
 
 
 def trainer_of(setup: Setup, recipe: Recipe, folder: RunFolder, runtime: Runtime) -> Trainer:
     """The loop for a setup: with what its task asks for, and with the recipe's clipping."""
-    runtime = suited(runtime, setup.task)
-    if isinstance(setup.task, Carrying):
+    runtime = runtime_for(runtime, setup.task)
+    if isinstance(setup.task, StatefulTask):
         setup.task.attach(setup.model)
     trainer = Trainer(setup.model, setup.task, recipe, folder, plan=setup.plan, runtime=runtime, device=setup.device)
     if recipe.optimizer.clip_norm is not None:
@@ -161,7 +161,7 @@ def train(recipe: Recipe, out: Path, runtime: Runtime | None = None, *, resume: 
     with alone_in(out):
         folder = RunFolder(out, recipe, resume=resume, device=setup.device)
         last = trainer_of(setup, recipe, folder, runtime).run(resume=resume)
-        if isinstance(setup.task, Carrying):
+        if isinstance(setup.task, StatefulTask):
             setup.task.release(setup.model)
         test = (
             choose(changed(recipe, {"data.validation": 0}), runtime, setup.device)[0]

@@ -59,9 +59,9 @@ def build(
     """The schedule of that name over `epochs`."""
     epochs = max(epochs, 1e-9)
     if name not in SCHEDULES:
-        raise ConfigError(f"Unknown schedule {name!r}; choose one of {', '.join(SCHEDULES)}.")
+        raise ConfigError(f"Unknown schedule {name!r}; choose one of {', '.join(SCHEDULES)}")
     if name == "steps" and not milestones:
-        raise ConfigError("The schedule 'steps' needs milestones in epochs, for example milestones = [80, 120].")
+        raise ConfigError("The schedule 'steps' needs milestones in epochs, for example milestones = [80, 120]")
     made = {
         "constant": lambda: constant,
         "cosine": lambda: cosine(epochs),

@@ -1,10 +1,13 @@
 """What is trained: batches, a loss and an evaluation. The loop knows nothing else about the data."""
 
 import hashlib
-from typing import Protocol
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+from paretorch.training.runtime import Runtime
 
 Batch = tuple[Tensor, ...]
 
@@ -46,7 +49,35 @@ class Task(Protocol):
         ...
 
 
-def mix(*parts: int) -> int:
+@runtime_checkable
+class StatefulTask(Protocol):
+    """A task that keeps something on the model from step to step."""
+
+    def attach(self, model: nn.Module) -> None:
+        """Before training, and before a checkpoint is loaded."""
+        ...
+
+    def release(self, model: nn.Module) -> None:
+        """After training."""
+        ...
+
+
+@runtime_checkable
+class ImageTask(Protocol):
+    """A task whose network makes images."""
+
+    def draw(self, model: nn.Module) -> Tensor:
+        """What a network on the CPU makes, as one picture: bytes [channels, height, width], the same every time."""
+        ...
+
+
+def runtime_for(runtime: Runtime, task: Task) -> Runtime:
+    """The runtime without what the task cannot have: see `fixed_shapes` and `compiles` in `Task`."""
+    fixed, compiles = getattr(task, "fixed_shapes", True), getattr(task, "compiles", True)
+    return replace(runtime, graph=runtime.graph and fixed, compile=runtime.compile if compiles else False)
+
+
+def derive_seed(*parts: int) -> int:
     """One seed from several integers, far apart for neighbours, the same on every machine."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

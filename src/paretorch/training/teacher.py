@@ -20,7 +20,7 @@ from paretorch.training.tasks.language import CARRIED
 from paretorch.training.tasks.translation import Translation
 
 
-def teach(task: Task, model: nn.Module, recipe: Recipe, wanted: Mapping[str, Any]) -> None:
+def set_teacher(task: Task, model: nn.Module, recipe: Recipe, wanted: Mapping[str, Any]) -> None:
     """Let the task mix in the loss of the recipe's teacher, if it names one; raise if their outputs do not match.
 
     Args:

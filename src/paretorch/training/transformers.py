@@ -23,14 +23,14 @@ from torch import nn
 
 from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.support.inputs import ModelCall
-from paretorch.training.callback import Follower
+from paretorch.training.callback import PlanStepper
 from paretorch.training.distillation import ALPHA, Teacher
 from paretorch.training.files import write_atomically
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
-    raise MissingExtraError("PlanCallback needs transformers: pip install 'paretorch[transformers]'.") from error
+    raise MissingExtraError("PlanCallback needs transformers: pip install 'paretorch[transformers]'") from error
 
 _FILE = "plan.pt"
 _ITEMS = "num_items_in_batch"  # which the trainer passes to models that take it
@@ -48,8 +48,8 @@ class PlanCallback(TrainerCallback):
     """
 
     def __init__(self, teacher: nn.Module | None = None, alpha: float = ALPHA, temperature: float = 1.0) -> None:
-        self._lessons = None if teacher is None else _Lessons(Teacher(teacher, alpha, temperature))
-        self._follower: Follower | None = None
+        self._distiller = None if teacher is None else _Distiller(Teacher(teacher, alpha, temperature))
+        self._stepper: PlanStepper | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -57,41 +57,41 @@ class PlanCallback(TrainerCallback):
         if args.fp16:
             raise ConfigError("fp16=True scales losses, and with them the gradients of decisions: use bf16=True")
         optimizer = _plain(kwargs["optimizer"])
-        self._follower = Follower(kwargs["model"], [optimizer])
+        self._stepper = PlanStepper(kwargs["model"], [optimizer])
         if state.global_step:
-            self._follower.plan.load_state_dict(_plan_state(_checkpoint(args, state) / _FILE))
+            self._stepper.plan.load_state_dict(_plan_state(_checkpoint(args, state) / _FILE))
         _tell_ties(kwargs["model"])
-        if self._lessons is not None:
-            self._lessons.begin(kwargs["model"], args)
+        if self._distiller is not None:
+            self._distiller.begin(kwargs["model"], args)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         kwargs["model"].__dict__.pop(_TIES, None)
-        if self._lessons is not None:
-            self._lessons.end()
+        if self._distiller is not None:
+            self._distiller.end()
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        assert self._follower is not None
-        self._follower.after_step(_plain(kwargs["optimizer"]))
+        assert self._stepper is not None
+        self._stepper.after_step(_plain(kwargs["optimizer"]))
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self._follower is not None and state.log_history:
-            numbers = self._follower.plan.metrics()
+        if self._stepper is not None and state.log_history:
+            numbers = self._stepper.plan.metrics()
             state.log_history[-1] |= {f"plan_{name}": value for name, value in numbers.items()}
-            if self._lessons is not None and self._lessons.last is not None:
-                state.log_history[-1]["plan_distillation"] = float(self._lessons.last)
+            if self._distiller is not None and self._distiller.last is not None:
+                state.log_history[-1]["plan_distillation"] = float(self._distiller.last)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self._follower is not None and state.is_world_process_zero:
+        if self._stepper is not None and state.is_world_process_zero:
             buffer = io.BytesIO()
-            torch.save(self._follower.plan.state_dict(), buffer)
+            torch.save(self._stepper.plan.state_dict(), buffer)
             write_atomically(_checkpoint(args, state) / _FILE, buffer.getbuffer())
 
 
-class _Lessons:
+class _Distiller:
     """Adds the teacher's loss to the one that the model returns, by a hook: a callback sees neither loss nor batches."""
 
     def __init__(self, teacher: Teacher) -> None:

@@ -42,7 +42,7 @@ def run_demo(
     from paretorch.training import train
 
     if out.exists() and not (out / "dense" / "config.json").exists() and any(out.iterdir()):
-        raise ConfigError(f"{out} holds something that is no demo; choose another folder with --out.")
+        raise ConfigError(f"{out} holds something that is no demo; choose another folder with --out")
     dense, small = out / "dense", out / "small"
     for folder in (dense, small):
         shutil.rmtree(folder, ignore_errors=True)

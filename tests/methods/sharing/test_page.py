@@ -93,7 +93,7 @@ def test_the_stage_that_became_two_layers() -> None:
 
 
 def test_the_table_of_similarities() -> None:
-    from paretorch.workflows.studies.similarities import by_distance
+    from paretorch.workflows.studies.pictures import by_distance
 
     page, folder = PAGE.read_text(), PAGE.parents[1] / "results/sharing-wrn28-4"
     titles = {

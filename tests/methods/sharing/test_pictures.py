@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from paretorch import SMOLActivations, SoftSharing, compress, fold
 from paretorch.cli.app import app
-from paretorch.cli.fold_run import shared_network
+from paretorch.cli.fold import shared_network
 from paretorch.core.method import Method
 from paretorch.deploy import load, save
 from paretorch.methods.sparsity.rivals import GradualMagnitude

@@ -58,9 +58,9 @@ class Tied(nn.Module):
 
 def vectors(count: int = 4, seed: int = 1) -> list[Tensor]:
     """Batches of correlated inputs, as real ones are."""
-    mix = torch.randn(48, 48, generator=torch.Generator().manual_seed(0)) / 7
+    derive_seed = torch.randn(48, 48, generator=torch.Generator().manual_seed(0)) / 7
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(64, 48, generator=generator) @ mix for _ in range(count)]
+    return [torch.randn(64, 48, generator=generator) @ derive_seed for _ in range(count)]
 
 
 def images(count: int = 4, seed: int = 1) -> list[Tensor]:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.errors import ConfigError
-from paretorch.workflows.posttraining.pruning import drop_by_sparsegpt, drop_by_wanda, sparsegpt, wanda
+from paretorch.workflows.posttraining.gptq import drop_by_sparsegpt, drop_by_wanda, sparsegpt, wanda
 from tests.workflows.posttraining.networks import perceptron, vectors
 
 

@@ -6,14 +6,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from paretorch.workflows.posttraining.rates import fit_lengths
-from paretorch.workflows.posttraining.solver import Curvature, choose_steps, factorize, identity, round_matrix
+from paretorch.workflows.posttraining.solver import (
+    Curvature,
+    choose_steps,
+    factorize,
+    fit_lengths,
+    identity,
+    round_matrix,
+)
 
 
 def drawn(rows: int, columns: int, seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    mix = torch.randn(columns, columns, generator=generator)
-    samples = torch.randn(200, columns, generator=generator) @ mix
+    derive_seed = torch.randn(columns, columns, generator=generator)
+    samples = torch.randn(200, columns, generator=generator) @ derive_seed
     return torch.randn(1, rows, columns, generator=generator), (samples.t() @ samples / 200)[None]
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from paretorch.workflows.studies.setting_tables import show_bits
 from paretorch.workflows.studies.study import Study, parse_study
+from paretorch.workflows.studies.tables import show_bits
 
 _TEXT = """
 title = "Digits"

@@ -1,7 +1,7 @@
 """The metric of each setting: over the test part, or over the validation part with the test part beside it."""
 
-from paretorch.workflows.studies.setting_tables import show_metric
 from paretorch.workflows.studies.study import load_study
+from paretorch.workflows.studies.tables import show_metric
 
 _RATES = load_study("optim-lstm300-rates")
 

@@ -97,7 +97,7 @@ def test_every_optimizer_is_given_as_many_settings() -> None:
 
 
 def test_a_generator_is_judged_by_the_features_of_a_classifier() -> None:
-    from paretorch.training.tasks.frechet import Features
+    from paretorch.training.tasks.gan import Features
 
     images = _images()
     (path,) = {

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from paretorch.cli.app import app
-from paretorch.workflows.studies.setting_tables import show_sharing
 from paretorch.workflows.studies.study import Study, load_study
+from paretorch.workflows.studies.tables import show_sharing
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def test_from_the_phases_to_the_curves(tmp_path: Path) -> None:
 
 
 def test_curves_of_nothing_are_refused(tmp_path: Path) -> None:
-    from paretorch.workflows.studies.curves import draw_curves
+    from paretorch.workflows.studies.pictures import draw_curves
 
     with pytest.raises(ConfigError, match="no results of sharing-shortest-paths"):
         draw_curves(load_study(_NAME), tmp_path / _NAME)

@@ -13,7 +13,7 @@ from paretorch.errors import ConfigError
 from paretorch.training import Runtime, train
 from paretorch.training.recipe_values import changed
 from paretorch.workflows.studies import load_study, study_names
-from paretorch.workflows.studies.similarities import by_distance, similarities, told
+from paretorch.workflows.studies.pictures import by_distance, describe_similarities, similarities
 
 _TINY = {
     "sharing-similarities": {"network": "swrn-16-1-2", "data": "digits", "network_options": {"channels": 1}},
@@ -56,7 +56,7 @@ def test_a_chessboard_is_told_by_what_is_an_even_number_apart() -> None:
     even, odd = by_distance([[1.0, 0.3], [0.3, 1.0]])
     assert math.isnan(even)
     assert odd == 0.3
-    assert told("run", [[[1.0, 0.3], [0.3, 1.0]]]) == "run: – / 0.30"
+    assert describe_similarities("run", [[[1.0, 0.3], [0.3, 1.0]]]) == "run: – / 0.30"
 
 
 def test_other_networks_are_not_put_side_by_side(tmp_path: Path) -> None:

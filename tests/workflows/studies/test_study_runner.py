@@ -12,7 +12,7 @@ from paretorch.cli.app import app
 from paretorch.errors import ConfigError, PareError
 from paretorch.training.recipe_values import changed
 from paretorch.workflows.studies import load_study, run_study, study_names
-from paretorch.workflows.studies.mps import mps
+from paretorch.workflows.studies.processes import mps
 from paretorch.workflows.studies.results import collect, summarize
 from paretorch.workflows.studies.study import Study, parse_study
 
@@ -78,7 +78,7 @@ def study() -> Study:
 def test_a_study_runs_its_jobs_and_is_not_run_twice(study: Study, tmp_path: Path) -> None:
     told: list[str] = []
     places = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
-    first = run_study(study, **places, parallel=2, options=["--device", "cpu"], tell=told.append)
+    first = run_study(study, **places, parallel=2, options=["--device", "cpu"], log=told.append)
     assert len(told) == 2
     raw = json.loads((tmp_path / "results" / "small" / "fast-seed1.json").read_text())
     assert raw["seed"] == raw["recipe"]["seed"] == 1
@@ -86,12 +86,12 @@ def test_a_study_runs_its_jobs_and_is_not_run_twice(study: Study, tmp_path: Path
     assert {"command", "hardware", "torch", "paretorch"} <= set(raw["environment"])
     log = tmp_path / "runs" / "small" / "fast-seed1" / "metrics.jsonl"
     before = log.read_bytes()
-    again = run_study(study, **places, parallel=2, options=["--device", "cpu"], tell=told.append)
+    again = run_study(study, **places, parallel=2, options=["--device", "cpu"], log=told.append)
     assert again["settings"] == first["settings"]
     assert log.read_bytes() == before
     other = replace(study, settings={"fast": changed(study.settings["fast"], {"optimizer.lr": 0.3})})
     with pytest.raises(ConfigError, match=r"fast-seed0.json .*lr \(there 0.05, now 0.3\).*remove the file"):
-        run_study(other, tmp_path / "results", tmp_path / "elsewhere", tell=told.append)
+        run_study(other, tmp_path / "results", tmp_path / "elsewhere", log=told.append)
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -99,7 +99,7 @@ def test_failed_runs_are_told(study: Study, tmp_path: Path) -> None:
     told: list[str] = []
     one = replace(study, seeds=(0,))
     with pytest.raises(PareError, match="1 of 1 runs failed"):
-        run_study(one, tmp_path / "results", tmp_path / "runs", options=["--device", "toaster"], tell=told.append)
+        run_study(one, tmp_path / "results", tmp_path / "runs", options=["--device", "toaster"], log=told.append)
     assert len(told) == 1
     assert "is no device" in told[0]
 
@@ -108,7 +108,7 @@ def test_a_run_that_diverges_is_over(tmp_path: Path) -> None:
     """Where rates are compared some are too large: that is a finding, and no reason to try the same again."""
     study = parse_study("small", _SMALL.replace("lr = 0.05", "lr = 1e9").replace("[0, 1]", "[0]"))
     told: list[str] = []
-    summary = run_study(study, tmp_path / "results", tmp_path / "runs", tell=told.append)
+    summary = run_study(study, tmp_path / "results", tmp_path / "runs", log=told.append)
     assert set(summary["settings"]) == {"slow"}
     assert summary["diverged"] == ["fast-seed0"]
     assert "fast-seed0: diverged: The loss is" in told[-1]
@@ -117,7 +117,7 @@ def test_a_run_that_diverges_is_over(tmp_path: Path) -> None:
     found, diverged = collect(study, tmp_path / "results" / "small")
     assert (list(found), diverged) == (["slow-seed0"], ["fast-seed0"])
     told.clear()
-    run_study(study, tmp_path / "results", tmp_path / "elsewhere", tell=told.append)
+    run_study(study, tmp_path / "results", tmp_path / "elsewhere", log=told.append)
     assert all("done before" in line for line in told)
     assert not (tmp_path / "elsewhere").exists()
 
@@ -183,9 +183,9 @@ def test_a_study_ends_in_time(tmp_path: Path) -> None:
     study = parse_study("small", _SMALL.replace("[settings.slow]\nlr = 0.01\n", ""), {"epochs": 10**6})
     places = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
     with pytest.raises(PareError, match=r"2 of 2 runs not finished in 0\.0 minutes \(fast-seed0, fast-seed1\)"):
-        run_study(study, **places, minutes=0.0, tell=lambda line: None)
+        run_study(study, **places, minutes=0.0, log=lambda line: None)
     assert not (tmp_path / "runs").exists()
     with pytest.raises(PareError, match="the same command continues"):
-        run_study(study, **places, minutes=0.05, options=["--device", "cpu"], tell=lambda line: None)
+        run_study(study, **places, minutes=0.05, options=["--device", "cpu"], log=lambda line: None)
     assert (tmp_path / "runs").exists()
     assert subprocess.run(["pgrep", "-f", str(tmp_path)], check=False).returncode == 1  # none is left running

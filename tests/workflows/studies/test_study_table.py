@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from paretorch.workflows.studies.study import Study, load_study, parse_study
-from paretorch.workflows.studies.table import as_rows, points_of, show_layers, show_points, show_verdicts, verdicts
+from paretorch.workflows.studies.tables import as_rows, points_of, show_layers, show_points, show_verdicts, verdicts
 
 _TEXT = """
 title = "Digits"

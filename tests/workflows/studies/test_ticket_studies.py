@@ -66,7 +66,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
         folder / "results",
         folder / "runs",
         options=["--device", "cpu"],
-        tell=told.append,
+        log=told.append,
     )
     return folder / "results" / "small", told
 
@@ -122,7 +122,7 @@ def test_what_time_is_left_for_is_done_and_the_rest_another_time(tmp_path: Path)
     with pytest.raises(PareError, match=r"not finished in 0\.0 minutes \(imp\); the same command goes on"):
         run_tickets(study, **places, minutes=0.0)  # type: ignore[arg-type]
     assert not (tmp_path / "results").exists()
-    run_tickets(study, **places, minutes=5.0, tell=lambda line: None)  # type: ignore[arg-type]
+    run_tickets(study, **places, minutes=5.0, log=lambda line: None)  # type: ignore[arg-type]
     assert len(_rows(tmp_path / "results" / "small")) == 3
 
 

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from paretorch.core.step.noise import seed_for, uniform
-from paretorch.training.task import mix
+from paretorch.training.task import derive_seed
 from tests.workflows.tickets.points import MASKED, RECIPE, Points
 
 Tensors = dict[str, Tensor]
@@ -181,7 +181,10 @@ def algorithm_4(
             theta = copied(found.theta_hat)
 
         def draw(number: int, s: Tensors = s, r: int = r) -> Tensors:
-            u = {n: (uniform(v.shape, torch.tensor(number), seed_for(mix(0, r), n)) + 1) / 2 for n, v in s.items()}
+            u = {
+                n: (uniform(v.shape, torch.tensor(number), seed_for(derive_seed(0, r), n)) + 1) / 2
+                for n, v in s.items()
+            }
             return {n: (u[n] > 1 - torch.sigmoid(v)).float() for n, v in s.items()}
 
         def mask(t: int, s: Tensors = s, draw: Callable[[int], Tensors] = draw) -> Tensors:

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from paretorch.training import Runtime
 from paretorch.training.recipe_values import recipe_from
-from paretorch.training.task import Batch, mix, shuffled
+from paretorch.training.task import Batch, derive_seed, shuffled
 from paretorch.workflows.tickets import Bench
 
 RECIPE = recipe_from(
@@ -39,7 +39,7 @@ class Points:
         self.fail_at, self.taken = fail_at, 0
 
     def epoch(self, number: int) -> Batch:
-        order = shuffled(32, mix(0, number))
+        order = shuffled(32, derive_seed(0, number))
         return self.points[order].view(4, 8, 6), self.labels[order].view(4, 8)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:

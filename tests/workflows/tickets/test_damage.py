@@ -10,8 +10,7 @@ import torch
 
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.training import Runtime
-from paretorch.training.recipe_keys import PLACES, by_place
-from paretorch.training.recipe_values import changed, recipe_from
+from paretorch.training.recipe_values import PLACES, by_place, changed, recipe_from
 from paretorch.workflows.tickets import IMP, Search, Storage, collect, read_ticket, work
 
 RECIPE = recipe_from(

@@ -4,7 +4,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from paretorch.workflows.tickets import Result
-from paretorch.workflows.tickets.summary import alike, draw_layers
+from paretorch.workflows.tickets.result import alike, draw_layers
 
 
 def row(method: str, seed: int, sparsity: float) -> dict[str, Any]:

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from paretorch.core.compress import compress
 from paretorch.errors import ConfigError, DivergenceError
 from paretorch.workflows.tickets import CS, IMP, IMPC, ISS, METHODS, Search, SequentialCS, Supermask, make_method
-from paretorch.workflows.tickets.files import read_ticket, save, save_ticket
-from paretorch.workflows.tickets.fixed import hold
-from paretorch.workflows.tickets.rhythm import RoundEnd
+from paretorch.workflows.tickets.methods import hold
 from paretorch.workflows.tickets.search import make_searches, search_from
 from paretorch.workflows.tickets.state import (
+    RoundEnd,
     drop_lowest,
     read_decisions,
     read_masks,
@@ -25,7 +24,7 @@ from paretorch.workflows.tickets.state import (
     sparsity,
     write_decisions,
 )
-from paretorch.workflows.tickets.storage import Storage
+from paretorch.workflows.tickets.storage import Storage, read_ticket, save, save_ticket
 from tests.workflows.tickets.points import RECIPE
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paretorch.workflows.tickets import Result
-from paretorch.workflows.tickets.summary import draw
+from paretorch.workflows.tickets.result import draw
 
 
 def row(search: str, number: int, sparsity: float, accuracy: float, epochs: int = 0) -> dict[str, Any]:

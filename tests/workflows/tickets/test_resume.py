@@ -8,8 +8,8 @@ import pytest
 
 from paretorch.errors import ArtefactError
 from paretorch.workflows.tickets import CS, IMP, IMPC, ISS, Search, SequentialCS, Supermask, run_search
-from paretorch.workflows.tickets import files as files_module
 from paretorch.workflows.tickets import loop as loop_module
+from paretorch.workflows.tickets import storage as storage_module
 from tests.workflows.tickets.points import RECIPE, Points, bench, snapshot
 
 SEARCHES = [
@@ -70,7 +70,7 @@ class Stops:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.after = 0
         for name in ("save", "write_rows", "save_ticket"):
-            monkeypatch.setattr(loop_module, name, self._around(getattr(files_module, name)))
+            monkeypatch.setattr(loop_module, name, self._around(getattr(storage_module, name)))
 
     def _around(self, write: Callable[..., None]) -> Callable[..., None]:
         def watched(*arguments: Any, **options: Any) -> None:

@@ -37,7 +37,7 @@ def test_every_method_tries_so_many_settings_once_each(method) -> None:
         return bowl(alpha, eps, beat)
 
     found = tuning.search(
-        train, ALPHAS, EPSILONS, method=method, trials=25, tell=lambda f, a, e: told.append(len(f.order))
+        train, ALPHAS, EPSILONS, method=method, trials=25, on_trial=lambda f, a, e: told.append(len(f.order))
     )
     assert len(seen) == len(set(seen)) == found.tried.sum() == 25
     assert told == list(range(1, 26))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.workflows import tuning
-from paretorch.workflows.tuning.gld import GradientlessDescent
+from paretorch.workflows.tuning.samplers import GradientlessDescent
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 

@@ -7,6 +7,6 @@ All implementations compute the same update; `dispatch.py` chooses one per param
 * `triton.py`, `triton_kernel.py`: the default on a GPU, one kernel launch.
 * `foreach.py`: torch's multi-tensor operations, for any device.
 
-They share the interface and the norm in `bucket.py`, the view of a parameter and its state in `parameter.py`, and the
-stochastic rounding of bf16 states in `rounding.py`.
+They share the interface, the norm and the stochastic rounding of bf16 states in `bucket.py`, and the view of a parameter and
+its state in `parameter.py`.
 """

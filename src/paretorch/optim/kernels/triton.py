@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from paretorch.optim.hyperparameters import Hyperparameters, Scalar
-from paretorch.optim.kernels.bucket import Bucket, Gradients
+from paretorch.optim.kernels.bucket import Bucket, Gradients, stream_key
 from paretorch.optim.kernels.parameter import ParameterView
-from paretorch.optim.kernels.rounding import stream_key
 from paretorch.support.addresses import AddressTable
 
 BLOCK = 1024

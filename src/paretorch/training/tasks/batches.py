@@ -16,8 +16,8 @@ from torch.utils import _pytree as pytree
 from paretorch.errors import ConfigError, DataError, PareError
 from paretorch.support.eval_mode import first_sentence, in_eval
 from paretorch.support.inputs import LABELS, ModelCall, main_output, parameters_of, parts_of
-from paretorch.training.task import Batch, mix
-from paretorch.zoo.own_code import load_function
+from paretorch.training.task import Batch, derive_seed
+from paretorch.zoo.user_code import load_function
 
 TASKS = ("classify", "language", "regress")
 _IGNORED = -100  # the label of a row that does not count, for torch and transformers
@@ -232,7 +232,7 @@ class BatchTask:
         found: list[list[Tensor]] = []
         spec: Any = None
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(mix(self._seed, number, 0))
+            torch.manual_seed(derive_seed(self._seed, number, 0))
             for batch in self._train:
                 leaves, own = pytree.tree_flatten(self._placed(batch))
                 if not all(isinstance(leaf, Tensor) for leaf in leaves) or not leaves:

@@ -13,7 +13,7 @@ from paretorch.training.runtime import Runtime
 from paretorch.training.task import Task
 from paretorch.training.tasks.batches import BatchTask
 from paretorch.zoo.data import class_folders
-from paretorch.zoo.own_code import names_code
+from paretorch.zoo.user_code import names_code
 
 if TYPE_CHECKING:
     from paretorch.zoo.data import Augment, Images
@@ -47,7 +47,7 @@ def choose(recipe: Recipe, runtime: Runtime, device: torch.device, images: "Imag
         raise ConfigError(f"--task: {recipe.data.name} has a task of its own; leave --task out")
     usual = _NETWORKS[recipe.data.name]
     if is_zoo(recipe.network) and recipe.network.split("-")[0] != usual.split("-")[0]:
-        raise ConfigError(f"{recipe.data.name} is learned by the network {usual}, not by {recipe.network!r}.")
+        raise ConfigError(f"{recipe.data.name} is learned by the network {usual}, not by {recipe.network!r}")
     if recipe.data.name == "multi30k":
         return _translation(recipe, runtime, how)
     return _grids(recipe, how) if recipe.data.name == "shortest-paths" else _text(recipe, runtime, how)
@@ -71,7 +71,7 @@ def _images(recipe: Recipe, runtime: Runtime, images: "Images | None", how: dict
     except ConfigError as error:
         if folder:
             raise
-        raise ConfigError(f"{error} Of other kinds there are: {', '.join(sorted(_NETWORKS))}.") from error
+        raise ConfigError(f"{error} Of other kinds there are: {', '.join(sorted(_NETWORKS))}") from error
     if recipe.data.validation:
         tenth = folder and recipe.data.validation == 1
         held_out = max(1, len(images.train[1]) // _TENTH) if tenth else recipe.data.validation
@@ -110,11 +110,11 @@ class Pairs:
 
 
 def _loaders(recipe: Recipe, how: dict[str, Any]) -> Task:
-    from paretorch.zoo.data.loaders import own_loaders, table_loaders
+    from paretorch.zoo.data.loaders import table_loaders, user_loaders
 
     name = recipe.data.name
     if names_code(name):
-        parts = own_loaders(name, recipe.data.options or {})
+        parts = user_loaders(name, recipe.data.options or {})
     else:
         _options(recipe, {})
         parts = table_loaders(name, recipe.data.batch)
@@ -188,7 +188,7 @@ def _grids(recipe: Recipe, how: dict[str, Any]) -> Chosen:
     last, limits = options.pop("limit"), options.pop("limits")
     limits = limits or [last]
     if recipe.epochs % len(limits):
-        raise ConfigError(f"{len(limits)} phases of equal length cannot share {recipe.epochs} epochs: use a multiple.")
+        raise ConfigError(f"{len(limits)} phases of equal length cannot share {recipe.epochs} epochs: use a multiple")
     phases = [make_grids(limit, **options, validation=recipe.data.validation) for limit in limits]
     return ShortestPaths(phases, epochs=recipe.epochs // len(limits), batch=recipe.data.batch, **how), {}
 
@@ -198,11 +198,11 @@ def _options(recipe: Recipe, usual: Mapping[str, Any]) -> dict[str, Any]:
     given = dict(recipe.data.options or {})
     if unknown := sorted(set(given) - set(usual)):
         known = ", ".join(usual) or "none"
-        raise ConfigError(f"{recipe.data.name} has no data option {unknown[0]!r}; it has: {known}.")
+        raise ConfigError(f"{recipe.data.name} has no data option {unknown[0]!r}; it has: {known}")
     words = {bool: "true or false", str: "a text", list: "a list of whole numbers from 1", int: "a whole number from 1"}
     for name, value in given.items():
         whole = [value] if type(value) is int else value if type(value) is list else []
         if type(value) is not type(usual[name]) or not all(type(one) is int and one >= 1 for one in whole):
             wanted = words[type(usual[name])]
-            raise ConfigError(f"The data option {name} of {recipe.data.name} must be {wanted}, not {value!r}.")
+            raise ConfigError(f"The data option {name} of {recipe.data.name} must be {wanted}, not {value!r}")
     return {**usual, **given}

@@ -3,6 +3,10 @@
 The model of the loop is the generator: it is what the plan compresses and what is saved. The discriminator is the
 task's own, with an optimizer of the same kind, and takes its steps inside `loss`, as a plan trains its decisions by
 itself. It travels in the extra state of a module on the model, so that a checkpoint holds it and no optimizer sees it.
+
+Generators are compared by the Fréchet distance between two sets of images, by the features of a network of the user's or by
+coarse pixels. FID (Heusel et al., 2017) is this distance by the features of an Inception network, whose weights this library
+does not bring. Distances by other features order generators of one study, and compare with nothing else.
 """
 
 from collections.abc import Callable
@@ -13,11 +17,74 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
+from paretorch.support.eval_mode import run_example
 from paretorch.training.optimizers import load_state
-from paretorch.training.task import Batch, mix, shuffled
-from paretorch.training.tasks.frechet import Features, distance
+from paretorch.training.task import Batch, derive_seed, shuffled
 from paretorch.zoo.data import Images
 from paretorch.zoo.networks import dcgan
+
+_COARSE = 8
+_BATCH = 500
+
+
+class Features:
+    """Images in [−1, 1] → features [N, d].
+
+    `path` is the artefact of a classifier of the same images: the features are what its last linear layer gets. Without
+    one they are the pixels, averaged to 8×8 (d = 64 × channels).
+    """
+
+    def __init__(self, path: str, images: Images, device: torch.device) -> None:
+        self._network: nn.Module | None = None
+        self._seen: Tensor | None = None
+        shape = (1, len(images.mean), 1, 1)
+        self._mean = torch.tensor(images.mean, device=device).view(shape)
+        self._std = torch.tensor(images.std, device=device).view(shape)
+        if path:
+            from paretorch import deploy
+
+            self._network = deploy.load(path).to(device).eval()
+            linear = [module for module in self._network.modules() if isinstance(module, nn.Linear)]
+            if not linear:
+                raise ConfigError(f"{path} has no linear layer to take features from; give a classifier's artefact")
+            linear[-1].register_forward_pre_hook(self._remember)
+            try:
+                run_example(self._network, torch.zeros(2, *images.test[0].shape[1:]))
+            except ConfigError as error:
+                raise ConfigError(f"{path} is no classifier of the images of {images.name}: {error}") from error
+
+    def __call__(self, images: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.cat([self._of(part) for part in images.split(_BATCH)])
+
+    def _of(self, images: Tensor) -> Tensor:
+        if self._network is None:
+            return F.adaptive_avg_pool2d(images, _COARSE).flatten(1)
+        self._network(((images + 1) / 2 - self._mean) / self._std)
+        assert self._seen is not None
+        return self._seen
+
+    def _remember(self, module: nn.Module, inputs: Any) -> None:
+        self._seen = inputs[0].detach().flatten(1).float()
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """|μ₁ − μ₂|² + tr(Σ₁ + Σ₂ − 2 (Σ₁Σ₂)^½) of two sets of features [N, d], in double precision on the CPU.
+
+    The eigenvalues of Σ₁Σ₂ are those of the symmetric Σ₁^½ Σ₂ Σ₁^½, whose roots are summed.
+    """
+    (mean1, spread1), (mean2, spread2) = (_moments(features.double().cpu()) for features in (one, other))
+    values, vectors = torch.linalg.eigh(spread1)
+    root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    cross = torch.linalg.eigvalsh(root @ spread2 @ root).clamp(min=0).sqrt().sum()
+    return float((mean1 - mean2).square().sum() + spread1.trace() + spread2.trace() - 2 * cross)
+
+
+def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
+    if len(features) < 2:
+        raise ConfigError("A Fréchet distance needs at least two images in each set")
+    return features.mean(0), torch.cov(features.T).reshape(features.shape[1], features.shape[1])
+
 
 CRITIC = "paretorch_critic"
 LOSSES = {
@@ -52,8 +119,8 @@ class Gan:
     """`critic_steps` steps of the discriminator, each on its own images, then one of the generator.
 
     The discriminator's learning rate is constant. Images are scaled to [−1, 1], without augmentation. The metric is the
-    Fréchet distance between `samples` generated images and the held-out ones, by the features of `paretorch.training.
-    tasks.frechet`; it is no FID by Inception and compares only with itself.
+    Fréchet distance between `samples` generated images and the held-out ones, by `Features`; it is no FID by Inception
+    and compares only with itself.
     """
 
     tallies: tuple[str, ...] = ("critic_loss",)
@@ -77,9 +144,9 @@ class Gan:
         autocast: bool = False,
     ) -> None:
         if images.train[0].shape[2:] != (32, 32):
-            raise ConfigError(f"The generator makes images of 32×32; those of {images.name} have another size.")
+            raise ConfigError(f"The generator makes images of 32×32; those of {images.name} have another size")
         if loss not in LOSSES:
-            raise ConfigError(f"The loss of a generator is {' or '.join(LOSSES)}, not {loss!r}.")
+            raise ConfigError(f"The loss of a generator is {' or '.join(LOSSES)}, not {loss!r}")
         self._device = torch.device(device)
         self._images = images.train[0].to(self._device)
         self._critic_loss, self._generator_loss = LOSSES[loss]
@@ -88,14 +155,14 @@ class Gan:
         self._latent = latent
         self.steps = len(self._images) // (batch * critic_steps)
         if self.steps == 0:
-            raise ConfigError(f"The training set of {len(self._images)} images is too small for batches of {batch}.")
+            raise ConfigError(f"The training set of {len(self._images)} images is too small for batches of {batch}")
         self._features = Features(features, images, self._device)
         self._real = self._features(images.test[0].to(self._device).float() / 127.5 - 1)
 
     def attach(self, model: nn.Module) -> None:
         """Make the discriminator, from the recipe's seed, and let it travel with the model."""
         state = torch.get_rng_state()
-        torch.manual_seed(mix(self._seed, 3))
+        torch.manual_seed(derive_seed(self._seed, 3))
         network = dcgan.Discriminator(self._width, self._images.shape[1]).to(self._device)
         torch.set_rng_state(state)
         model.add_module(CRITIC, _Critic(network, self._optimize(list(network.parameters()))))
@@ -106,7 +173,7 @@ class Gan:
 
     def epoch(self, number: int) -> Batch:
         used = self.steps * self._critic_steps * self._batch
-        order = shuffled(len(self._images), mix(self._seed, number, 0))[:used].to(self._device)
+        order = shuffled(len(self._images), derive_seed(self._seed, number, 0))[:used].to(self._device)
         return (self._images[order].view(self.steps, self._critic_steps, self._batch, *self._images.shape[1:]),)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -136,7 +203,7 @@ class Gan:
 
         The network is on the CPU and runs in float32, so that the picture is that of the saved file, whatever trained it.
         """
-        generator = torch.Generator().manual_seed(mix(self._seed, 4))
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, 4))
         with torch.no_grad():
             images: Tensor = model(torch.randn(_SIDE**2, self._latent, generator=generator))
         return _grid(images)

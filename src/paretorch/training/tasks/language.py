@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
 from paretorch.training.distillation import Teacher
-from paretorch.training.task import Batch, mix
+from paretorch.training.task import Batch, derive_seed
 from paretorch.zoo.data.text import Text, batchify, chunks
 from paretorch.zoo.networks.lstm import LanguageModel as Network
 from paretorch.zoo.networks.lstm import State
@@ -53,7 +53,7 @@ class LanguageModel:
     ) -> None:
         self._device = torch.device(device)
         if autocast and self._device.type == "cpu":  # torch's recurrent kernel for it crashes on CPUs without bf16
-            raise ConfigError("A language model trains in bf16 on a GPU only; use dtype fp32 or auto on a CPU.")
+            raise ConfigError("A language model trains in bf16 on a GPU only; use dtype fp32 or auto on a CPU")
         self._columns = batchify(text.train, batch).to(self._device)
         held_out = text.valid if validation else text.test
         self._held_out = batchify(held_out, max(1, min(_EVALUATION_COLUMNS, len(held_out) // 2))).to(self._device)
@@ -62,7 +62,7 @@ class LanguageModel:
         self.steps, self._rest = divmod(len(self._columns) - 1, bptt)
         if self.steps == 0:
             length = len(self._columns)
-            raise ConfigError(f"Columns of {length} tokens are too short for bptt={bptt}: lower bptt or the batch.")
+            raise ConfigError(f"Columns of {length} tokens are too short for bptt={bptt}: lower bptt or the batch")
 
     def attach(self, model: nn.Module) -> None:
         """Give the model the buffer of its state, and one for that of its teacher: [layers, hidden and cell, 1, batch, units]."""
@@ -79,7 +79,7 @@ class LanguageModel:
             delattr(model, CARRIED_TEACHER)
 
     def epoch(self, number: int) -> Batch:
-        start = mix(self._seed, number, 0) % (self._rest + 1)
+        start = derive_seed(self._seed, number, 0) % (self._rest + 1)
         text = self._columns[start : start + self.steps * self._bptt + 1]
         rows = text.unfold(0, self._bptt + 1, self._bptt).transpose(1, 2).contiguous()
         goes_on = torch.arange(self.steps, device=self._device) > 0

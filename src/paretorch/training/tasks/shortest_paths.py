@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
-from paretorch.training.task import Batch, mix, shuffled
+from paretorch.training.task import Batch, derive_seed, shuffled
 from paretorch.zoo.data.shortest_paths import Grids, generate
 
 _EVALUATION_BATCH = 500
@@ -25,9 +25,9 @@ def make_grids(limit: int, count: int, test_count: int, size: int, validation: i
     """
     held_out = (validation, _VALIDATION) if validation else (test_count, _TEST)
     if count < 1 or held_out[0] < 1:
-        raise ConfigError(f"Shortest paths need at least one grid to train on and one to test on, not {count}.")
-    train = generate(count, limit, mix(limit, _TRAIN), size)
-    return train, generate(held_out[0], limit, mix(limit, held_out[1]), size)
+        raise ConfigError(f"Shortest paths need at least one grid to train on and one to test on, not {count}")
+    train = generate(count, limit, derive_seed(limit, _TRAIN), size)
+    return train, generate(held_out[0], limit, derive_seed(limit, held_out[1]), size)
 
 
 class ShortestPaths:
@@ -63,7 +63,7 @@ class ShortestPaths:
         count = len(phases[0][0].labels)
         self.steps = count // batch
         if self.steps == 0:
-            raise ConfigError(f"A batch of {batch} is larger than the training set of {count} grids.")
+            raise ConfigError(f"A batch of {batch} is larger than the training set of {count} grids")
 
     def epoch(self, number: int) -> Batch:
         self._phase = self._phase_of(number)
@@ -101,7 +101,7 @@ class ShortestPaths:
 
     def _drawn(self, number: int) -> Batch:
         inputs, labels = self._train[self._phase_of(number)]
-        order = shuffled(len(labels), mix(self._seed, number, 0))[: self.steps * self._batch].to(self._device)
+        order = shuffled(len(labels), derive_seed(self._seed, number, 0))[: self.steps * self._batch].to(self._device)
         shape = (self.steps, self._batch)
         return inputs[order].view(*shape, *inputs.shape[1:]), labels[order].view(*shape, *labels.shape[1:])
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from paretorch.errors import DataError, MissingExtraError
 from paretorch.training.distillation import Teacher
-from paretorch.training.task import Batch, mix
+from paretorch.training.task import Batch, derive_seed
 from paretorch.zoo.data import translation as data
 from paretorch.zoo.data.registry import data_root
 from paretorch.zoo.networks.transformer import Transformer
@@ -23,8 +23,8 @@ def load_multi30k(root: str | Path | None, vocabulary: int = 10000) -> data.Tran
     folder = data_root(root) / "multi30k"
     names = [f"{part}.{language}" for part in ("train", "val", "test_2016_flickr") for language in ("de", "en")]
     if missing := [name for name in names if not (folder / name).is_file()]:
-        told = "put the raw text of Multi30k there, one sentence a line, under these names"
-        raise DataError(f"{folder} lacks {', '.join(missing)}; {told}.")
+        remedy = "put the raw text of Multi30k there, one sentence per line, under these names"
+        raise DataError(f"{folder} lacks {', '.join(missing)}; {remedy}")
     return data.load(folder, vocabulary=vocabulary)
 
 
@@ -66,7 +66,7 @@ class Translation:
         """Each batch as two rows of tokens, filled up to one length, and its sizes (pairs, source, target)."""
         rows = torch.zeros(self.steps, 2, self._width, dtype=torch.int64)
         sizes = torch.zeros(self.steps, 3, dtype=torch.int64)
-        for step, batch in enumerate(data.batches(self._pairs.train, self._tokens, mix(self._seed, number, 0))):
+        for step, batch in enumerate(data.batches(self._pairs.train, self._tokens, derive_seed(self._seed, number, 0))):
             for side, part in enumerate((batch.source, batch.target)):
                 rows[step, side, : part.numel()] = part.flatten()
             sizes[step] = torch.tensor([*batch.source.shape, batch.target.shape[1]])
@@ -106,7 +106,7 @@ class Translation:
         return torch.tensor([self._held_out[0][0]], device=self._device)
 
     def _logits(self, model: nn.Module, source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits in fp32, one row a token, and the token that each is about."""
+        """Logits in fp32, one row per token, and the token that each row predicts."""
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast):
             logits: Tensor = model(source, target[:, :-1])
         return logits.float().flatten(0, 1), target[:, 1:].flatten()

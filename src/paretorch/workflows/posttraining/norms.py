@@ -18,8 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from paretorch.support.eval_mode import watched
 from paretorch.support.inputs import ModelCall
+from paretorch.workflows.posttraining.calibration import Moments
 from paretorch.workflows.posttraining.layers import Layer
-from paretorch.workflows.posttraining.moments import Moments
 
 _MOST_RATIO = 4.0  # of a corrected variance
 _NO_VARIANCE = 1e-12

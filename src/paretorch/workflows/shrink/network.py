@@ -11,24 +11,95 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from paretorch.core.finish.recalibrate import recalibrate_norms
 from paretorch.deploy import load
 from paretorch.deploy.plain import copied, plain
 from paretorch.support.byte_sizes import dense_bytes, parse_bytes
 from paretorch.support.checks import require_count
 from paretorch.training.files import alone_in
 from paretorch.workflows.posttraining import post_train
+from paretorch.workflows.posttraining.budget import file_size
 from paretorch.workflows.posttraining.calibration import divergence
-from paretorch.workflows.shrink.batches import Batches
+from paretorch.workflows.posttraining.norms import round_vectors
 from paretorch.workflows.shrink.coded import CodedWeights
-from paretorch.workflows.shrink.folder import ShrinkFolder, fingerprint
-from paretorch.workflows.shrink.landing import has_short_vectors, land, size_now
-from paretorch.workflows.shrink.objective import Objective
-from paretorch.workflows.shrink.progress import ShrinkProgress, describe
+from paretorch.workflows.shrink.folder import ShrinkFolder, ShrinkProgress, describe, fingerprint
+from paretorch.workflows.shrink.objective import Batches, Objective, as_given
 from paretorch.workflows.shrink.tuning import RATES, Tuner, trial_length
 
-_AIM = 0.995  # of the budget, while training
+_FITS = 0.97  # of the budget: a smaller file is tried again with a smaller μ
+_AIM = 0.995  # of the budget, while training and at its end
+_ROUNDS = 6
+
+
+def has_short_vectors(model: nn.Module) -> bool:
+    """Whether norms and biases are bfloat16 values, as post-training leaves them if that pays."""
+    vectors = [t for t in model.state_dict().values() if t.dtype == torch.float32 and t.dim() == 1]
+    return all(bool((t.bfloat16().float() == t).all()) for t in vectors)
+
+
+@torch.no_grad()
+def size_now(student: nn.Module, short: bool) -> int:
+    """Return the bytes of the student's file if its vectors are rounded as `land` does; the student stays as it is."""
+    vectors = [(tensor, tensor.clone()) for tensor in student.state_dict().values() if tensor.dim() == 1]
+    if short:
+        round_vectors(student)
+    size = file_size(student)
+    for tensor, value in vectors:
+        tensor.copy_(value)
+    return size
+
+
+def land(
+    student: nn.Module, coded: CodedWeights, objective: Objective, batches: Batches, budget: int, short: bool
+) -> int | None:
+    """Write the final values into the student so that its file fits; return its bytes, or None if no μ does.
+
+    Args:
+        short: Round vectors to bfloat16 values.
+    """
+    coded.write()
+    estimate_norms(student, objective, batches)
+    vectors = [p.detach().clone() for p in coded.others]
+    fitting: int | None = None
+    for _ in range(_ROUNDS):
+        coded.write()
+        if short:
+            round_vectors(student)
+        size = file_size(student)
+        if _FITS * budget <= size <= budget:
+            return size
+        fitting = size if size <= budget else None
+        coded.learn_size(size)
+        before = coded.mu
+        coded.fit(_AIM * budget)
+        if coded.mu == before:  # no finer codes are left
+            break
+        _put_back(coded, vectors)
+    return fitting
+
+
+def estimate_norms(student: nn.Module, objective: Objective, batches: Batches) -> None:
+    """Estimate batch norms anew, unless the statistics that are there bring held-out batches nearer to the dense network."""
+    norms = [module for module in student.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    if not norms:
+        return
+    before = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
+    distance = objective.distance(student, batches.held_out)
+    recalibrate_norms(student, [as_given(call) for call in batches.calibration])
+    if not objective.distance(student, batches.held_out) < distance:
+        for buffer, value in before:
+            buffer.copy_(value)
+
+
+@torch.no_grad()
+def _put_back(coded: CodedWeights, vectors: list[Tensor]) -> None:
+    for p, value in zip(coded.others, vectors, strict=True):
+        p.copy_(value)
+
+
 _SHOWN = 10  # steps between two counts of zeros and bits
 
 
@@ -161,11 +232,11 @@ class _Job:
     def _search(self, tuner: Tuner, data: Batches) -> float:
         trials = [0]
 
-        def tell() -> None:
+        def on_step() -> None:
             trials[0] += 1
             self._shown.show("learning rate", trials[0], len(RATES) * trial_length(self._steps))
 
-        return tuner.search(data.calibration, data.held_out, self._steps, tell)
+        return tuner.search(data.calibration, data.held_out, self._steps, on_step)
 
     def _record(self, size: int, record: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -89,7 +89,7 @@ class Tuner:
         self._scale = math.sqrt(inverse / count) / max(math.sqrt(moved / latents), 1e-30)
 
     def search(
-        self, calls: Sequence[ModelCall], held_out: Sequence[ModelCall], steps: int, tell: Callable[[], None]
+        self, calls: Sequence[ModelCall], held_out: Sequence[ModelCall], steps: int, on_step: Callable[[], None]
     ) -> float:
         """Return the rate that brings the student nearest to the dense network in a short trial, and 0.0 if none does."""
         length = trial_length(steps)
@@ -104,7 +104,7 @@ class Tuner:
                     self.begin(RATES[place])
                     for call in _cycle(calls, length):
                         self._train(call, 1.0)
-                        tell()
+                        on_step()
                     self.coded.write()
                     found[place] = self.objective.distance(self.student, held_out)
                 except DivergenceError:

@@ -126,7 +126,7 @@ def spread(values: list[float]) -> dict[str, float]:
 def require_some(study: Study, found: Sized, where: Path) -> None:
     """Refuse to make a table of nothing."""
     if not found:
-        raise ConfigError(f"There are no results of {study.name} in {where}: run it with `pare study {study.name}`.")
+        raise ConfigError(f"There are no results of {study.name} in {where}: run it with `pare study {study.name}`")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from paretorch.errors import DIVERGED_CODE, PareError
 from paretorch.support.children import module_command
 from paretorch.training.finish import read_result
 from paretorch.training.folder import check_folder, read_history
-from paretorch.training.progress import headline, told
+from paretorch.training.progress import format_metric, headline
 from paretorch.training.recipe import Recipe
 from paretorch.workflows.studies.processes import stop
 from paretorch.workflows.studies.results import (
@@ -30,9 +30,9 @@ from paretorch.workflows.studies.results import (
     write_json,
 )
 from paretorch.workflows.studies.study import Study
-from paretorch.workflows.studies.table import as_rows, points_of
+from paretorch.workflows.studies.tables import as_rows, points_of
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 Watch = Callable[[int, int], None]
 
 
@@ -58,13 +58,13 @@ def run_study(
     parallel: int = 1,
     minutes: float | None = None,
     options: Sequence[str] = (),
-    tell: Tell = print,
+    log: Log = print,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Run what is not yet done, write the results, return the summary of all that is done.
 
     only: patterns of the settings to run; none: all. parallel: processes at once. minutes: after these, runs keep the steps
-    they have taken and end. options: further words for every `pare train`, such as ("--device", "cpu"). tell: called with a
+    they have taken and end. options: further words for every `pare train`, such as ("--device", "cpu"). log: called with a
     line for each run that ends. watch: called now and then with the epochs done and those in all.
     """
     end = math.inf if minutes is None else time.monotonic() + 60 * minutes
@@ -81,7 +81,7 @@ def run_study(
         end,
         options,
         lambda job: store(study, job.name, job.recipe, job.folder, target, job.result or {}),
-        tell,
+        log,
         watch,
     )
     found, diverged = collect(study, target)
@@ -99,7 +99,7 @@ def run_study(
         if those
     ]
     if told:
-        raise PareError(f"{', '.join(told)}; the same command continues with them.")
+        raise PareError(f"{', '.join(told)}; the same command continues with them")
     return summary
 
 
@@ -109,7 +109,7 @@ def _run_all(
     end: float,
     options: Sequence[str],
     keep: Callable[[_Job], None],
-    tell: Tell,
+    log: Log,
     watch: Watch | None,
 ) -> list[_Job]:
     """Run the jobs that have no result, until the clock shows `end`; returns those that fail."""
@@ -124,7 +124,7 @@ def _run_all(
                     running.append(job)
                 else:
                     done += 1
-                    tell(f"[{done}/{len(jobs)}] {job.name}: done before")
+                    log(f"[{done}/{len(jobs)}] {job.name}: done before")
             if running:
                 time.sleep(0.2)
             if watch is not None:
@@ -138,7 +138,7 @@ def _run_all(
                     keep(job)
                 elif job.process.returncode != 0 or not _is_over(job, keep):
                     failed.append(job)
-                tell(f"[{done}/{len(jobs)}] {job.name}: {_outcome(job)}")
+                log(f"[{done}/{len(jobs)}] {job.name}: {_outcome(job)}")
     finally:
         stop([job.process for job in running if job.process is not None])
     return failed
@@ -185,7 +185,7 @@ def _outcome(job: _Job) -> str:
     if job.result is None:
         return f"failed: {_last_words(job)}"
     name = headline(job.result)
-    return f"diverged: {job.result[DIVERGED]}" if DIVERGED in job.result else told(name, job.result[name])
+    return f"diverged: {job.result[DIVERGED]}" if DIVERGED in job.result else format_metric(name, job.result[name])
 
 
 def _last_words(job: _Job) -> str:

@@ -25,8 +25,7 @@ from typing import Any
 
 from paretorch.errors import ConfigError
 from paretorch.training.recipe import Recipe
-from paretorch.training.recipe_keys import by_place
-from paretorch.training.recipe_values import recipe_from
+from paretorch.training.recipe_values import by_place, recipe_from
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Study:
     def __post_init__(self) -> None:
         if len(set(self.seeds)) < len(self.seeds):
             told = ", ".join(map(str, self.seeds))
-            raise ConfigError(f"A study runs each of its seeds once: give each once, not {told}.")
+            raise ConfigError(f"A study runs each of its seeds once: give each once, not {told}")
 
     def family(self, setting: str) -> str:
         """The name under which this setting is compared with others."""
@@ -59,7 +58,7 @@ class Study:
         for pattern in patterns:
             if not any(self._matches(setting, pattern) for setting in self.settings):
                 known = ", ".join(dict.fromkeys(self.family(setting) for setting in self.settings))
-                raise ConfigError(f"No setting of {self.name} matches {pattern!r}; there are: {known}.")
+                raise ConfigError(f"No setting of {self.name} matches {pattern!r}; there are: {known}")
         chosen = {
             setting: recipe
             for setting, recipe in self.settings.items()
@@ -90,7 +89,7 @@ def load_study(name: str, changes: Mapping[str, Any] | None = None) -> Study:
     """A study by name, with `changes` made to the recipe of every setting."""
     if name not in study_names():
         close = difflib.get_close_matches(name, study_names(), n=3) or study_names()
-        raise ConfigError(f"There is no study {name!r}; there are: {', '.join(close)}.")
+        raise ConfigError(f"There is no study {name!r}; there are: {', '.join(close)}")
     return parse_study(name, (files(__package__) / f"{name}.toml").read_text(encoding="utf-8"), changes)
 
 
@@ -109,7 +108,7 @@ def parse_study(name: str, text: str, changes: Mapping[str, Any] | None = None) 
         seeds, tickets = tuple(content["seeds"]), tuple(content.get("tickets", ()))
         return Study(name, content["title"], content["claim"], seeds, recipes, families, tickets)
     except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"The study {name} cannot be read: {error}.") from error
+        raise ConfigError(f"The study {name} cannot be read: {error}") from error
 
 
 def _variations(family: str, given: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

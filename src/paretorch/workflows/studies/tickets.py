@@ -26,9 +26,8 @@ from paretorch.support.children import module_command
 from paretorch.workflows.studies.processes import stop
 from paretorch.workflows.studies.results import heading, read_stored, require_recipe, spread, write_json
 from paretorch.workflows.studies.study import Study
-from paretorch.workflows.tickets.result import Result, collect
+from paretorch.workflows.tickets.result import Result, collect, write_result
 from paretorch.workflows.tickets.storage import Storage
-from paretorch.workflows.tickets.summary import write_result
 
 _ROWS, _SUMMARY, _PLOTS = "tickets.jsonl", "summary.json", ("tickets.svg", "layers.svg")
 
@@ -41,7 +40,7 @@ def run_tickets(
     parallel: int = 1,
     minutes: float | None = None,
     options: Sequence[str] = (),
-    tell: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> None:
     """Do what is not yet done of the study's searches, with `parallel` workers, and write the results.
 
@@ -58,14 +57,14 @@ def run_tickets(
         config = runs / f"{study.name}-{number}.json"
         runs.mkdir(parents=True, exist_ok=True)
         write_json(config, {**recipe.as_dict(), "tickets": {"seeds": list(study.seeds), **table}})
-        log = config.with_suffix(".log")
+        log_file = config.with_suffix(".log")
         words = ["tickets", "--config", str(config), "--storage", str(folder), *options]
-        if not _work(words, log, parallel, end):
+        if not _work(words, log_file, parallel, end):
             late = f"not finished in {minutes} minutes ({_named(table)}); the same command goes on"
             if (folder / "recipe.json").exists() and collect(Storage.open(folder)).tickets:
                 _keep(study, Storage.open(folder), target)
             raise PareError(late)
-        tell(f"[{number + 1}/{len(study.tickets)}] {_named(table)}: done")
+        log(f"[{number + 1}/{len(study.tickets)}] {_named(table)}: done")
     _keep(study, Storage.open(folder), target)
 
 
@@ -92,12 +91,12 @@ def ticket_lines(study: Study, target: Path) -> list[str]:
     return [*show_tickets(result), "", *show_methods(result)] if result.tickets else []
 
 
-def _work(words: Sequence[str], log: Path, parallel: int, end: float) -> bool:
+def _work(words: Sequence[str], log_file: Path, parallel: int, end: float) -> bool:
     """Let workers do this until the clock shows `end`; returns whether they have done all of it."""
     if time.monotonic() >= end:
         return False
     command = module_command("paretorch.cli", *words)
-    with open(log, "ab") as file:
+    with open(log_file, "ab") as file:
         workers = [subprocess.Popen(command, stdout=file, stderr=file) for _ in range(parallel)]
         try:
             while any(worker.poll() is None for worker in workers) and time.monotonic() < end:
@@ -108,8 +107,8 @@ def _work(words: Sequence[str], log: Path, parallel: int, end: float) -> bool:
     if None in codes:
         return False
     if any(codes):
-        lines = log.read_text(errors="replace").strip().splitlines()
-        raise PareError(f"{lines[-1] if lines else 'no output'} (see {log}); the same command goes on.")
+        lines = log_file.read_text(errors="replace").strip().splitlines()
+        raise PareError(f"{lines[-1] if lines else 'no output'} (see {log_file}); the same command goes on")
     return True
 
 
@@ -178,7 +177,7 @@ def show_methods(result: Result) -> list[str]:
 
 
 def _over(rows: Sequence[Row]) -> Row | None:
-    """Mean and spread of what is told of a ticket; a dense network has no epochs of search."""
+    """Mean and spread of what the table shows of a ticket; a dense network has no epochs of search."""
     if not rows:
         return None
     return {name: spread([row[name] for row in rows]) for name in _TOLD if name in rows[0]}

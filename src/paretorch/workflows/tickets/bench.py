@@ -18,14 +18,14 @@ from paretorch.training.run import Setup, prepare, trainer_of
 from paretorch.training.runtime import Runtime
 from paretorch.training.task import Task
 from paretorch.training.tasks.choose import choose
-from paretorch.workflows.tickets.files import Row
 from paretorch.workflows.tickets.state import Weights
+from paretorch.workflows.tickets.storage import Row
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
 
 # Weights that stay: a rate of 0, and no freezing by `requires_grad`, since the loop wants something to optimise.
-_STILL: dict[str, Any] = {
+_FROZEN_WEIGHTS: dict[str, Any] = {
     "optimizer.name": "sgd",
     "optimizer.lr": 0.0,
     "optimizer.momentum": 0.0,
@@ -37,7 +37,7 @@ class Bench:
     """Trains one network on one task as often as asked, each time in a folder that can be resumed.
 
     task: what tickets are trained on and chosen by; its `evaluate` must give "test_accuracy", on held-out data.
-    test: makes the task whose "test_accuracy" is told beside it; None: none is.
+    test: makes the task whose "test_accuracy" is reported beside it; None: none is.
     exclude: layers that keep all their weights, as `compress` takes them.
     """
 
@@ -65,7 +65,7 @@ class Bench:
         check_recipe(recipe)
         setup = prepare(recipe, runtime)
         if "accuracy" not in setup.task.tallies:
-            raise ConfigError(f"Tickets are compared by accuracy, which {recipe.data.name} does not have; use images.")
+            raise ConfigError(f"Tickets are compared by accuracy, which {recipe.data.name} does not have; use images")
 
         def test() -> Task:
             return choose(changed(recipe, {"data.validation": 0}), runtime, setup.device)[0]
@@ -94,7 +94,7 @@ class Bench:
         after_step: Callable[[int], None] | None = None,
     ) -> Row:
         """Run the recipe to its end, from where the folder's checkpoint is; returns the last row of metrics."""
-        recipe = changed(self.recipe, _STILL) if frozen else self.recipe
+        recipe = changed(self.recipe, _FROZEN_WEIGHTS) if frozen else self.recipe
         if self._device.type == "cuda":
             torch.compiler.reset()  # or the compiler gives up after some rounds: it counts networks it has seen
         run = RunFolder(folder, recipe, resume=True, device=self._device)
@@ -113,8 +113,8 @@ class Bench:
 def check_recipe(recipe: Recipe) -> None:
     """Refuse a recipe that would choose tickets by the test set, or compress by itself."""
     if recipe.compresses:
-        raise ConfigError("A ticket search decides the sparsity itself: leave sparsity, bits and budget out.")
+        raise ConfigError("A ticket search decides the sparsity itself: leave sparsity, bits and budget out")
     if not recipe.data.validation:
         raise ConfigError(
-            "Tickets are chosen by held-out training images, never by the test set: set validation, such as 5000."
+            "Tickets are chosen by held-out training images, never by the test set: set validation, such as 5000"
         )

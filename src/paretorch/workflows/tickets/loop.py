@@ -10,7 +10,10 @@ trainer rounds the decisions; `carry.pt`, the end of the round, once its trainin
 its ticket is retrained. What is there is never done again, and what is not there is done again from the file before it.
 """
 
+import json
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,25 +22,17 @@ from torch import nn
 
 from paretorch.core.compress import compress
 from paretorch.core.plan import Plan
-from paretorch.errors import ArtefactError
+from paretorch.errors import ArtefactError, PareError
 from paretorch.support import checked_files
-from paretorch.training.task import mix
+from paretorch.training.files import write_atomically
+from paretorch.training.runtime import Runtime
+from paretorch.training.task import derive_seed
 from paretorch.workflows.tickets.bench import Bench
-from paretorch.workflows.tickets.files import (
-    STORED,
-    Row,
-    load,
-    read_rows,
-    round_folder,
-    save,
-    save_ticket,
-    write_rows,
-)
-from paretorch.workflows.tickets.fixed import hold
-from paretorch.workflows.tickets.rhythm import RoundEnd
+from paretorch.workflows.tickets.methods import hold
 from paretorch.workflows.tickets.search import Search
 from paretorch.workflows.tickets.state import (
     Masks,
+    RoundEnd,
     Weights,
     read_decisions,
     read_masks,
@@ -45,14 +40,28 @@ from paretorch.workflows.tickets.state import (
     sparsity,
     write_decisions,
 )
+from paretorch.workflows.tickets.storage import (
+    STORED,
+    Row,
+    Storage,
+    Unit,
+    load,
+    read_rows,
+    round_folder,
+    save,
+    save_ticket,
+    write_rows,
+)
 
-Tell = Callable[[Row], None]
+Show = Callable[[Row], None]
+Log = Callable[[str], None]
+_PAUSE = 1.0  # seconds between looks at the units of other workers
 
 _FOUND = {"accuracy": int | float, "test_accuracy": int | float | None}
 
 
-def run_search(search: Search, bench: Bench, folder: Path, tell: Tell = lambda row: None) -> list[Row]:
-    """Run the rounds that are not done yet; `tell` is called with the row of each; returns all rows."""
+def run_search(search: Search, bench: Bench, folder: Path, show: Show = lambda row: None) -> list[Row]:
+    """Run the rounds that are not done yet; `show` is called with the row of each; returns all rows."""
     search.require_fit(bench.recipe.epochs)
     rounds = _Rounds(search, bench, folder)
     rows = read_rows(folder)
@@ -62,7 +71,7 @@ def run_search(search: Search, bench: Bench, folder: Path, tell: Tell = lambda r
         rows.append(rounds.run(number, rows[-1] if rows else None))
         write_rows(folder, rows)
         rounds.tidy(number)
-        tell(rows[-1])
+        show(rows[-1])
     return rows
 
 
@@ -106,8 +115,8 @@ class _Rounds:
             carry = load(self._carry, {"round": int, "end": vars(self._like), "found": _FOUND})
         if carry["round"] not in (number - 1, number):
             raise ArtefactError(
-                f"carry.pt and rounds.jsonl in {self.folder} do not tell of the same round; "
-                "remove that folder and give the command that began the search again."
+                f"carry.pt and rounds.jsonl in {self.folder} are not of the same round; "
+                "remove that folder and give the command that began the search again"
             )
         if carry["round"] < number:
             before = RoundEnd(**carry["end"]) if number > 1 else None
@@ -155,7 +164,7 @@ class _Rounds:
         return RoundEnd(weights, decisions, {name: weights[name] for name in decisions})
 
     def _attach(self, model: nn.Module, number: int, before: RoundEnd | None) -> Plan:
-        seed = mix(self.search.seed, number)  # a round draws other masks than the one before
+        seed = derive_seed(self.search.seed, number)  # a round draws other masks than the one before
         plan = compress(model, self.method.relaxation(self.bench.exclude), steps=self.bench.steps, seed=seed)
         if before is not None:
             write_decisions(model, self.method.restart(before))
@@ -172,3 +181,54 @@ class _Rounds:
             save(self._retrained, read_weights(model))
         # With a validation split, what the task calls its test set is that split.
         return {"accuracy": last["test_accuracy"], "test_accuracy": self.bench.test(model)}
+
+
+def work(storage: Storage, runtime: Runtime, log: Log = print, show: Show | None = None) -> None:
+    """Do what is left in the storage, together with any other workers; returns when all of it is done.
+
+    log: called with a line when something happens. show: called with the row of each ticket, and of a dense training.
+    A search that fails does not stop the others; what failed is raised at the end.
+    """
+    failed: dict[str, PareError] = {}
+    waiting = False
+    while left := [unit for unit in storage.units() if unit.name not in failed and not unit.is_done()]:
+        took = False
+        for unit in left:
+            with storage.claim(unit) as mine:
+                if mine and not unit.is_done():
+                    took = True
+                    try:
+                        _do(unit, storage, runtime, show or (lambda row: None))
+                    except PareError as error:
+                        failed[unit.name] = error
+                        log(f"{unit.name}: failed: {error}")
+        if not took:
+            if not waiting:
+                log(f"{', '.join(unit.name for unit in left)}: in the hands of other workers; waiting for them.")
+            waiting = True
+            time.sleep(_PAUSE)
+    if failed:
+        if len(failed) == 1:
+            raise next(iter(failed.values()))
+        raise PareError(f"{len(failed)} searches failed ({', '.join(failed)}); the same command continues with them")
+
+
+def _do(unit: Unit, storage: Storage, runtime: Runtime, show: Callable[[Row], None]) -> None:
+    bench = Bench.of(replace(storage.recipe, seed=unit.seed), runtime)
+    if unit.search is not None:
+        run_search(unit.search, bench, unit.folder, show)
+        return
+    model = bench.fresh()
+    last = bench.train(model, None, unit.folder)
+    row = {
+        "search": unit.name,
+        "method": "dense",
+        "seed": unit.seed,
+        "round": 0,
+        "sparsity": 0.0,
+        "accuracy": last["test_accuracy"],
+        "test_accuracy": bench.test(model),
+        "epochs": storage.recipe.epochs,
+    }
+    write_atomically(unit.folder / "dense.json", (json.dumps(row) + "\n").encode())
+    show(row)

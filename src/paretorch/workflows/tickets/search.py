@@ -8,10 +8,8 @@ from typing import Any
 
 from paretorch.errors import ConfigError
 from paretorch.support.checks import require_count, require_number
-from paretorch.workflows.tickets.continuous import CS, SequentialCS, Supermask
-from paretorch.workflows.tickets.magnitude import IMP, IMPC
-from paretorch.workflows.tickets.rhythm import TicketMethod
-from paretorch.workflows.tickets.stochastic import ISS, StochasticSupermask
+from paretorch.workflows.tickets.methods import CS, IMP, IMPC, ISS, SequentialCS, StochasticSupermask, Supermask
+from paretorch.workflows.tickets.state import TicketMethod
 
 METHODS: dict[str, type[TicketMethod]] = {
     one.name: one for one in (CS, IMP, IMPC, ISS, SequentialCS, Supermask, StochasticSupermask)
@@ -104,10 +102,10 @@ def search_from(values: Mapping[str, Any]) -> Search:
 def make_method(name: str, options: Mapping[str, Any]) -> TicketMethod:
     """The method of that name; an option that it does not have is refused by name."""
     if name not in METHODS:
-        raise ConfigError(f"There is no way to search tickets called {name!r}; choose one of {', '.join(METHODS)}.")
+        raise ConfigError(f"There is no way to search tickets called {name!r}; choose one of {', '.join(METHODS)}")
     known = [one.name for one in dataclasses.fields(METHODS[name])]
     if unknown := sorted(set(options) - set(known)):
-        raise ConfigError(f"{name} has no option {unknown[0]!r}; it has: {', '.join(known)}.")
+        raise ConfigError(f"{name} has no option {unknown[0]!r}; it has: {', '.join(known)}")
     return METHODS[name](**options)
 
 
@@ -118,10 +116,10 @@ def make_searches(wanted: dict[str, Any], source: str) -> list[Search]:
     """
     if unknown := ", ".join(sorted(set(wanted) - set(_FIELDS))):
         known = ", ".join(_FIELDS)
-        raise ConfigError(f"{source} has unknown fields of a ticket search: {unknown}; known are {known}.")
+        raise ConfigError(f"{source} has unknown fields of a ticket search: {unknown}; known are {known}")
     options = wanted.get("options", {})
     if not isinstance(options, dict):
-        raise ConfigError(f"{source}: options of a ticket search should be a table, such as penalty = 1e-8.")
+        raise ConfigError(f"{source}: options of a ticket search should be a table, such as penalty = 1e-8")
     names = [str(each) for each in _listed(wanted.get("method", "cs"))]
     varied: dict[str, list[Any]] = {name: _listed(wanted[name]) for name in ("init", "rate") if name in wanted}
     vary = _table(wanted.get("vary", {}), source)
@@ -138,20 +136,20 @@ def make_searches(wanted: dict[str, Any], source: str) -> list[Search]:
             for seed in _listed(wanted["seeds"])
         ]
     if len({search.name for search in searches}) < len(searches):
-        raise ConfigError("Two of the runs would have one name: give each method, init, rate and seed once.")
+        raise ConfigError("Two of the runs would have one name: give each method, init, rate and seed once")
     return searches
 
 
 def _table(vary: Any, source: str) -> dict[str, list[Any]]:
     if not isinstance(vary, dict) or not all(isinstance(values, list) and values for values in vary.values()):
         raise ConfigError(
-            f"{source}: vary of a ticket search should be a table of lists, such as penalty = [1e-10, 1e-8]."
+            f"{source}: vary of a ticket search should be a table of lists, such as penalty = [1e-10, 1e-8]"
         )
     return vary
 
 
 def _combinations(vary: dict[str, list[Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """Each combination of values, with the part of a name that tells it."""
+    """Each combination of values, with the part of a name that identifies it."""
     found = []
     for chosen in itertools.product(*vary.values()):
         pairs = dict(zip(vary, chosen, strict=True))
@@ -166,14 +164,14 @@ def _check(names: list[str], options: dict[str, Any], varied: dict[str, list[Any
     told = " and ".join(names)
     for each in options:
         if each not in known:
-            raise ConfigError(f"{told}: there is no option {each!r}; there are: {', '.join(sorted(known))}.")
+            raise ConfigError(f"{told}: there is no option {each!r}; there are: {', '.join(sorted(known))}")
     for each in varied:
         if not any(METHODS[name].varies == each for name in names):
             by_init, by_rate = (
                 ", ".join(name for name, one in METHODS.items() if one.varies == option) for option in ("init", "rate")
             )
             raise ConfigError(
-                f"--{each}: runs of {told} do not differ by {each}; those of {by_init} differ by init, of {by_rate} by rate."
+                f"--{each}: runs of {told} do not differ by {each}; those of {by_init} differ by init, of {by_rate} by rate"
             )
 
 

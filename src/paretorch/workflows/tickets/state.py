@@ -1,15 +1,28 @@
-"""What a network in a round consists of, by the names of its weights: the weights behind the masks, the decisions, the masks.
+"""What every ticket search passes from round to round: weights, decisions and masks, by the names of the weights.
 
-All of it is kept on the CPU, so that it can be stored and compared wherever it was trained.
+All of it is kept on the CPU, so that it can be stored and compared wherever it was trained. A method says what to do with it:
+
+    attach     `relaxation`: how masks and weights are trained together in each round
+    read off   `ticket`: from the end of a round to the masks m of its ticket (θ̂, m)
+    go on      `restart`: from the end of a round to the decisions that the next one begins with
+
+The loop around it (rounds, storing θ̂, rewinding, retraining, resuming) is the same for all: see `loop`.
 """
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.attach.sites import Selector
 from paretorch.core.attach.weights import RelaxedWeight
+from paretorch.core.method import Method
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import PREFIX, Relaxation
 from paretorch.errors import DivergenceError
+from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole
 
 Weights = dict[str, Tensor]
@@ -84,3 +97,51 @@ def drop_lowest(scores: dict[str, Tensor], remaining: Masks, rate: float) -> Mas
 
 def _copied(value: Tensor) -> Tensor:
     return value.detach().to("cpu", copy=True).contiguous()
+
+
+@dataclass(frozen=True)
+class RoundEnd:
+    """The end of a round: weights, decisions as they were trained, and masks as `harden` rounds (or draws) them."""
+
+    weights: Weights
+    decisions: Decisions
+    masks: Masks
+
+
+@dataclass(frozen=True, kw_only=True)
+class TicketMethod(ABC):
+    """Options of a way to search tickets, and the three moments in which it differs from the others."""
+
+    name: ClassVar[str]
+    varies: ClassVar[str]  # the option that sets the sparsity, by which the names of runs differ
+    rewinds: ClassVar[bool] = False  # whether the printed algorithm goes back to θ̂ before each further round
+    may_rewind: ClassVar[bool] = True  # whether that is the user's choice
+    frozen: ClassVar[bool] = False  # weights stay at their initialisation, and tickets are not retrained
+    fixed: ClassVar[bool] = False  # masks do not change within a round, so a rewound round retrains a ticket
+
+    def check(self) -> None:
+        """Refuse options that cannot work, before any training."""
+        self.relaxation(()).check()
+
+    @abstractmethod
+    def relaxation(self, exclude: Selector) -> Method:
+        """What is attached to the network in every round."""
+
+    @abstractmethod
+    def ticket(self, end: RoundEnd) -> Masks:
+        """The ticket that this round has found."""
+
+    @abstractmethod
+    def restart(self, end: RoundEnd) -> Decisions:
+        """The decisions at the start of the next round."""
+
+    @property
+    def label(self) -> str:
+        """Such as "cs-init-0.1"."""
+        return f"{self.name}-{self.varies}{getattr(self, self.varies):g}"
+
+
+def require_rate(name: str, value: float) -> None:
+    """A share of the remaining weights."""
+    hint = "give the share of the remaining weights to drop in each round, above 0 and below 1, such as 0.2"
+    require_number(name, value, 0.0, 0.999, hint, above=True)

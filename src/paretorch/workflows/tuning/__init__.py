@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from paretorch.errors import MissingExtraError
-from paretorch.workflows.tuning.grid import alpha_grid, eps_grid
-from paretorch.workflows.tuning.landscape import best_alpha_per_eps, separability, trials_to_reach
+from paretorch.workflows.tuning.landscape import alpha_grid, best_alpha_per_eps, eps_grid, separability, trials_to_reach
 
 if TYPE_CHECKING:
     from paretorch.workflows.tuning.cost import suboptimality
@@ -50,4 +49,4 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name not in ("optuna", "cmaes"):
             raise
-        raise MissingExtraError(f"{name} needs optuna: pip install 'paretorch[tune]'.") from error
+        raise MissingExtraError(f"{name} needs optuna: pip install 'paretorch[tune]'") from error

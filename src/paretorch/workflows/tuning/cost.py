@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from paretorch.errors import ConfigError
 from paretorch.workflows.tuning.landscape import Floats, error_table
 from paretorch.workflows.tuning.samplers import sampler
-from paretorch.workflows.tuning.storage import quiet
+from paretorch.workflows.tuning.storage import quiet_optuna
 
 
 def suboptimality(errors: ArrayLike, method: str, trials: int = 100, repetitions: int = 100, seed: int = 0) -> Floats:
@@ -20,8 +20,8 @@ def suboptimality(errors: ArrayLike, method: str, trials: int = 100, repetitions
     """
     table = error_table(errors)
     if trials < 1 or repetitions < 1:
-        raise ConfigError("At least one trial and one repetition are needed.")
-    with quiet():
+        raise ConfigError("At least one trial and one repetition are needed")
+    with quiet_optuna():
         found = np.stack([_search(table, method, trials, seed * 1_000_003 + i) for i in range(repetitions)])
     gaps: Floats = np.minimum.accumulate(found, axis=1) - table.min()
     return gaps

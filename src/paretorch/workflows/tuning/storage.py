@@ -1,10 +1,17 @@
-"""Where the trials of a search are kept: a journal file, an SQLite file or a database, shared by all workers."""
+"""Where the trials of a search are kept (a journal file, an SQLite file or a database), and which worker has which trial.
+
+Optuna's own heartbeats belong to `Study.optimize`, are known to databases alone, and compare clocks. The beats here are
+attributes of a trial, so they are the same for journals and databases, and every worker judges them by its own clock
+(see `paretorch.workflows.queue`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import socket
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -14,9 +21,11 @@ from typing import Any
 import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
 
 from paretorch.errors import ConfigError, MissingExtraError, PareError
-from paretorch.training.recipe_keys import by_place
+from paretorch.training.recipe_values import by_place
+from paretorch.workflows.queue import Silence, beat_interval
 
 _ATTEMPTS = 10
 _SQLITE_WAIT = 60.0
@@ -33,7 +42,7 @@ def open_study(place: str | Path | None, name: str, facts: Mapping[str, Any]) ->
 
     `facts` (plain JSON values) say what is searched: a study whose facts differ is refused, since its trials would not compare.
     """
-    with quiet(), warnings.catch_warnings():
+    with quiet_optuna(), warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         with readable(place):
             study = optuna.create_study(storage=_storage(place), study_name=name, load_if_exists=True)
@@ -48,12 +57,12 @@ def open_study(place: str | Path | None, name: str, facts: Mapping[str, Any]) ->
     if known != facts:
         names = sorted(key for key in {*known, *facts} if known.get(key) != facts.get(key))
         told = ", ".join(f"{key} (there {known.get(key)}, now {facts.get(key)})" for key in names)
-        raise ConfigError(f"The storage holds another search, which differs in {told}: choose another --storage.")
+        raise ConfigError(f"The storage holds another search, which differs in {told}: choose another --storage")
     return study
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet_optuna() -> Iterator[None]:
     """Optuna says nothing but errors, and as much as before afterwards."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -178,7 +187,7 @@ def _unusable(text: str, error: Exception) -> ConfigError:
     lines = str(cause).strip().splitlines()
     reason = lines[0] if isinstance(cause, OSError | RuntimeError) or _is_told(cause) else "it is no storage of trials"
     return ConfigError(
-        f"The storage {text} cannot be opened ({reason}): give a file, or a URL such as sqlite:///tune.db."
+        f"The storage {text} cannot be opened ({reason}): give a file, or a URL such as sqlite:///tune.db"
     )
 
 
@@ -189,3 +198,55 @@ def _is_told(error: BaseException) -> bool:
     return bool(str(error).strip()) and not isinstance(
         error, KeyError | IndexError | AssertionError | TypeError | AttributeError
     )
+
+
+_BEAT = "beat"
+
+
+class TakenOver(PareError):
+    """Another worker has this trial now."""
+
+
+class Beat:
+    """Tells others that the worker of a trial is there; calling it raises if they gave it up all the same."""
+
+    def __init__(self, study: Study, trial: optuna.Trial) -> None:
+        self._study, self._trial = study, trial
+        self._count = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._go_on, daemon=True)
+
+    def __call__(self) -> None:
+        """Raise if the trial belongs to another worker."""
+        trials = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        if all(each.number != self._trial.number for each in trials):
+            raise TakenOver(f"Trial {self._trial.number} was given to another worker while this one was silent")
+
+    def write(self) -> None:
+        """Write one beat."""
+        self._count += 1
+        self._trial.set_user_attr(_BEAT, [socket.gethostname(), os.getpid(), self._count])
+
+    def _go_on(self) -> None:
+        while not self._over.wait(beat_interval()):
+            try:
+                self.write()
+            except optuna.exceptions.UpdateFinishedTrialError:
+                return  # given to another worker: the next call says so
+            except Exception:
+                continue  # a storage that does not answer now: others see silence
+
+    @contextlib.contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Beat while inside."""
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            self._thread.join()
+
+
+def is_dead(trial: FrozenTrial, silence: Silence) -> bool:
+    """Whether a trial that counts as running has lost its worker."""
+    return trial.state == TrialState.RUNNING and silence.lasts(trial.number, str(trial.user_attrs.get(_BEAT)))

@@ -40,7 +40,7 @@ class Trial:
         self._images: Any = None
 
     def check(self) -> None:
-        """Build everything once; what the untrained network loses tells what divergence is."""
+        """Build everything once; the loss of the untrained network says what counts as divergence."""
         if self.recipe.data.name in IMAGES:
             self._images = zoo.data.load(self.recipe.data.name, self._runtime.root, self._runtime.download)
         setup = prepare(self.recipe, self._runtime, self._images)
@@ -66,7 +66,7 @@ class Trial:
         """The name of the error, and its unit."""
         return _ERRORS[self._metric]
 
-    def told(self, error: float) -> str:
+    def describe(self, error: float) -> str:
         """The error with its name and unit."""
         label, unit = self.error
         return f"{label} {error:.4g}{unit}"
@@ -90,5 +90,5 @@ class _WatchedFolder(RunFolder):
         self._beat()
         loss = row.get("loss", 0.0)
         if not loss <= self._limit:  # also: NaN
-            raise DivergenceError(f"The loss is {loss:g}, twice that of the untrained network.")
+            raise DivergenceError(f"The loss is {loss:g}, twice that of the untrained network")
         return super().append(row)

@@ -18,11 +18,10 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from paretorch.errors import ConfigError, DivergenceError
-from paretorch.workflows.queue.silence import Silence
-from paretorch.workflows.tuning.beats import Beat, TakenOver, is_dead
+from paretorch.workflows.queue import Silence
 from paretorch.workflows.tuning.landscape import Floats
 from paretorch.workflows.tuning.samplers import SAMPLERS, sampler
-from paretorch.workflows.tuning.storage import open_study, quiet, readable
+from paretorch.workflows.tuning.storage import Beat, TakenOver, is_dead, open_study, quiet_optuna, readable
 
 METHODS = (*SAMPLERS, "grid")
 _REPEATS = 10
@@ -30,7 +29,7 @@ _PAUSE = 1.0
 """Seconds between two looks at whether others have finished the settings that are left."""
 Cell = tuple[int, int]
 Train = Callable[[float, float, Callable[[], None]], float]
-Tell = Callable[["Found", float, float], None]
+OnTrial = Callable[["Found", float, float], None]
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def search(
     seed: int = 0,
     first: tuple[float, float] | None = None,
     facts: Mapping[str, Any] | None = None,
-    tell: Tell | None = None,
+    on_trial: OnTrial | None = None,
 ) -> Found:
     """Try `trials` settings (all workers together, those under way too) and return everything that is known.
 
@@ -82,24 +81,24 @@ def search(
     method: "cgld", "gld", "tpe", "cmaes", "random", or "grid" (one setting after the other).
     storage, name: see `open_study`. A setting that is known is not trained again, and one whose worker died is taken over.
     first: α and ε to begin near; without them descent begins at random, as in the thesis.
-    tell: called after each setting with what is known and that setting.
+    on_trial: called after each setting with what is known and that setting.
     """
     if method not in METHODS:
-        raise ConfigError(f"Unknown method {method!r}: choose from {', '.join(METHODS)}.")
+        raise ConfigError(f"Unknown method {method!r}: choose from {', '.join(METHODS)}")
     alphas, epsilons = [float(alpha) for alpha in alphas], [float(eps) for eps in epsilons]  # of arrays too
     if trials < 1 or not alphas or not epsilons:
-        raise ConfigError("A search needs at least one trial, one α and one ε.")
+        raise ConfigError("A search needs at least one trial, one α and one ε")
     for letter, values in (("α", alphas), ("ε", epsilons)):
         if not all(math.isfinite(value) and value >= 0 for value in values) or len(set(values)) < len(values):
-            raise ConfigError(f"Values of {letter} are numbers of at least 0, each once, not {list(values)}.")
+            raise ConfigError(f"Values of {letter} are numbers of at least 0, each once, not {list(values)}")
     everything = {"alphas": list(alphas), "epsilons": list(epsilons), **(facts or {})}
-    with quiet():
+    with quiet_optuna():
         study = open_study(storage, name, everything)
         with readable(storage):
             _check_cells(study, len(alphas), len(epsilons))
         if first is not None and not study.get_trials(deepcopy=False):
             study.enqueue_trial({"alpha": _nearest(alphas, first[0]), "eps": _nearest(epsilons, first[1])})
-        return _work(study, train, alphas, epsilons, method, trials, seed, tell)
+        return _work(study, train, alphas, epsilons, method, trials, seed, on_trial)
 
 
 def _work(
@@ -110,7 +109,7 @@ def _work(
     method: str,
     trials: int,
     seed: int,
-    tell: Tell | None,
+    on_trial: OnTrial | None,
 ) -> Found:
     begun = len(study.get_trials(deepcopy=False))
     # Descent and CMA-ES draw from the number of the trial; the others would repeat the first worker's draws.
@@ -129,7 +128,7 @@ def _work(
         trial = study.ask()
         cell = trial.suggest_int("alpha", 0, len(alphas) - 1), trial.suggest_int("eps", 0, len(epsilons) - 1)
         beat = Beat(study, trial)
-        beat.tell()
+        beat.write()
         if _repeated(study, trial, cell, silence):
             repeats += 1
             continue
@@ -142,8 +141,8 @@ def _work(
             continue
         if not _try(study, trial, beat, partial(train, alphas[cell[0]], epsilons[cell[1]])):
             continue
-        if tell is not None:
-            tell(_known(study, alphas, epsilons), alphas[cell[0]], epsilons[cell[1]])
+        if on_trial is not None:
+            on_trial(_known(study, alphas, epsilons), alphas[cell[0]], epsilons[cell[1]])
     return found
 
 
@@ -180,7 +179,7 @@ def _as_error(value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"train returned {value!r}: return the error as a number, or nan to give up.") from error
+        raise ConfigError(f"train returned {value!r}: return the error as a number, or nan to give up") from error
 
 
 def _repeated(study: Study, trial: Trial, cell: Cell, silence: Silence) -> bool:

@@ -1,4 +1,4 @@
-"""Images of a user: one folder per class, all in memory.
+"""A user's images: one folder per class, all in memory.
 
 PATH/train/CLASS/*.png and PATH/val/CLASS/*.png (or valid, validation, test) are taken as they are; of PATH/CLASS/*.png a part
 is held out at random, the same each time.
@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paretorch.errors import ConfigError, DataError
-from paretorch.zoo.data.folder import _SUFFIXES, _pillow
+from paretorch.errors import ConfigError, DataError, MissingExtraError
 from paretorch.zoo.data.images import Images, statistics
 
+_SUFFIXES = {".jpeg", ".jpg", ".png", ".bmp", ".webp"}
 _HELD_OUT = ("val", "valid", "validation", "test")
 _MOST_BYTES = 16 << 30
 OPTIONS = {"size": 0, "test_percent": 20, "split_seed": 1}
@@ -140,3 +140,11 @@ def to_pixels(image: Any, shape: tuple[int, int, int]) -> Tensor:
         image = image.crop((left, top, left + width, top + height))
     values = torch.from_numpy(np.array(image, np.uint8))
     return values.unsqueeze(0) if channels == 1 else values.permute(2, 0, 1)
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingExtraError("Image folders need the package pillow: pip install paretorch[images]") from error
+    return Image

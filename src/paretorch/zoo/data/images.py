@@ -1,9 +1,15 @@
-"""A set of labelled images in memory."""
+"""Sets of labelled images in memory, and the augmentation of a whole epoch at once, on the device of the images.
+
+The pipeline of He et al. (2016): the raw image is padded with black pixels before it is normalised, a random crop of the
+original size is taken, and half of the images are mirrored. Cutout (DeVries & Taylor, 2017) sets a square to black. Its
+centre is any pixel, so a part of it may be outside the image.
+"""
 
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
 
@@ -62,3 +68,89 @@ def statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         means.append(float(mean))
         deviations.append(float((frequency @ (values - mean) ** 2).sqrt()))
     return tuple(means), tuple(deviations)
+
+
+_MAX_PIXELS = 2**25  # processed at once, which limits the memory for temporaries
+
+
+@dataclass(frozen=True)
+class Augment:
+    """How training images are changed.
+
+    Args:
+        pad: pixels added on each side before cropping.
+        flip: mirror half of the images.
+        cutout: side of the square that is set to black; 0 for none.
+    """
+
+    pad: int = 4
+    flip: bool = True
+    cutout: int = 0
+
+    def __post_init__(self) -> None:
+        if self.pad < 0 or self.cutout < 0:
+            raise ConfigError(f"pad and cutout are numbers of pixels, at least 0, not {self.pad} and {self.cutout}")
+
+
+def augment(images: Tensor, how: Augment, seed: int) -> Tensor:
+    """Transform every image with its own random numbers, and return a new tensor of the same shape and dtype.
+
+    A pure function of its arguments. The random generator is on the device of the images; CPU and CUDA generators draw
+    different numbers from the same seed.
+
+    Args:
+        images: [N, C, H, W].
+        how: which transformations.
+        seed: of the random numbers.
+    """
+    count, channels, height, width = images.shape
+    if how.pad > max(height, width):
+        largest = max(height, width)
+        raise ConfigError(f"pad={how.pad} is more than the {largest} pixels of an image: give {largest} at most")
+    draws = _draw(how, count, height, width, images.device, seed)
+    out = torch.empty_like(images)
+    size = max(1, _MAX_PIXELS // max(1, channels * height * width))
+    for start in range(0, count, size):
+        part = slice(start, start + size)
+        out[part] = _transform(images[part], how, *(draw[part] for draw in draws))
+    return out
+
+
+def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...], dtype: torch.dtype) -> Tensor:
+    """(pixel / 255 − mean) / std per channel, computed in fp32 and then rounded to `dtype`."""
+    shape = (1, len(mean), 1, 1)
+    centre = torch.tensor([255 * value for value in mean], device=images.device).view(shape)
+    scale = torch.tensor([1 / (255 * value) for value in std], device=images.device).view(shape)
+    return ((images.float() - centre) * scale).to(dtype)
+
+
+def _draw(how: Augment, count: int, height: int, width: int, device: torch.device, seed: int) -> tuple[Tensor, ...]:
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def integers(high: int) -> Tensor:
+        return torch.randint(high, (count,), generator=generator, device=device)
+
+    top, left, mirrored = integers(2 * how.pad + 1), integers(2 * how.pad + 1), integers(2)
+    return top, left, mirrored.bool(), integers(height), integers(width)
+
+
+def _transform(
+    images: Tensor, how: Augment, top: Tensor, left: Tensor, mirrored: Tensor, row: Tensor, column: Tensor
+) -> Tensor:
+    height, width = images.shape[2:]
+    # a view of all crops of all padded images; indexing copies only the chosen ones
+    crops = F.pad(images, (how.pad,) * 4).unfold(2, height, 1).unfold(3, width, 1)
+    out = crops[torch.arange(len(images), device=images.device), :, top, left]
+    if how.flip:
+        out = torch.where(mirrored[:, None, None, None], out.flip(-1), out)
+    if how.cutout:
+        in_rows = _within(height, row, how.cutout)[:, :, None]
+        in_columns = _within(width, column, how.cutout)[:, None, :]
+        out = out.masked_fill((in_rows & in_columns)[:, None], 0)
+    return out
+
+
+def _within(size: int, centre: Tensor, side: int) -> Tensor:
+    """Which of `size` positions lie in [centre − side // 2, centre − side // 2 + side), one row per centre."""
+    offset = torch.arange(size, device=centre.device) - (centre[:, None] - side // 2)
+    return (offset >= 0) & (offset < side)

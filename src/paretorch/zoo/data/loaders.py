@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paretorch.errors import ConfigError, DataError, MissingExtraError
 from paretorch.support.eval_mode import first_sentence
-from paretorch.zoo.own_code import call_function
+from paretorch.zoo.user_code import call_function
 
 _PARTS = ("train", "validation", "test")
 _LABELS = ("labels", "label", "target", "targets", "fine_label")
@@ -23,7 +23,7 @@ class Loaders(NamedTuple):
     test: Iterable[Any]
 
 
-def own_loaders(name: str, options: Mapping[str, Any]) -> Loaders:
+def user_loaders(name: str, options: Mapping[str, Any]) -> Loaders:
     """What a user's function returns: (train, test), (train, validation, test), or a dict with these names."""
     found = call_function(name, "--data", **options)
     if isinstance(found, Mapping):

@@ -13,9 +13,8 @@ stage differ in shape, and as many templates as layers.
 from typing import Any
 
 from paretorch.errors import ConfigError
-from paretorch.zoo.networks.imagenet_resnet import ImageNetResNet
-from paretorch.zoo.networks.shortest_paths_cnn import ShortestPathsCNN
-from paretorch.zoo.networks.wide_resnet import WideResNet
+from paretorch.zoo.networks.plain import ShortestPathsCNN
+from paretorch.zoo.networks.resnet import ImageNetResNet, WideResNet
 
 
 class SWRN(WideResNet):

@@ -1,9 +1,13 @@
-"""Claims of jobs by files, on any file system that creates a file exclusively; no locks are used.
+"""Jobs that any number of workers share: each is claimed by one worker at a time, and taken over if that worker falls silent.
 
-A job's claims are files `.claim-1`, `.claim-2`, ... in its folder. Whoever creates the next number owns the job. No file is
-ever removed or renamed, so two workers that take over the same silent claim both try to create the same number, and one of
-them fails. The owner writes a beat into its file; it is silent if others see no change for `patience()` seconds of their own
-clocks. An owner that was only slow sees the higher number at its next beat, and has lost the claim.
+Claims are files, on any file system that creates a file exclusively; no locks are used. A job's claims are files `.claim-1`,
+`.claim-2`, ... in its folder. Whoever creates the next number owns the job. No file is ever removed or renamed, so two workers
+that take over the same silent claim both try to create the same number, and one of them fails. The owner writes a beat into its
+file; it is silent if others see no change for `patience()` seconds of their own clocks. An owner that was only slow sees the
+higher number at its next beat, and has lost the claim.
+
+No clock is compared with another's and no process number is looked up. So machines whose clocks differ, containers that
+share a host name, zombies, and stopped processes are all judged alike.
 """
 
 import contextlib
@@ -12,12 +16,56 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 
-from paretorch.errors import PareError
+from paretorch.errors import ConfigError, PareError
 from paretorch.training.files import write_error
-from paretorch.workflows.queue.silence import Silence, beat_interval
+
+PATIENCE_VARIABLE = "PARE_PATIENCE"
+_PATIENCE = 60.0
+_BEATS_PER_PATIENCE = 12
+
+
+def patience() -> float:
+    """Seconds of silence after which a worker counts as dead: 60, or the environment's PARE_PATIENCE."""
+    text = os.environ.get(PATIENCE_VARIABLE, "")
+    try:
+        seconds = float(text) if text else _PATIENCE
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(f"{PATIENCE_VARIABLE}={text!r}: give the seconds of silence that end a worker, such as 60")
+    return seconds
+
+
+def beat_interval() -> float:
+    """Seconds between two beats of a living worker."""
+    return patience() / _BEATS_PER_PATIENCE
+
+
+class Silence:
+    """Watches the beats of others.
+
+    Args:
+        limit: Seconds without a change after which one counts as dead; by default `patience()`.
+        clock: The observer's clock, in seconds; it must not jump.
+    """
+
+    def __init__(self, limit: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit = patience() if limit is None else limit
+        self._clock = clock
+        self._seen: dict[Hashable, tuple[Hashable, float]] = {}
+
+    def lasts(self, who: Hashable, beat: Hashable) -> bool:
+        """Whether `who` has shown this same beat for too long."""
+        known, since = self._seen.get(who, (None, 0.0))
+        if who not in self._seen or known != beat:
+            self._seen[who] = (beat, self._clock())
+            return False
+        return self._clock() - since >= self._limit
+
 
 _BEGINS = ".claim-"
 _FREE = "free"
@@ -79,7 +127,7 @@ class Claim:
     def check(self) -> None:
         """Raise if another worker has taken the job over."""
         if self.lost:
-            raise PareError(self._told())
+            raise PareError(self._lost_message())
 
     def release(self) -> None:
         """Give the job back."""
@@ -93,12 +141,12 @@ class Claim:
         while not self._over.wait(beat_interval()):
             count += 1
             if self.lost:
-                self._on_lost(self._told())
+                self._on_lost(self._lost_message())
                 return
             with contextlib.suppress(OSError):  # a full disk or a server that is away: others see silence
                 _write(self.folder / f"{_BEGINS}{self._number}", {"owner": self._owner, "beat": count})
 
-    def _told(self) -> str:
+    def _lost_message(self) -> str:
         return f"{self.folder} was taken over by another worker while this one was silent; the other one finishes it"
 
 

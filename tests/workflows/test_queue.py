@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from paretorch.errors import ConfigError, PareError
-from paretorch.workflows.queue.claims import Claims, claimed, owner_of
-from paretorch.workflows.queue.silence import Silence, patience
+from paretorch.workflows.queue import Claims, Silence, claimed, owner_of, patience
 
 
 class Clock:
