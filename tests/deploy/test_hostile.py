@@ -104,7 +104,7 @@ def test_a_forged_head_is_refused(tmp_path: Path) -> None:
         ({"names": [*names, "more\nlines"]}, "too many"),
         ({"names": None}, "names"),
         ({"names": [1, 2]}, "names"),
-        ({"edits": [{"kind": "keep_everything"}]}, "unknown structural edit"),
+        ({"edits": [{"kind": "keep_everything"}]}, "Unknown structural edit"),
         ({"edits": [{"kind": "scale", "weight": "nobody", "exponent": 0}]}, "it has no 'nobody'"),
         ({"edits": [{"kind": "scale", "weight": "rows", "exponent": 10**30}]}, "exponent"),
         ({"edits": [{"kind": "keep_channels", "keep": "f" * 99, "size": 8, "out": [], "in": []}]}, "damaged"),

@@ -96,7 +96,7 @@ def test_only_activations_can_be_quantized_by_a_file(name: str, tmp_path: Path) 
     model = build()
     model.paretorch_edits = [{"kind": "quantize_activation", "modules": [name], "grid": [1]}]
     save(model, tmp_path / "net.pare")
-    with pytest.raises(ArtefactError, match="an edit"):
+    with pytest.raises(ArtefactError, match="An edit"):
         load(tmp_path / "net.pare", into=build())
 
 
