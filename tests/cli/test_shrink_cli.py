@@ -98,7 +98,7 @@ def test_a_network_of_ones_own(weights: Path, tmp_path: Path) -> None:
         (["--network", "mine.py:broken"], "ValueError: no such thing"),
         (["--network", "missing.py:build"], "There is no file"),
         (["--network", "mine.py:build", "--weights", "dense.pt"], "has not the weights of this network"),
-        (["--weights", "dense.pt", "--budget", "4 apples"], "is no size"),
+        (["--weights", "dense.pt", "--budget", "4 apples"], "is not a size"),
         (["--weights", "dense.pt", "--budget", "100"], "allow at least"),
         (["--weights", "dense.pt", "--steps", "-1"], "steps=-1"),
         (["--weights", "dense.pt", "--resume"], "holds no run to continue"),

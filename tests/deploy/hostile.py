@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.deploy import load, report, save
-from paretorch.deploy.codec.blob import checksum
-from paretorch.deploy.codec.container import VERSION, pack, read_file
+from paretorch.deploy.codec.container import VERSION, checksum, pack, read_file
 from paretorch.errors import ArtefactError
 
 

@@ -145,7 +145,7 @@ def test_int8_is_calibrated_by_batches_of_any_signature(
 
 
 def test_batches_that_lack_an_input_are_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a batch has 1 parts, and Two takes 2 arguments in the example"):
+    with pytest.raises(ConfigError, match="A batch has 1 parts, and Two takes 2 arguments in the example"):
         pt.export_onnx(Two(), (X, ZERO), tmp_path / "net.onnx", calibrate=[(X,)])
     with pytest.raises(ConfigError, match="Calibration needs batches of inputs: a list or a loader"):
         pt.export_onnx(Two(), (X, ZERO), tmp_path / "net.onnx", calibrate={"x": X})

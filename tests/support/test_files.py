@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paretorch.deploy.codec.container import write_file
-from paretorch.support.files import replacing
+from paretorch.support.files import replacing, write_file
 from paretorch.training.files import alone_in, write_atomically
 
 WAYS = pytest.mark.parametrize("write", [write_file, write_atomically])

@@ -132,18 +132,18 @@ def test_an_example_says_which_parts_are_inputs() -> None:
     )
     options = batch_call(Named(), {"labels": ZERO, "pixels": X}, read_example({"pixels": X + 1, "scale": 2.0}))
     assert options == ModelCall((), {"pixels": X, "scale": 2.0})
-    with pytest.raises(ConfigError, match="a batch has 1 parts, and Optional takes 2 arguments in the example"):
+    with pytest.raises(ConfigError, match="A batch has 1 parts, and Optional takes 2 arguments in the example"):
         batch_call(Optional(), (X,), like)
-    with pytest.raises(ConfigError, match="a batch has no 'x', which the example has: it has mask"):
+    with pytest.raises(ConfigError, match="A batch has no 'x', which the example has: it has mask"):
         batch_call(Optional(), {"mask": X}, named)
     with pytest.raises(ConfigError, match="takes keyword arguments in the example"):
         batch_call(Optional(), (X,), named)
 
 
 def test_batches_that_do_not_fit_are_told() -> None:
-    with pytest.raises(ConfigError, match="a batch has 1 parts, and Two takes 2 arguments: give as many, or a dict"):
+    with pytest.raises(ConfigError, match="A batch has 1 parts, and Two takes 2 arguments: give as many, or a dict"):
         batch_call(Two(), (X,))
-    with pytest.raises(ConfigError, match="a batch has 'pixel', which Plain does not take: it takes x; if its one"):
+    with pytest.raises(ConfigError, match="A batch has 'pixel', which Plain does not take: it takes x; if its only"):
         batch_call(Plain(), {"pixel": X})
 
 

@@ -16,7 +16,7 @@ from paretorch.cli.study import study
 from paretorch.cli.tickets import tickets
 from paretorch.cli.train import train
 from paretorch.cli.tune import tune
-from paretorch.support.version import __version__
+from paretorch.support import __version__
 
 app = typer.Typer(
     help="Make PyTorch networks smaller and cheaper to train.",

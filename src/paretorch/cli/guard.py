@@ -11,7 +11,7 @@ from typing import Any, Never, ParamSpec
 import typer
 
 from paretorch.errors import DIVERGED_CODE, ConfigError, DivergenceError, PareError, PareWarning
-from paretorch.support.signals import on_sigterm
+from paretorch.support.processes import on_sigterm
 
 P = ParamSpec("P")
 

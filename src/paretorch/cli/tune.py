@@ -15,10 +15,10 @@ from paretorch.cli.bar import epochs_bar
 from paretorch.cli.options import SEARCH
 from paretorch.cli.recipe_flags import RecipeFields, make_recipe, recipe_flags
 from paretorch.cli.values import Text, numbers
-from paretorch.deploy.codec.container import write_file
 from paretorch.errors import ConfigError, PareError
 from paretorch.report.charts import Curve, curves
 from paretorch.report.files import save
+from paretorch.support.files import write_file
 from paretorch.training.recipe_keys import by_place
 from paretorch.training.runtime import Runtime
 from paretorch.workflows.tuning.plots import STEPS, heat_map

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.deploy.codec.blob import BlobReader, write_blob
-from paretorch.deploy.codec.container import pack, read_file, write_file
+from paretorch.deploy.codec.container import BlobReader, pack, read_file, write_blob
 from paretorch.deploy.codec.filling import build, fill
 from paretorch.deploy.codec.sizes import Sizes, on_their_grids
 from paretorch.deploy.norms import prepared_state
@@ -20,6 +19,7 @@ from paretorch.deploy.plain import plain
 from paretorch.deploy.replay import replayed
 from paretorch.edits import Edit, edits_of, read_edits, write_edits
 from paretorch.errors import ArtefactError, ConfigError
+from paretorch.support.files import write_file
 
 StrPath = str | os.PathLike[str]
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paretorch.deploy.codec.blob import storage_key
+from paretorch.deploy.codec.container import storage_key
 from paretorch.errors import ConfigError
 
 _KEPT = (torch.float32, torch.bfloat16, torch.float16)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.deploy.codec.blob import storage_key
+from paretorch.deploy.codec.container import storage_key
 from paretorch.edits import Edit, QuantizedActivation, Share
 
 _WEIGHTS = ("weight", "in_proj_weight", "q_proj_weight")  # the last two: of torch's attention

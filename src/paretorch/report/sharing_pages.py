@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from paretorch.deploy.codec.container import write_file
 from paretorch.deploy.measure.text import human
 from paretorch.report.files import write_page
 from paretorch.report.sharing import folded_diagram, group_title, heat_map
 from paretorch.report.tables import table
+from paretorch.support.files import write_file
 
 _BEGIN, _END = '<section id="folded">', "</section><!-- folded -->"
 Matrix = Sequence[Sequence[float]]

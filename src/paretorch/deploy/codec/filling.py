@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX, register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
 
-from paretorch.deploy.codec.blob import BlobReader, storage_key
+from paretorch.deploy.codec.container import BlobReader, storage_key
 from paretorch.deploy.replay import replay_names
 from paretorch.edits import Edit
 from paretorch.errors import ArtefactError, ConfigError, PareError

@@ -20,7 +20,7 @@ from paretorch.deploy.fast.replacements import (
 from paretorch.deploy.fast.timers import Call, Timer, is_faster, speedup, timer
 from paretorch.deploy.plain import copied
 from paretorch.errors import ConfigError
-from paretorch.support.eval_mode import first_sentence, trying
+from paretorch.support.eval_mode import checked_example, first_sentence
 from paretorch.support.inputs import Example, ModelCall, read_example, tensors_in
 
 
@@ -151,7 +151,7 @@ def _default_timer(model: nn.Module, call: ModelCall, rounds: int, seconds: floa
 
 
 def _run(model: nn.Module, call: ModelCall) -> Any:
-    with trying(*call.tensors):
+    with checked_example(*call.tensors):
         output = call(model)
     if not tensors_in(output):
         raise ConfigError(f"optimize needs a module that returns tensors, not {type(output).__name__}")

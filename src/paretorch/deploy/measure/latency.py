@@ -23,9 +23,8 @@ from torch import nn
 from paretorch.deploy.onnx import export_onnx
 from paretorch.deploy.plain import copied
 from paretorch.errors import ConfigError
-from paretorch.support.children import module_command
 from paretorch.support.inputs import Example, ModelCall, TensorFunction, read_example
-from paretorch.support.silence import quiet
+from paretorch.support.processes import module_command, suppress_output
 
 _TIMEOUT = 600  # seconds the measuring process may take
 Call = Callable[[], object]
@@ -116,7 +115,7 @@ def _write(model: nn.Module, call: ModelCall, path: Path, runtime: str) -> bool:
             export_onnx(model, call, path)
         else:
             network = TensorFunction(copied(model, "torch").cpu(), call)
-            with quiet(), path.open("wb") as file:
+            with suppress_output(), path.open("wb") as file:
                 torch.export.save(torch.export.export(network, tuple(call.tensors)), file)
     except Exception:  # exporters raise their own types, on many layers
         return False

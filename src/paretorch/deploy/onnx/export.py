@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from paretorch.deploy.artefact import StrPath
 from paretorch.deploy.calibrate import calls_of, check_percentile
-from paretorch.deploy.codec.container import beside
 from paretorch.deploy.onnx.graph import Model, merge_equal, optimize, prune, shared, trace
 from paretorch.deploy.onnx.int8 import SIGNS, narrow, quantize_int8, share_codes
 from paretorch.deploy.onnx.pack import CODES, FORMS, LOW, STEPS, Packing, find_packing, finished, pack
@@ -24,7 +23,8 @@ from paretorch.deploy.plain import plain as plain_module
 from paretorch.edits import QuantizedActivation
 from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.support.checks import require_number
-from paretorch.support.eval_mode import trying
+from paretorch.support.eval_mode import checked_example
+from paretorch.support.files import replacing_checked
 from paretorch.support.inputs import Example, ModelCall, TensorFunction, named_tensors, read_example
 
 _QUANTIZED_TOLERANCE = 0.05  # a value between two levels may be rounded to either
@@ -92,7 +92,7 @@ def export_onnx(
     form = weights
     if calibrate is not None:
         form = "int8" if weights == "packed" else "fp32"  # what onnxruntime's quantizer reads
-    with beside(target, ".onnx") as temporary:
+    with replacing_checked(target, ".onnx") as temporary:
         _export(plain, call, temporary, form)
         for part, expected in wanted:
             _verify(temporary, plain, part, expected, tolerance)
@@ -120,7 +120,7 @@ def _least_tolerance(model: nn.Module, call: ModelCall, int8: bool) -> float:
 
 def _outputs(model: nn.Module, call: ModelCall) -> dict[str, Tensor]:
     """Return the tensors that the module gives for a call, by their names in the file."""
-    with trying(*call.tensors), torch.no_grad():
+    with checked_example(*call.tensors), torch.no_grad():
         output = call(model)
     found = named_tensors(output)
     if not found:

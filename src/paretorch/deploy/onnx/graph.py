@@ -18,7 +18,7 @@ from torch import nn
 from paretorch.deploy.codec.grids import Grid
 from paretorch.errors import ConfigError
 from paretorch.support.inputs import ModelCall, TensorFunction
-from paretorch.support.silence import quiet
+from paretorch.support.processes import suppress_output
 
 OPSET = 20  # unless something needs a later one
 _NO_COPY = ("Shape", "Size", "CastLike", "Slice", "Split")  # reads that, folded, do not double a weight
@@ -37,7 +37,7 @@ def trace(module: nn.Module, call: ModelCall, outputs: Sequence[str], inputs: Se
     has_batch = [call.has_batch(tensor) for tensor in call.tensors]
     shapes = tuple({0: batch} if own else None for own in has_batch)
     try:
-        with quiet():
+        with suppress_output():
             program = torch.onnx.export(
                 module,
                 tuple(call.tensors),
@@ -86,7 +86,7 @@ def optimize(model: Model, kept: Collection[str]) -> Model:
     for tensor in model.graph.initializer:
         if tensor.name in kept:
             model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    with quiet():
+    with suppress_output():
         optimized = onnxscript.optimizer.optimize(model)
     real = [value for value in optimized.graph.input if value.name not in kept]
     del optimized.graph.input[:]

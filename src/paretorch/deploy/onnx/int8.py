@@ -9,8 +9,6 @@ of weight times input, would be rounded to nothing.
 from __future__ import annotations
 
 import contextlib
-import io
-import logging
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,6 +25,7 @@ from paretorch.deploy.codec.multiples import fit_multiples
 from paretorch.deploy.onnx.graph import Model, output_axis
 from paretorch.deploy.onnx.pack import choose_layout, put_first, store
 from paretorch.errors import ConfigError, MissingExtraError, PareError
+from paretorch.support.processes import suppress_output
 
 Feed = Mapping[str, Tensor]  # a batch: the inputs of the graph by name
 SIGNS = ".signs"  # suffix of a weight's name
@@ -141,7 +140,7 @@ def quantize_int8(source: str, target: str, batches: Iterable[Feed], percentile:
     handle, folded = tempfile.mkstemp(suffix=".onnx", dir=os.path.dirname(target) or ".")
     os.close(handle)
     try:
-        with _silenced():
+        with suppress_output():
             # Folds norms into the convolutions before them, so that both are one integer operation.
             quant_pre_process(source, folded, skip_symbolic_shape=True)
             options["TensorQuantOverrides"] = overrides(onnx.load(folded))
@@ -196,15 +195,3 @@ class _Reader:
     def get_next(self) -> dict[str, np.ndarray[Any, Any]] | None:
         batch = next(self._batches, None)
         return None if batch is None else {name: tensor.detach().cpu().numpy() for name, tensor in batch.items()}
-
-
-@contextlib.contextmanager
-def _silenced() -> Iterator[None]:
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)  # onnxruntime writes advice to the root logger and prints it
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        root.setLevel(level)

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paretorch.deploy.codec.container import write_file
 from paretorch.deploy.norms import prepared_state
 from paretorch.deploy.onnx import export_onnx
 from paretorch.errors import ArtefactError, ConfigError, MissingExtraError
+from paretorch.support.files import write_file
 
 
 def require_range(state: Mapping[str, Tensor], dtype: torch.dtype) -> None:
