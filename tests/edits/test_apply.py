@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paretorch import compress, load, save
 from paretorch.deploy.artefact import open_artefact
-from paretorch.deploy.replay import replayed
+from paretorch.deploy.filling import replayed
 from paretorch.edits import Edit, KeepChannels, ModelInfo, QuantizeActivation, QuantizedActivation, Scale, Share
 from paretorch.edits.share import unshare
 from paretorch.errors import ArtefactError, ConfigError

@@ -258,7 +258,7 @@ GOOD = {"kind": "share", "bank": "shared_0", "count": 1, "weights": ["1.weight",
     ],
 )
 def test_hostile_edits_are_refused(change: dict[str, object], tmp_path: Path) -> None:
-    from paretorch.deploy.replay import replayed
+    from paretorch.deploy.filling import replayed
     from paretorch.edits import read_edits
 
     network = build("linear")

@@ -33,6 +33,7 @@ from paretorch.deploy.codec.tensors import decode_tensor, encode_tensor
 from paretorch.deploy.codec.words import DTYPES, dtype_number
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.support.files import error_reason
+from paretorch.support.sharded import is_sharded
 
 VERSION = 3
 _KEY = "pare"
@@ -91,6 +92,7 @@ def _read_blob(path: Path) -> memoryview:
 
 def write_blob(state: Mapping[str, Tensor], head: Mapping[str, Any]) -> tuple[bytes, dict[str, TensorSize]]:
     """Return the blob and the size of each tensor; a tied tensor is stored and counted once."""
+    require_plain_values(state)
     writer = PartsWriter()
     seen: dict[Any, int] = {}
     stored: list[str] = []
@@ -100,16 +102,6 @@ def write_blob(state: Mapping[str, Tensor], head: Mapping[str, Any]) -> tuple[by
         raise ConfigError(f"summary and zoo_options must be plain JSON values: {error}") from error
     writer.index.block(text.encode())
     for position, (name, tensor) in enumerate(state.items()):
-        if not isinstance(tensor, Tensor):
-            raise ConfigError(f"{name} is a {type(tensor).__name__}; an artefact holds tensors only")
-        if tensor.layout != torch.strided or tensor.is_meta:
-            raise ConfigError(
-                f"{name} has no plain values ({tensor.layout}, {tensor.device}); load the values before saving"
-            )
-        if tensor.dim() > _MAX_DIMS:
-            raise ConfigError(
-                f"{name} has {tensor.dim()} dimensions, and an artefact holds up to {_MAX_DIMS}: reshape it"
-            )
         key = storage_key(tensor)
         if key is not None and key in seen:
             writer.index.number(_ALIAS)
@@ -138,6 +130,28 @@ def write_blob(state: Mapping[str, Tensor], head: Mapping[str, Any]) -> tuple[by
     out.data += writer.plain
     body = bytes(out.data)
     return checksum(body, VERSION) + body, {name: replace(size, rest=size.rest * gain) for name, size in sizes.items()}
+
+
+def require_plain_values(state: Mapping[str, Tensor]) -> None:
+    """Raise unless every value is a tensor with memory of its own that the file can hold."""
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor):
+            raise ConfigError(f"{name} is a {type(tensor).__name__}; an artefact holds tensors only")
+        if hasattr(tensor, "__tensor_flatten__"):
+            # Inner tensors hold the values, after torchao's `quantize_` for example, or in a sharded tensor.
+            values = "full_tensor()" if is_sharded(tensor) else "dequantize()"
+            raise ConfigError(
+                f"{name} is a {type(tensor).__name__}, and a file holds plain tensors only: put its values, as {values} returns "
+                "them, in its place before saving"
+            )
+        if tensor.layout != torch.strided or tensor.is_meta:
+            raise ConfigError(
+                f"{name} has no plain values ({tensor.layout}, {tensor.device}); load the values before saving"
+            )
+        if tensor.dim() > _MAX_DIMS:
+            raise ConfigError(
+                f"{name} has {tensor.dim()} dimensions, and an artefact holds up to {_MAX_DIMS}: reshape it"
+            )
 
 
 def checksum(body: bytes | memoryview, version: int) -> bytes:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.deploy.artefact import StrPath, open_artefact, sizes, sizes_in_file
-from paretorch.deploy.codec.filling import Blank
 from paretorch.deploy.codec.sizes import Sizes
+from paretorch.deploy.filling import Blank
 from paretorch.deploy.measure.accuracy import measure_accuracy
 from paretorch.deploy.measure.latency import Latency, measure_latency
 from paretorch.deploy.measure.macs import count_macs

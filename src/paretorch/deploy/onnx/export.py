@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from paretorch.deploy.artefact import StrPath
 from paretorch.deploy.calibrate import calls_of, check_percentile
+from paretorch.deploy.codec.container import require_plain_values
 from paretorch.deploy.onnx.graph import Model, merge_equal, optimize, prune, shared, trace
 from paretorch.deploy.onnx.int8 import SIGNS, narrow, quantize_int8, share_codes
 from paretorch.deploy.onnx.pack import CODES, FORMS, LOW, STEPS, Packing, find_packing, finished, pack
@@ -82,6 +83,7 @@ def export_onnx(
     check_percentile(percentile)
     require_number("tolerance", tolerance, 0.0, math.inf, "give the largest difference, relative to the largest output")
     plain = copied(plain_module(model, "export_onnx"), "export_onnx").cpu()
+    require_plain_values(plain.state_dict())
     tolerance = max(tolerance, _least_tolerance(plain, call, calibrate is not None))
     if call.batch == 1:
         call = call.rows(lambda rows: torch.cat([rows, rows]))  # the exporter takes a batch of one for a constant
