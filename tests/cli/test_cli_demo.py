@@ -16,7 +16,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"width": 6}
     monkeypatch.setattr(demo, "_DENSE", replace(demo._DENSE, epochs=2, network_options=options))
     monkeypatch.setattr(demo, "_SMALL", replace(demo._SMALL, epochs=2, finetune=1, network_options=options))
-    monkeypatch.setattr("paretorch.deploy.measure.report.measure_latency", lambda *_, **__: [])
+    monkeypatch.setattr("paretorch.report.measure.measure_latency", lambda *_, **__: [])
 
 
 @pytest.mark.usefixtures("short")

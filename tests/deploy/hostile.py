@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paretorch.deploy import load, report, save
+from paretorch.deploy import load, save
 from paretorch.deploy.codec.container import VERSION, checksum, pack, read_file
 from paretorch.errors import ArtefactError
+from paretorch.report import report
 
 
 class Mixed(nn.Module):

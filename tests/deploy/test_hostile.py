@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import save as pack_tensors
 from torch import nn
 
-from paretorch.deploy import load, report, save
+from paretorch.deploy import load, save
 from paretorch.deploy.artefact import open_artefact
 from paretorch.deploy.codec.container import pack
 from paretorch.errors import ArtefactError
+from paretorch.report import report
 
 from .hostile import MixedNow, join, mutations, reseal, split, survive, valid_blob
 

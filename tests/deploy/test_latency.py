@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paretorch.deploy import Latency, measure_latency, report
+from paretorch.deploy import Latency, measure_latency
 from paretorch.deploy.measure import latency as latency_module
 from paretorch.errors import ConfigError
+from paretorch.report import report
 
 
 class Stubborn(nn.Module):

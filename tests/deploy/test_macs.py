@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from transformers.pytorch_utils import Conv1D
 
-from paretorch.deploy import report
+from paretorch.report import report
 
 
 class Tied(nn.Module):

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 import paretorch as pt
-from paretorch.deploy import export_onnx, load, report, save
+from paretorch.deploy import export_onnx, load, save
 from paretorch.deploy.codec.container import VERSION, read_file
 from paretorch.errors import ArtefactError
+from paretorch.report import report
 
 
 def net() -> nn.Module:

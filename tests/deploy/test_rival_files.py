@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paretorch import deploy, zoo
-from paretorch.deploy.measure.macs import count_macs
+from paretorch.deploy.measure.structure import count_macs
 from paretorch.deploy.rivals import (
     OnnxNetwork,
     prune_channels,

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from paretorch.deploy import Latency, report
-from paretorch.deploy.structure import Activation, Shared
-from paretorch.report import write_html
+from paretorch.deploy import Latency
+from paretorch.deploy.measure.structure import Activation, Shared
+from paretorch.report import report, write_html
 from paretorch.report.files import png
 from paretorch.report.pareto import Point, draw
 

@@ -17,13 +17,11 @@ import pytest
 import torch
 from torch import nn
 
-from paretorch.deploy import report
 from paretorch.deploy.measure.latency import Latency
-from paretorch.deploy.measure.report import Report
-from paretorch.report import write_html
+from paretorch.report import Report, report, write_html
 from paretorch.report.charts import bar_rows, histogram, line_chart, stacked_bar
 from paretorch.report.files import png
-from paretorch.report.history import history_charts
+from paretorch.report.page import history_charts
 from paretorch.report.svg import shorten, ticks
 from paretorch.report.tables import show, table
 

@@ -9,6 +9,7 @@ import torch
 
 import paretorch
 from paretorch import deploy, zoo
+from paretorch.report import report
 from paretorch.support.processes import module_command
 from paretorch.workflows.studies import run_study
 from paretorch.workflows.studies.study import parse_study
@@ -52,7 +53,7 @@ def test_the_trap_is_one(trap: Path) -> None:
 
 def test_latency_is_measured_by_the_package(trap: Path, tmp_path: Path) -> None:
     deploy.save(zoo.build("digits-cnn", width=2).eval(), tmp_path / "model.pare")
-    found = deploy.report(tmp_path / "model.pare", example=torch.zeros(1, 1, 8, 8))
+    found = report(tmp_path / "model.pare", example=torch.zeros(1, 1, 8, 8))
     assert any(one.isolated for one in found.latency)
     assert not trap.exists()
 

@@ -68,7 +68,7 @@ def fold(
     from paretorch import deploy
     from paretorch.cli.fold_run import batches, kept_similarities, shared_network
     from paretorch.methods import sharing
-    from paretorch.report.sharing_pages import FoldedGroup, add_to_report, write_folding, write_similarities
+    from paretorch.report.sharing import FoldedGroup, add_to_report, write_folding, write_similarities
     from paretorch.training.run import choose_device
 
     if threshold is None and layers is None:

@@ -128,7 +128,7 @@ def _tell(dense: "nn.Module", small: "nn.Module", task: "Task", record: dict[str
     from rich.console import Console
     from rich.table import Table
 
-    from paretorch.deploy.measure.report import report
+    from paretorch.report import report
 
     table = Table(title="dense and small, side by side")
     table.add_column("")

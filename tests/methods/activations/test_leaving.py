@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from paretorch import SMOL, ContinuousSparsification, SMOLActivations, compress, export_onnx, load, save
-from paretorch.deploy import report
 from paretorch.edits import QuantizedActivation, read_edits
 from paretorch.errors import ArtefactError, ConfigError
+from paretorch.report import report
 from paretorch.zoo import build as build_network
 from tests.methods.activations.nets import METHODS, batch, build, run_to
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from paretorch import Plan, compress, export_onnx
-from paretorch.deploy import load, report, save, sizes
+from paretorch.deploy import load, save, sizes
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.methods.sharing import Folding, SoftSharing, fold, layer_similarity
+from paretorch.report import report
 from paretorch.workflows.folding_curve import folding_curve
 from tests.contract.loop import equal, optimizer_of, snapshot, train
 from tests.methods.sharing.cases import attach, batch, build

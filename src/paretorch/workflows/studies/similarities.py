@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from paretorch.errors import ConfigError
-from paretorch.report.sharing_pages import Matrix, write_similarities
+from paretorch.report.sharing import Matrix, write_similarities
 from paretorch.workflows.studies.results import collect
 from paretorch.workflows.studies.study import Study
 
