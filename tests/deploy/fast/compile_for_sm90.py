@@ -17,7 +17,7 @@ NUMBERS = ("batch", "outputs", "inputs", "x_stride", "tiles")
 
 
 def main(width: int, batch: int, early: int) -> str:
-    numbers = {"ROWS": 32, "COLUMNS": 256, "BATCH": batch, "WAYS": 4, "SPLITS": 2, "STAGES": 3, "EARLY": early}
+    numbers = {"ROWS": 32, "COLUMNS": 256, "BATCH": batch, "WARPS": 4, "SPLITS": 2, "STAGES": 3, "EARLY": early}
     constants = {
         **numbers,
         **({"batch": 1} if batch == 1 else {}),  # Triton makes a constant of every argument that is 1

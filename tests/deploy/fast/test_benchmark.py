@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from paretorch.deploy.fast.launch import SETTINGS
 from paretorch.deploy.fast.packing import Order, pack, unpack
-from paretorch.deploy.fast.settings import SETTINGS
 
 PATH = Path(__file__).parents[3] / "benchmarks" / "packed_linear.py"
 TILE = (32, 128)

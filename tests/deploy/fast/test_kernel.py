@@ -19,8 +19,8 @@ if DEVICE == "cpu" and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
 
 from paretorch.deploy.fast import PackedLinear, optimize  # noqa: E402
 from paretorch.deploy.fast import launch as _launch  # noqa: E402
+from paretorch.deploy.fast.launch import SETTINGS, Tuning  # noqa: E402
 from paretorch.deploy.fast.packing import Order, pack  # noqa: E402
-from paretorch.deploy.fast.settings import SETTINGS, Tuning  # noqa: E402
 from tests.deploy.fast.grids import by_block, by_channel, on_the_grid  # noqa: E402
 
 TILE = (32, 128)

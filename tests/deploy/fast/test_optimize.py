@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 import paretorch as pt
 from paretorch.deploy.fast import SparseLinear, SparsePointwise
-from paretorch.deploy.fast.timers import is_faster, speedup
+from paretorch.deploy.fast.timers import is_faster, speedup, speedup_in_words
 
 
 class Given:
@@ -116,6 +116,11 @@ def test_one_lucky_round_is_no_proof() -> None:
     assert not is_faster([2.0] * 4, [1.0, 1.0, 2.5, 2.5])
     assert is_faster([2.0] * 4, [1.0, 1.0, 1.0, 2.5])
     assert speedup([2.0, 4.0, 6.0], [1.0, 1.0, 1.0]) == 4.0
+
+
+def test_overlapping_ranges_have_no_ratio() -> None:
+    assert speedup_in_words([2.0, 4.0, 6.0], [1.0, 1.0, 1.9]) == "3.2 × faster"
+    assert speedup_in_words([2.0, 4.0, 6.0, 6.0], [1.0, 2.0, 3.0, 6.1]) == "faster in 3 of 4 rounds"
 
 
 def test_layers_are_measured_on_the_inputs_they_get() -> None:

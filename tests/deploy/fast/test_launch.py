@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paretorch.deploy.fast.launch import SETTINGS, Machine, Tuning, _splits, _stages, launch_grid
 from paretorch.deploy.fast.packing import COLUMNS, ROWS
-from paretorch.deploy.fast.settings import SETTINGS, Machine, Tuning, _splits, _stages, launch_grid
-from paretorch.deploy.fast.tuning import random_tiles
+from paretorch.deploy.fast.replacements import random_tiles
 
 H200 = Machine(132, 204 << 10, True)
 SIZES = {width: ROWS * COLUMNS * width // 8 for width in (2, 4, 8)}
