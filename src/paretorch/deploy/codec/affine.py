@@ -26,13 +26,11 @@ from paretorch.deploy.codec.codings import (
     Steps,
     explain,
 )
-from paretorch.deploy.codec.entropy import Array
 from paretorch.deploy.codec.grids import HALF
-from paretorch.deploy.codec.grouped import ESCAPE, Grouped, products
-from paretorch.deploy.codec.layouts import FLAT
+from paretorch.deploy.codec.grouped import ESCAPE, FLAT, Grouped, products
 from paretorch.deploy.codec.lines import FORMS
 from paretorch.deploy.codec.multiples import Codes, Floats
-from paretorch.deploy.codec.streams import BitCounts, PartsReader, PartsWriter
+from paretorch.deploy.codec.streams import Array, BitCounts, PartsReader, PartsWriter
 from paretorch.deploy.codec.symbols import Symbols, decode_symbols, read_tables
 from paretorch.deploy.codec.words import Planes, read_planes, to_words
 from paretorch.errors import ArtefactError

@@ -19,10 +19,9 @@ import numpy as np
 import torch
 
 from paretorch.deploy.codec import grids
-from paretorch.deploy.codec.entropy import Array
 from paretorch.deploy.codec.grids import HALF
 from paretorch.deploy.codec.slice_groups import levels_of
-from paretorch.deploy.codec.streams import BitCounts, PartsReader, PartsWriter
+from paretorch.deploy.codec.streams import Array, BitCounts, PartsReader, PartsWriter
 from paretorch.deploy.codec.symbols import Symbols, decode_symbols, read_tables
 from paretorch.deploy.codec.words import Planes, binary_words, read_planes, to_floats, to_words
 from paretorch.errors import ArtefactError

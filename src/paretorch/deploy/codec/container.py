@@ -26,9 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paretorch.deploy.codec.entropy import Decoder
 from paretorch.deploy.codec.sizes import TensorSize
-from paretorch.deploy.codec.streams import ByteReader, ByteWriter, PartsReader, PartsWriter
+from paretorch.deploy.codec.streams import ByteReader, ByteWriter, Decoder, PartsReader, PartsWriter
 from paretorch.deploy.codec.tensors import decode_tensor, encode_tensor
 from paretorch.deploy.codec.words import DTYPES, dtype_number
 from paretorch.errors import ArtefactError, ConfigError

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paretorch.deploy.codec.entropy import Array
+from paretorch.deploy.codec.streams import Array
 
 Floats = NDArray[np.float32]
 Wide = NDArray[np.float64]

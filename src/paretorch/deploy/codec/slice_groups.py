@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paretorch.deploy.codec.entropy import Array, bits_of
+from paretorch.deploy.codec.streams import Array, bits_of
 
 Cube = tuple[int, int, int]
 

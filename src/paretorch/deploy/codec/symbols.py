@@ -19,7 +19,6 @@ from math import isqrt
 
 import numpy as np
 
-from paretorch.deploy.codec.entropy import MAX_DROP, Array, Decoder, Encoder, code_lengths, fit_drops
 from paretorch.deploy.codec.slice_groups import (
     LEAST_SLICE,
     MOST_SLICES,
@@ -31,7 +30,16 @@ from paretorch.deploy.codec.slice_groups import (
     levels_of,
     places,
 )
-from paretorch.deploy.codec.streams import ByteReader, ByteWriter
+from paretorch.deploy.codec.streams import (
+    MAX_DROP,
+    Array,
+    ByteReader,
+    ByteWriter,
+    Decoder,
+    Encoder,
+    code_lengths,
+    fit_drops,
+)
 from paretorch.errors import ArtefactError
 
 SPAN = 1 << 17  # the widest range of integers that can be symbols

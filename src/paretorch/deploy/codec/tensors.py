@@ -21,12 +21,11 @@ from paretorch.deploy.codec.codings import (
     Steps,
     few_values,
 )
-from paretorch.deploy.codec.entropy import Array
 from paretorch.deploy.codec.grids import HALF, read_binary, read_grid, read_rounded
 from paretorch.deploy.codec.grids import Grid as StepGrid
 from paretorch.deploy.codec.grouped import Grouped, read_groups
 from paretorch.deploy.codec.sizes import TensorSize
-from paretorch.deploy.codec.streams import PartsReader, PartsWriter
+from paretorch.deploy.codec.streams import Array, PartsReader, PartsWriter
 from paretorch.deploy.codec.words import to_floats, to_words, words_of
 from paretorch.errors import ArtefactError
 from paretorch.support.binary import digits

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paretorch.deploy.codec.entropy import Array
-from paretorch.deploy.codec.streams import PartsReader, PartsWriter
+from paretorch.deploy.codec.streams import Array, PartsReader, PartsWriter
 from paretorch.deploy.codec.symbols import Symbols, decode_symbols, read_tables
 from paretorch.errors import ConfigError
 
