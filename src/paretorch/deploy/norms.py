@@ -48,13 +48,15 @@ def prepared_state(model: nn.Module, norms: torch.dtype, fold: bool) -> dict[str
         for name, tensor in vectors.items():
             if bool((own[name].isfinite() & ~tensor.isfinite()).any()):
                 raise ConfigError(
-                    f"fold_norms=True: a {type(module).__name__} has a {name} beyond {tensor.dtype} once it is folded; save it without"
+                    f"fold_norms=True: a {type(module).__name__} has a {name} beyond {tensor.dtype} after folding; use "
+                    "fold_norms=False"
                 )
             stays = norms == torch.float32 or (folds and name == "running_var")
             kept = tensor if stays else tensor.to(norms).to(tensor.dtype)
             if bool((tensor.isfinite() & ~kept.isfinite()).any()):
                 raise ConfigError(
-                    f"norms={norms}: a {type(module).__name__} has a {name} of {tensor.abs().max():.3g}, which it cannot hold; use torch.bfloat16"
+                    f"norms={norms}: a {type(module).__name__} has a {name} of {tensor.abs().max():.3g}, which it cannot hold; "
+                    "use torch.bfloat16"
                 )
             instead[storage_key(own[name])] = kept
     return {

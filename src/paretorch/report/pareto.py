@@ -13,7 +13,7 @@ from paretorch.report.files import in_report_colours
 from paretorch.report.svg import WIDTH, figure, line, number, path, text, ticks
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, WIDTH - 14.0, 28.0, 310.0
-_SPAN = 0.15  # of accuracy, below the best point: what is worse is drawn at the lower edge
+_SPAN = 0.15  # of accuracy, below the best point: worse points are drawn at the lower edge
 _ROW = 19.0
 
 
@@ -93,10 +93,10 @@ def _accuracies(points: Sequence[Point], best: float) -> tuple[float, float]:
 
 
 def _decades(points: Sequence[Point]) -> tuple[float, float]:
-    """Return the range of log10(bytes), with some room on either side."""
+    """Return the range of log10(bytes), with a margin on either side."""
     sizes = [math.log10(point.bytes) for point in points]
-    room = max(0.08, 0.05 * (max(sizes) - min(sizes)))
-    return min(sizes) - room, max(sizes) + room
+    margin = max(0.08, 0.05 * (max(sizes) - min(sizes)))
+    return min(sizes) - margin, max(sizes) + margin
 
 
 def _axes(

@@ -1,4 +1,4 @@
-"""Small SVG pieces that every chart is made of: escaped text, ticks of axes, and the frame that screen readers announce.
+"""Pieces of SVG for all charts: escaped text, ticks of axes, and the frame that screen readers announce.
 
 Colours and fonts are left to the page's style sheet: a shape gets a class (`c0` ... `c3`, `axis`, `grid`, `label`), so that
 dark mode and print are handled in one place.
@@ -63,9 +63,9 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
     return [i * step for i in range(first, last + 1)]
 
 
-def shorten(words: str, room: int) -> str:
-    """Cut the middle out of a long name: both ends tell layers apart."""
-    if len(words) <= room:
-        return words
-    tail = (room - 1) * 2 // 3
-    return words[: room - 1 - tail] + "…" + words[-tail:]
+def shorten(name: str, width: int) -> str:
+    """Cut the middle out of a long name, because layers differ at both ends."""
+    if len(name) <= width:
+        return name
+    tail = (width - 1) * 2 // 3
+    return name[: width - 1 - tail] + "…" + name[-tail:]

@@ -73,25 +73,25 @@ def launch_grid(packed: Packed, batch: int, tuning: Tuning, machine: Machine) ->
     """Return the launch of a weight and a (rounded up) batch, with the values that the tuning leaves open."""
     tiles, columns = len(packed.spans), packed.tile[1]
     turns = _up(_up(packed.shape[1], columns), tuning.warps)
-    splits = tuning.splits or _splits(tiles, turns, machine.processors, tuning.programs)
+    splits = tuning.splits or choose_splits(tiles, turns, machine.processors, tuning.programs)
     warps = max(tuning.warps, min(tuning.warps * _up(tiles * splits, machine.processors), _MAX_WARPS))
     present = {width: words[0].nbytes for width, words in zip(WIDTHS, packed.words, strict=True) if len(words)}
     sizes = list(present.values()) or [1]
     early = tuning.early and machine.early
     input_bytes = columns * (max(present, default=1) if batch == 1 else 2 * batch)
     # A kernel that starts early shares the multiprocessor with the previous one.
-    stages = tuning.stages or _stages(sizes, input_bytes, warps, machine.shared // (1 + early))
+    stages = tuning.stages or choose_stages(sizes, input_bytes, warps, machine.shared // (1 + early))
     return Grid(splits, stages, max(1, min(_up(turns, splits), _REQUESTED // (warps * max(sizes)))) if early else 0)
 
 
-def _splits(tiles: int, turns: int, processors: int, programs: int) -> int:
+def choose_splits(tiles: int, turns: int, processors: int, programs: int) -> int:
     """Return splits that give about `programs` programs per multiprocessor, with the most even load."""
     fewest = min(turns, max(1, round(programs * processors / tiles)))
     choices = range(fewest, min(turns, 2 * fewest) + 1)
     return min(choices, key=lambda splits: _up(tiles * splits, processors) * _up(turns, splits))
 
 
-def _stages(sizes: list[int], input_bytes: int, warps: int, shared: int) -> int:
+def choose_stages(sizes: list[int], input_bytes: int, warps: int, shared: int) -> int:
     """Return stages that keep memory busy: stages − 1 tiles, each with its bytes of the input, must fit into shared memory."""
     wanted = 2 + _up(_IN_FLIGHT, warps * sum(sizes) // len(sizes))
     fitting = 1 + shared // (warps * (max(sizes) + input_bytes))
@@ -167,8 +167,8 @@ class Launch:
         splits, stages, ahead = launch_grid(packed, padded, tuning, _machine(device))
         tiles = len(packed.spans)
         has = {width: len(words) > 0 for width, words in zip(WIDTHS, packed.words, strict=True)}
-        assembly = {
-            width: _assembly(width, packed.odd) if device.type == "cuda" and has[width] else None for width in has
+        sources = {
+            width: assembly(width, packed.odd) if device.type == "cuda" and has[width] else None for width in has
         }
         self._kernel = packed_linear[(splits, tiles)]
         self._bias = bias
@@ -179,7 +179,7 @@ class Launch:
         self._partial = tiles * splits * batch * height if splits > 1 else 1
         self._constants = {
             **{f"HAS{width}": has[width] for width in WIDTHS},
-            **{f"ASM{width}": assembly[width] for width in WIDTHS},
+            **{f"ASM{width}": sources[width] for width in WIDTHS},
             "ODD": packed.odd,
             "FULL": order is Order.FULL,
             "REGULAR": order is not Order.FREE,
@@ -207,7 +207,8 @@ class Launch:
 
 
 @cache
-def _assembly(width: int, odd: bool) -> str:
+def assembly(width: int, odd: bool) -> str:
+    """Return the instructions for all codes of a word, one line per code."""
     return "\n".join(instructions(width, index, odd) for index in range(WORD // width))
 
 

@@ -85,7 +85,7 @@ class _Sparse(ResizableBuffers):
 class SparseLinear(_Sparse):
     """y = x Wᵀ + b without the zeros of W, with any number of leading dimensions; made by `SparseLinear.of(linear)`.
 
-    The output is column-major, as the product leaves it: transposing it can take longer than the product, and another
+    The output is column-major, as the product returns it: transposing it can take longer than the product, and another
     SparseLinear, or an elementwise operation, does not need it transposed.
     """
 

@@ -82,7 +82,7 @@ def _graph(call: Call) -> Call:
         with torch.cuda.graph(graph):
             kept = call()
     except RuntimeError as error:
-        raise ConfigError(f"This cannot be replayed from a CUDA graph, leave graphs=False: {error}") from error
+        raise ConfigError(f"This cannot be replayed from a CUDA graph, use graphs=False: {error}") from error
 
     def replay() -> object:
         graph.replay()

@@ -1,9 +1,9 @@
-"""An ONNX file as int8, calibrated with batches of inputs (post-training quantization) by onnxruntime's quantizer.
+"""ONNX files in int8, calibrated with batches of inputs (post-training quantization) by onnxruntime's quantizer.
 
 A weight that lies on a grid keeps its values; any other has steps of max|w|/127 per channel. Small codes take few bits:
 they are stored in 2, 4 or 6 if they fit, and cast to INT8 when onnxruntime loads the file, before it looks for integer
-operations. A channel of zeros has a step like the others; by max|w| it would have none, and its bias, which counts in steps
-of weight times input, would be rounded to nothing.
+operations. A channel of zeros gets a step like the others: max|w| would give 0, and round its bias, which is counted in steps of
+weight times input, to 0.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def quantize_int8(source: str, target: str, batches: Iterable[Feed], percentile:
             # Folds norms into the convolutions before them, so that both are one integer operation.
             quant_pre_process(source, folded, skip_symbolic_shape=True)
             options["TensorQuantOverrides"] = overrides(onnx.load(folded))
-            reader = _Reader(iter(batches))
+            reader = _BatchReader(iter(batches))
             if percentile is not None and reader.sort() > 1:
                 options["CalibStridedMinMax"] = 1
             quantize_static(
@@ -160,14 +160,14 @@ def quantize_int8(source: str, target: str, batches: Iterable[Feed], percentile:
             )
     except PareError:
         raise
-    except Exception as error:  # onnxruntime raises types of its own
+    except Exception as error:  # onnxruntime raises errors of its own types
         raise ConfigError(f"onnxruntime cannot calibrate with these batches: {str(error).splitlines()[0]}") from error
     finally:
         with contextlib.suppress(OSError):
             os.unlink(folded)
 
 
-class _Reader:
+class _BatchReader:
     """Passes batches to onnxruntime, one at a time.
 
     A percentile is computed from histograms of batches of one shape at a time: `sort` groups them, `set_range` selects.

@@ -1,10 +1,11 @@
 """Files that other tools would write of a network, and their readers.
 
 plain         a safetensors file of the state, in fp32 or in half precision
-weight_int8   a safetensors file: weights as int8 with one step per output channel, q = round(w / s), s = max |w| / 127; the rest in fp16
-sparse        fp16 values, the smallest of four layouts, then zstd at its highest level: what a careful user would do with a
-              pruned network. Layouts: zeros in place, or a bit mask and the values that stay; each also with the high and the
-              low bytes of the values apart. Batch norms are folded to the two vectors that eval mode needs.
+weight_int8   a safetensors file: weights as int8 with one step per output channel, q = round(w / s), s = max |w| / 127; the
+              rest in fp16
+sparse        fp16 values in the smallest of four layouts, then zstd at its highest level, for pruned networks. Layouts: all
+              values, or a bit mask and the values that are not zero; each also with high and low bytes separated. Batch norms
+              are folded to the two vectors that eval mode needs.
 int8          an ONNX file for onnxruntime: weights per channel, activations by the ranges that some batches give
 """
 
@@ -28,7 +29,7 @@ from paretorch.support.files import write_file
 
 
 def require_range(state: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Raise for finite values that this dtype cannot hold: the file would silently hold infinities."""
+    """Raise for finite values that this dtype cannot hold, which would become infinite."""
     for name, tensor in state.items():
         if not tensor.is_floating_point():
             continue
@@ -51,7 +52,7 @@ def write_plain(model: nn.Module, path: Path, dtype: torch.dtype = torch.float32
 
 
 def read_plain(path: Path, like: nn.Module) -> nn.Module:
-    """A copy of `like` with the values of the file, computing in fp32."""
+    """Return a copy of `like` with the values of the file, in fp32."""
     from safetensors import SafetensorError
     from safetensors.torch import load_model
 
@@ -86,7 +87,7 @@ def write_weight_int8(model: nn.Module, path: Path) -> Path:
 
 
 def read_weight_int8(path: Path, like: nn.Module) -> nn.Module:
-    """A copy of `like` with the values of the file, computing in fp32."""
+    """Return a copy of `like` with the values of the file, in fp32."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -116,17 +117,17 @@ def write_sparse(model: nn.Module, path: Path) -> Path:
     state = {key: tensor.cpu() for key, tensor in prepared_state(model, torch.float16, True).items()}
     require_range(state, torch.float16)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, min((packer.compress(_packed(state, **layout)) for layout in _LAYOUTS), key=len))
+    write_file(path, min((packer.compress(encode_sparse(state, **layout)) for layout in _LAYOUTS), key=len))
     return path
 
 
 def read_sparse(path: Path, like: nn.Module) -> nn.Module:
-    """A copy of `like` with the values of the file, computing in fp32."""
+    """Return a copy of `like` with the values of the file, in fp32."""
     zstandard = _zstandard()
     network = copy.deepcopy(like).cpu()
     try:
         data = zstandard.ZstdDecompressor().decompress(path.read_bytes(), max_output_size=_MAX_BYTES)
-        network.load_state_dict(_unpacked(data, network.state_dict()))
+        network.load_state_dict(decode_sparse(data, network.state_dict()))
     except (zstandard.ZstdError, ValueError, KeyError, RuntimeError, OSError) as error:
         raise ArtefactError(f"{path} does not hold the state of this network: {error}") from error
     return network.eval()
@@ -140,7 +141,7 @@ def _zstandard() -> Any:
     return zstandard
 
 
-def _packed(state: Mapping[str, Tensor], masked: bool, apart: bool) -> bytes:
+def encode_sparse(state: Mapping[str, Tensor], masked: bool, apart: bool) -> bytes:
     """Return length of the head (four bytes), head (with all tensors that are not floats), mask, values in fp16."""
     floats = {key: tensor for key, tensor in state.items() if tensor.is_floating_point()}
     others = {key: tensor for key, tensor in state.items() if key not in floats}
@@ -159,7 +160,7 @@ def _packed(state: Mapping[str, Tensor], masked: bool, apart: bool) -> bytes:
     return len(text).to_bytes(4, "little") + text + mask + (halves.T.tobytes() if apart else halves.tobytes())
 
 
-def _unpacked(data: bytes, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def decode_sparse(data: bytes, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     start = 4 + int.from_bytes(data[:4], "little")
     head = json.loads(data[4:start])
     counts = {key: math.prod(shape) for key, shape in head["floats"].items()}
@@ -188,7 +189,7 @@ def write_int8(model: nn.Module, path: Path, batches: list[Tensor]) -> Path:
 
 
 class OnnxNetwork(nn.Module):
-    """An ONNX file as a module, run by onnxruntime on the CPU: what it computes is what the file computes."""
+    """An ONNX file as a module, run by onnxruntime on the CPU."""
 
     def __init__(self, path: Path, threads: int = 1) -> None:
         import onnxruntime
