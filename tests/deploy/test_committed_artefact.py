@@ -1,4 +1,4 @@
-"""The artefacts under results/: read again, and measured again where the data is.
+"""The artefacts under results/: read, and measured if the data is there.
 
 CIFAR-10 is looked for in $PARETORCH_DATA, ./data and ~/.cache/paretorch. Without it the same check runs on the digits.
 """

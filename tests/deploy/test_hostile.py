@@ -1,4 +1,4 @@
-"""Hostile files: one clear ArtefactError, whatever is wrong, and nothing else happens."""
+"""Hostile files: each raises one clear ArtefactError and has no other effect."""
 
 from __future__ import annotations
 
@@ -62,19 +62,19 @@ def test_mutated_files_are_refused_or_harmless(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.binary(max_size=200))
-def test_any_bytes_are_refused(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_any_bytes_raise(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("bytes")
     for file in (data, pack(data), pack(reseal(data)), pack(join(data, b""))):
         refuse(file, folder, ".")
 
 
-def test_every_cut_is_noticed(tmp_path: Path) -> None:
+def test_a_cut_file_raises(tmp_path: Path) -> None:
     whole = pack(valid_blob())
     for length in range(0, len(whole), 37):
         refuse(whole[:length], tmp_path, "not a readable artefact|checksum")
 
 
-def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
+def test_a_flipped_bit_raises(tmp_path: Path) -> None:
     blob = bytearray(valid_blob())
     for position in range(0, len(blob), 101):
         blob[position] ^= 4
@@ -96,7 +96,7 @@ def test_what_is_not_an_artefact_is_named(tmp_path: Path) -> None:
         load(tmp_path, into=MixedNow())
 
 
-def test_a_forged_head_is_refused(tmp_path: Path) -> None:
+def test_a_forged_head_raises(tmp_path: Path) -> None:
     index, rest = split(valid_blob())
     names = list(MixedNow().state_dict())
     for changes, match in [
@@ -203,7 +203,7 @@ def test_no_class_for_each_of_millions_of_slices(tmp_path: Path) -> None:
         {"summary": {"loss": float("nan")}},
     ],
 )
-def test_a_report_believes_a_head_no_more_than_load_does(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_a_report_checks_a_head_as_load_does(changes: dict[str, Any], tmp_path: Path) -> None:
     index, rest = split(valid_blob())
     path = tmp_path / "x.pare"
     path.write_bytes(pack(forge(index, rest, **changes)))
@@ -211,7 +211,7 @@ def test_a_report_believes_a_head_no_more_than_load_does(changes: dict[str, Any]
         report(path)
 
 
-def test_names_do_not_reach_the_terminal_as_they_are(tmp_path: Path) -> None:
+def test_names_are_escaped_for_the_terminal(tmp_path: Path) -> None:
     """A name may hold what moves a cursor, or half a character, which no terminal encodes."""
     path = tmp_path / "x.pare"
     save({"a\x1b[2Jb": torch.ones(2, 2), "\ud800": torch.ones(2, 2)}, path)  # type: ignore[arg-type]

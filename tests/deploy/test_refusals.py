@@ -163,7 +163,7 @@ def test_the_reason_is_told_and_not_how_to_report_a_bug(tmp_path: Path) -> None:
         pt.export_onnx(Branching(), torch.randn(2, 4), tmp_path / "x.onnx")
 
 
-def test_a_refusal_is_one_sentence_and_nothing_else(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_one_sentence_and_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     class Branching(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -265,7 +265,7 @@ def test_cells_are_written_for_people() -> None:
     assert '<th scope="row">dense</th>' in table("t", [{"network": "dense", "bits": 2.0}])
 
 
-def test_a_half_character_does_not_stop_the_page(tmp_path: Path) -> None:
+def test_a_lone_surrogate_does_not_stop_the_page(tmp_path: Path) -> None:
     path = write_html(tmp_path / "x.html", title="\ud800", comparison=[], report=report(nn.Linear(2, 2)), history=[])
     assert "<h1>?</h1>" in path.read_text(encoding="utf-8")
 

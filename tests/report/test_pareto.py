@@ -81,7 +81,7 @@ def test_the_picture_says_what_it_shows() -> None:
 
 
 @pytest.mark.parametrize("name", ["a\x1b[31m\x00", "half \ud800"])
-def test_any_name_of_a_folder_can_be_drawn_and_told(name: str) -> None:
+def test_any_name_can_be_drawn_and_printed(name: str) -> None:
     points = [Point(name, "ours", 16_000, 0.885)]
     ET.fromstring(draw(name, points).encode())
     assert as_text(points).replace("\n", "").isprintable()

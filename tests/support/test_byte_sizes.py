@@ -1,4 +1,4 @@
-"""Sizes as people write them, and the same text in `compress`."""
+"""Sizes as text, and the same text in `compress`."""
 
 import pytest
 import torch

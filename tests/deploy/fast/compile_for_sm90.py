@@ -10,7 +10,7 @@ from triton.compiler import ASTSource
 
 from paretorch.deploy.fast.codes import WIDTHS
 from paretorch.deploy.fast.kernel import packed_linear
-from paretorch.deploy.fast.launch import _assembly
+from paretorch.deploy.fast.launch import assembly
 
 POINTERS = {"x": "*bf16", "out": "*bf16", "bias": "*bf16", "partial": "*fp32"}
 NUMBERS = ("batch", "outputs", "inputs", "x_stride", "tiles")
@@ -22,7 +22,7 @@ def main(width: int, batch: int, early: int) -> str:
         **numbers,
         **({"batch": 1} if batch == 1 else {}),  # Triton makes a constant of every argument that is 1
         **{f"HAS{w}": w == width for w in WIDTHS},
-        **{f"ASM{w}": _assembly(w, True) for w in WIDTHS},
+        **{f"ASM{w}": assembly(w, True) for w in WIDTHS},
         **dict.fromkeys(("ODD", "FULL", "REGULAR", "WHOLE", "BIAS"), True),
     }
     names = packed_linear.arg_names

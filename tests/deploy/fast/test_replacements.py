@@ -1,4 +1,4 @@
-"""Which setting is taken, with times that are given."""
+"""Which setting is chosen, with given times."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_fastest_is_taken(best) -> None:
     assert found == (best, 1.0, len(SETTINGS))
 
 
-def test_what_is_not_clearly_faster_changes_nothing() -> None:
+def test_a_setting_that_is_not_clearly_faster_is_not_chosen() -> None:
     own = layer()
     found = replacements.fastest_setting(own, X, Clock(**{str(SETTINGS[3]): 1.95}))
     assert found.setting == Setting(own.tuning)
@@ -111,7 +111,7 @@ def test_weights_take_turns_so_that_they_come_from_memory(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_a_stand_in_has_the_form_of_what_pack_would_make(bits) -> None:
+def test_random_tiles_have_the_form_of_packed_ones(bits) -> None:
     own = layer(bits)
     other, real = random_tiles((70, 300), (64, 128), bits, True, "cpu"), pack(own.weight, 64, 128)
     assert other.order is real.order is Order.FULL
