@@ -23,10 +23,10 @@ from paretorch.deploy.codec.container import pack
 from paretorch.errors import ArtefactError
 from paretorch.report import report
 
-from .hostile import MixedNow, join, mutations, reseal, split, survive, valid_blob
+from .hostile import MixedNow, as_block, join, mutations, read_block, reseal, split, survive, valid_blob
 
 _WIDE = {"kind": "keep_channels", "keep": "7" + "f" * (2**18 - 1), "size": 2**20, "out": ["norm"], "in": []}
-"""A few bytes that would take ten seconds to look through, channel by channel."""
+"""A few bytes that would take ten seconds to check channel by channel."""
 
 
 def refuse(data: bytes, folder: Path, match: str, into: nn.Module | None = None) -> None:
@@ -38,20 +38,10 @@ def refuse(data: bytes, folder: Path, match: str, into: nn.Module | None = None)
 
 def forge(index: bytes, rest: bytes, **changes: Any) -> bytes:
     """A valid blob's index with another JSON head, sealed again."""
-    at, length, shift = 0, 0, 0
-    while True:
-        byte = index[at]
-        length |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            break
-    head = json.loads(index[at : at + length]) | changes
+    text, tables = read_block(index)
+    head = json.loads(text) | changes
     text = json.dumps({key: value for key, value in head.items() if value is not None}).encode()
-    prefix, size = bytearray(), len(text)
-    while size > 127:
-        prefix.append(size & 127 | 128)
-        size >>= 7
-    return join(bytes(prefix) + bytes([size]) + text + index[at + length :], rest)
+    return join(as_block(text) + tables, rest)
 
 
 def test_mutated_files_are_refused_or_harmless(tmp_path: Path) -> None:
@@ -191,7 +181,7 @@ def test_no_class_for_each_of_millions_of_slices(tmp_path: Path) -> None:
     coded = b"\x02\x00" + b"\x00\x00\x02" + b"\x01" + b"\x01\x00" + b"\x01\x00\x01\x00"  # classes by row
     module = nn.Module()
     module.register_buffer("w", torch.empty(1 << 22, 1, dtype=torch.uint8))
-    refuse(pack(join(_varint(len(head)) + head + declared + coded, bytes(4))), tmp_path, "more slices", module)
+    refuse(pack(join(_varint(len(head)) + head + declared + coded, bytes(4))), tmp_path, "too small slices", module)
 
 
 @pytest.mark.parametrize(

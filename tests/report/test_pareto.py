@@ -94,11 +94,6 @@ def test_bytes_go_by_their_logarithm() -> None:
     assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1], abs=0.2)
 
 
-def test_inside_a_page_the_page_has_the_style() -> None:
-    assert "<style>" in draw("t", POINTS)
-    assert "<style>" not in draw("t", POINTS, alone=False)
-
-
 def test_rows_and_text_are_in_order_of_size() -> None:
     rows = as_rows(POINTS)
     assert [row["name"] for row in rows] == ["a", "e", "b", "d", "c"]

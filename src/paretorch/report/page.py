@@ -10,7 +10,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from paretorch.deploy.codec.sizes import KINDS
 from paretorch.deploy.measure.latency import Latency
 from paretorch.deploy.measure.record import Report, loops_of
 from paretorch.deploy.measure.structure import MACS
@@ -96,7 +95,7 @@ def _card(title: str, content: str) -> str:
 
 
 def _bytes(report: Report) -> str:
-    parts = [(_KINDS_IN_WORDS[kind], float(getattr(report.sizes, kind))) for kind in KINDS]
+    parts = [(_KINDS_IN_WORDS[kind], float(size)) for kind, size in report.sizes.by_kind.items()]
     cards = [_card("Bytes by kind", stacked_bar("kinds", "Bytes on disk by kind", parts, form=human))]
     if report.precisions:
         counts = {("gone" if p == 0 else str(p)): count for p, count in report.precisions.items()}
@@ -112,27 +111,13 @@ def _layers(report: Report) -> str:
         ("Sparsity", [layer.sparsity for layer in report.layers], 1.0, lambda value: f"{value:.1%}"),
         ("Bytes", [layer.size.total for layer in report.layers], None, human),
         ("Bits per weight", [layer.size.bits for layer in report.layers], None, lambda value: f"{value:.2f}"),
-        (
-            "Bits per weight on disk",
-            [layer.bits_on_disk for layer in report.layers],
-            None,
-            lambda value: f"{value:.2f}",
-        ),
+        ("Bits per weight on disk", [layer.bits_on_disk for layer in report.layers], None, lambda bits: f"{bits:.2f}"),
     ]
-    cards = [
-        _card(
-            title,
-            bar_rows(
-                f"layers-{i}",
-                f"{title} by layer",
-                list(zip(names, column, strict=True)),
-                full=full,
-                form=form,
-                kind=f"c{i}",
-            ),
-        )
-        for i, (title, column, full, form) in enumerate(values)
-    ]
+    cards = []
+    for i, (title, column, full, form) in enumerate(values):
+        bars = list(zip(names, column, strict=True))
+        chart = bar_rows(f"layers-{i}", f"{title} by layer", bars, full=full, form=form, kind=f"c{i}")
+        cards.append(_card(title, chart))
     rows = [
         {
             "layer": layer.name,
@@ -141,14 +126,14 @@ def _layers(report: Report) -> str:
             "sparsity": layer.sparsity,
             "bits": f"{layer.size.bits:.2f}",
             "bits_on_disk": f"{layer.bits_on_disk:.2f}",
-            **{kind: f"{getattr(layer.size, kind):,.0f}" for kind in KINDS},
+            **{kind: f"{size:,.0f}" for kind, size in layer.size.by_kind.items()},
             "bytes": layer.size.total,
             **({"macs": layer.macs} if report.macs is not None else {}),
         }
         for layer in report.layers
     ]
     foot = {"layer": "file", "sparsity": report.sparsity, "bits": f"{report.bits:.2f}", "bytes": report.sizes.total}
-    foot |= {kind: f"{getattr(report.sizes, kind):,.0f}" for kind in KINDS} | {"macs": report.macs}
+    foot |= {kind: f"{size:,.0f}" for kind, size in report.sizes.by_kind.items()} | {"macs": report.macs}
     numbers = table("Every layer; codes, masks, maps and rest in bytes", rows, foot)
     return (
         f'<section><h2>Layers</h2><div class="grid">{"".join(cards)}</div><h2>Layers in numbers</h2>{numbers}</section>'

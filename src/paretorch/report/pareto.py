@@ -52,8 +52,8 @@ def as_text(points: Sequence[Point]) -> str:
     return "\n".join(table(rows))
 
 
-def draw(title: str, points: Sequence[Point], *, ident: str = "pareto", alone: bool = True) -> str:
-    """Return the picture as SVG, bytes on a logarithmic axis; `alone`: with its own style, to be opened as a file."""
+def draw(title: str, points: Sequence[Point]) -> str:
+    """Return the picture as an SVG file, with bytes on a logarithmic axis."""
     families = list(dict.fromkeys(point.family for point in points))
     best = max(point.accuracy for point in points)
     low, high = _accuracies(points, best)
@@ -81,8 +81,7 @@ def draw(title: str, points: Sequence[Point], *, ident: str = "pareto", alone: b
     body.append(text(_LEFT, last, "line and rings: the Pareto front"))
     listed = "; ".join(f"{point.name}, {point.bytes:,} bytes, {point.accuracy:.2%}" for point in front)
     said = f"{len(points)} files, accuracy against bytes on disk. On the Pareto front: {listed}."
-    svg = figure(ident, title, said, last + 12, body)
-    return in_report_colours(svg) if alone else svg
+    return in_report_colours(figure("pareto", title, said, last + 12, body))
 
 
 def _accuracies(points: Sequence[Point], best: float) -> tuple[float, float]:

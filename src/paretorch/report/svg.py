@@ -14,10 +14,10 @@ WIDTH = 420  # of every chart, in user units: text of 12 units is still readable
 _TINY = 1e-290  # below, differences and their logarithms underflow
 
 
-def figure(ident: str, title: str, description: str, height: float, body: Iterable[str], width: float = WIDTH) -> str:
+def figure(ident: str, title: str, description: str, height: float, body: Iterable[str]) -> str:
     """Return an <svg> that scales with its column, with a title and a description for screen readers."""
     return (
-        f'<svg viewBox="0 0 {number(width)} {number(height)}" role="img" aria-labelledby="{escape(ident)}-t {escape(ident)}-d">'
+        f'<svg viewBox="0 0 {WIDTH} {number(height)}" role="img" aria-labelledby="{escape(ident)}-t {escape(ident)}-d">'
         f'<title id="{escape(ident)}-t">{escape(title)}</title><desc id="{escape(ident)}-d">{escape(description)}</desc>'
         + "".join(body)
         + "</svg>"

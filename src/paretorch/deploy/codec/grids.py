@@ -27,7 +27,7 @@ from paretorch.deploy.codec.streams import Array
 Floats = NDArray[np.float32]
 Wide = NDArray[np.float64]
 Codes = NDArray[np.signedinteger[Any]]
-Fit = Callable[[Floats], tuple[NDArray[np.int16], np.float32, bool] | None]
+Fit = Callable[[Floats], tuple[NDArray[np.int16], np.float32] | None]
 
 WIDTHS = (2, 4, 6, 8, 10, 12, 16)  # bits that a code may take
 _BINARY_BITS = 16  # |c| < 2**16 on a binary grid: up to 17 bits of precision within one tensor
@@ -42,12 +42,11 @@ _CLEAR_CODE = 32  # codes up to here are certain if the step is known to 8 digit
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """w = codes · steps: one step, or one per slice along `axis`. exact: bit for bit in fp32, but for the sign of zeros."""
+    """w = codes · steps, exact except for the sign of zeros: one step, or one per slice along `axis`."""
 
     codes: Codes
     steps: Floats
     axis: int | None
-    exact: bool
 
     @property
     def bits(self) -> int:
@@ -78,28 +77,22 @@ def width_of(codes: Codes) -> int:
     return next(width for width in WIDTHS if low >= -(1 << (width - 1)) and high < 1 << (width - 1))
 
 
-def read_grid(values: NDArray[Any], axes: tuple[int | None, ...] = (None, 0, 1), near: bool = False) -> Grid | None:
-    """Return the cheapest exact grid with one step (axis None) or one per slice along an axis; None if there is none.
-
-    Args:
-        near: Also accept a grid with one more rounding, as multiplying a norm into weights adds.
-    """
+def read_grid(values: NDArray[Any], axes: tuple[int | None, ...] = (None, 0, 1)) -> Grid | None:
+    """Return the cheapest exact grid with one step (axis None) or one per slice along an axis; None if there is none."""
     if values.dtype != np.float32 or not values.size or not np.isfinite(values).all():
         return None
-    whole, fit = None, _fit if near else _exact
-    if None in axes:
-        whole = _binary(values) or along(values, None, fit)
+    whole = _binary(values) or along(values, None, _fit) if None in axes else None
     found = [whole]
     for axis in axes:
         if axis is not None and axis < values.ndim:
-            found.append(along(values, axis, fit) if whole is None or not whole.exact else _coarser(whole, axis))
+            found.append(along(values, axis, _fit) if whole is None else _coarser(whole, axis))
     return cheapest(found)
 
 
 def cheapest(grids: Sequence[Grid | None]) -> Grid | None:
-    """Return the cheapest grid that is not None, exact ones first."""
+    """Return the cheapest grid that is not None."""
     found = [grid for grid in grids if grid is not None]
-    return min(found, key=lambda grid: (not grid.exact, grid.cost), default=None)
+    return min(found, key=lambda grid: grid.cost, default=None)
 
 
 def read_binary(values: Array) -> tuple[Array, int] | None:
@@ -141,7 +134,7 @@ def _coarser(grid: Grid, axis: int) -> Grid | None:
     for shares in (factors, factors & -factors):
         spread = shares.reshape([-1 if i == axis else 1 for i in range(grid.codes.ndim)])
         steps = (shares.astype(np.float32) * grid.steps).reshape(-1)
-        found = Grid((grid.codes // spread).astype(np.int16), steps, axis, grid.exact)
+        found = Grid((grid.codes // spread).astype(np.int16), steps, axis)
         if np.array_equal(found.codes * found.spread, weights):
             return found
     return None
@@ -160,18 +153,17 @@ def _binary(values: Floats) -> Grid | None:
     step = np.array(common * 2.0**exponent, dtype=np.float32)
     if codes.max() >= 1 << 15 or codes.min() < -(1 << 15) or not np.array_equal(codes * step, values.reshape(-1)):
         return None
-    return Grid(codes.astype(np.int16).reshape(values.shape), step, None, True)
+    return Grid(codes.astype(np.int16).reshape(values.shape), step, None)
 
 
 def along(values: Floats, axis: int | None, fit: Fit) -> Grid | None:
     """Return a grid with any step for each slice along the axis, or for all values (axis None).
 
     Args:
-        fit: Maps distinct magnitudes, ascending, to their codes, the step, and whether all products are exact; or to None.
+        fit: Maps distinct magnitudes, ascending, to their codes and the step, or to None.
     """
     rows = values.reshape(1, -1) if axis is None else np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1)
     codes, steps = np.zeros(rows.shape, dtype=np.int16), np.ones(len(rows), dtype=np.float32)
-    exact = True
     for i, row in enumerate(rows):
         sizes = np.abs(row)
         distinct = _distinct(sizes)
@@ -182,14 +174,13 @@ def along(values: Floats, axis: int | None, fit: Fit) -> Grid | None:
         found = fit(distinct)
         if found is None:
             return None
-        numbers, steps[i], good = found
-        exact &= good
+        numbers, steps[i] = found
         places = np.searchsorted(distinct, sizes).clip(max=distinct.size - 1)
         codes[i] = np.sign(row).astype(np.int16) * np.where(sizes > 0, numbers[places], 0)
     if axis is None:
-        return Grid(codes.reshape(values.shape), steps[0], None, exact)
+        return Grid(codes.reshape(values.shape), steps[0], None)
     moved = np.moveaxis(values, axis, 0).shape
-    return Grid(np.ascontiguousarray(np.moveaxis(codes.reshape(moved), 0, axis)), steps, axis, exact)
+    return Grid(np.ascontiguousarray(np.moveaxis(codes.reshape(moved), 0, axis)), steps, axis)
 
 
 def _distinct(sizes: Floats) -> Floats | None:
@@ -211,25 +202,12 @@ def _near_codes(sizes: Floats) -> NDArray[np.float64]:
     return np.asarray(whole[(np.abs(ratios - whole) <= _NEAR * whole).all(1)])
 
 
-def _fit(sizes: Floats) -> tuple[NDArray[np.int16], np.float32, bool] | None:
-    """Return the smallest codes of the distinct magnitudes, their step, and whether every product is exact.
-
-    Larger codes whose products are exact would be accidental, and take more bits.
-    """
-    found = _near_codes(sizes)
-    if not len(found):
-        return None
-    step = _step(sizes, found[0])
-    nearest = np.float32(np.mean(sizes.astype(np.float64) / found[0]))
-    return found[0].astype(np.int16), nearest if step is None else step, step is not None
-
-
-def _exact(sizes: Floats) -> tuple[NDArray[np.int16], np.float32, bool] | None:
+def _fit(sizes: Floats) -> tuple[NDArray[np.int16], np.float32] | None:
     """Return the smallest codes whose products are exact; None if there are none, which ends the search."""
     for numbers in _near_codes(sizes):
         step = _step(sizes, numbers)
         if step is not None:
-            return numbers.astype(np.int16), step, True
+            return numbers.astype(np.int16), step
     return None
 
 
@@ -251,11 +229,11 @@ def _step(sizes: Floats, numbers: NDArray[np.float64]) -> np.float32 | None:
 def read_rounded(values: Floats, dtype: torch.dtype, axes: tuple[int | None, ...] = (None, 0, 1)) -> Grid | None:
     """Return the cheapest grid whose products, rounded to `dtype`, are these values; None if there is none."""
 
-    def fit(sizes: Floats) -> tuple[NDArray[np.int16], np.float32, bool] | None:
+    def fit(sizes: Floats) -> tuple[NDArray[np.int16], np.float32] | None:
         for codes, step in _guesses(sizes.astype(np.float64), dtype):
             products = torch.from_numpy(codes.astype(np.float32) * step).to(dtype).float().numpy()
             if np.array_equal(products, sizes):
-                return codes, step, True
+                return codes, step
         return None
 
     if not values.size or not np.isfinite(values).all():

@@ -11,8 +11,15 @@ from paretorch.edits.scale import MAX_BITS
 KINDS = ("codes", "masks", "maps", "rest")
 
 
+class _ByKind:
+    @property
+    def by_kind(self) -> dict[str, float]:
+        """The bytes of each kind."""
+        return {kind: getattr(self, kind) for kind in KINDS}
+
+
 @dataclass(frozen=True)
-class TensorSize:
+class TensorSize(_ByKind):
     """One tensor in the file; bytes are fractional because one coder serves all tensors.
 
     Args:
@@ -64,7 +71,7 @@ class TensorSize:
 
 
 @dataclass(frozen=True, repr=False)
-class Sizes:
+class Sizes(_ByKind):
     """Bytes on disk. `total` is the length of the file. The kinds add up to it; the tensors to all but names and header."""
 
     total: int
@@ -76,7 +83,7 @@ class Sizes:
     tensors: Mapping[str, TensorSize]
 
     def __repr__(self) -> str:
-        kinds = ", ".join(f"{kind} {getattr(self, kind):,.0f}" for kind in KINDS)
+        kinds = ", ".join(f"{kind} {size:,.0f}" for kind, size in self.by_kind.items())
         return f"Sizes({self.total:,} bytes: {kinds}; {self.dense:,} dense, {len(self.tensors)} tensors)"
 
 

@@ -143,7 +143,7 @@ def _as_grid(found: Grouped, shape: tuple[int, ...]) -> StepGrid:
     axis = found.layout.axis
     moved = (shape[axis], *(length for i, length in enumerate(shape) if i != axis))
     codes = np.ascontiguousarray(np.moveaxis(found.codes.reshape(moved), 0, axis))
-    return StepGrid(codes, found.steps.ravel(), axis, True)
+    return StepGrid(codes, found.steps.ravel(), axis)
 
 
 def _repeats_nearby(words: Array, shape: tuple[int, ...]) -> bool:

@@ -146,14 +146,14 @@ class Report:
                 "sparsity": layer.sparsity,
                 "bits": layer.size.bits,
                 "bits_on_disk": layer.bits_on_disk,
-                "bytes": {"total": layer.size.total, **{kind: getattr(layer.size, kind) for kind in KINDS}},
+                "bytes": {"total": layer.size.total, **layer.size.by_kind},
                 "macs": layer.macs,
             }
             for layer in self.layers
         ]
         return {
             "name": self.name,
-            "bytes": {"total": self.sizes.total, **{kind: getattr(self.sizes, kind) for kind in KINDS}},
+            "bytes": {"total": self.sizes.total, **self.sizes.by_kind},
             "dense_bytes": self.sizes.dense,
             "baseline_bytes": self.baseline,
             "parameters": self.parameters,
@@ -286,29 +286,16 @@ def _render(report: Report) -> str:
     rows = [["layer", "shape", "stored", "zero", "bits", "on disk", *KINDS, "bytes"]]
     for layer in report.layers:
         tensor = layer.size
-        cells = [f"{getattr(tensor, kind):,.0f}" for kind in KINDS]
-        shape = "x".join(map(str, tensor.shape))
-        bits = [f"{tensor.bits:.2f}", f"{layer.bits_on_disk:.2f}"]
-        rows.append(
-            [
-                printable(layer.name),
-                shape,
-                tensor.coding,
-                f"{layer.sparsity:.1%}",
-                *bits,
-                *cells,
-                f"{tensor.total:,.0f}",
-            ]
-        )
+        shape, bits = "x".join(map(str, tensor.shape)), [f"{tensor.bits:.2f}", f"{layer.bits_on_disk:.2f}"]
+        sizes = [f"{value:,.0f}" for value in (*tensor.by_kind.values(), tensor.total)]
+        rows.append([printable(layer.name), shape, tensor.coding, f"{layer.sparsity:.1%}", *bits, *sizes])
     shown = {layer.name for layer in report.layers}
     others = [tensor for name, tensor in size.tensors.items() if name not in shown]
-    sums = [sum(getattr(tensor, kind) for tensor in others) for kind in KINDS]
-    rows.append(
-        [f"{len(others)} other tensors", "", "", "", "", "", *(f"{value:,.0f}" for value in sums), f"{sum(sums):,.0f}"]
-    )
+    sums = [sum(tensor.by_kind[kind] for tensor in others) for kind in KINDS]
+    rows.append([f"{len(others)} other tensors", *[""] * 5, *(f"{value:,.0f}" for value in (*sums, sum(sums)))])
     head = size.total - sum(tensor.total for tensor in size.tensors.values())
-    rows.append(["names and header", "", "", "", "", "", "", "", "", f"{head:,.0f}", f"{head:,.0f}"])
-    total = [f"{getattr(size, kind):,.0f}" for kind in KINDS]
+    rows.append(["names and header", *[""] * 8, f"{head:,.0f}", f"{head:,.0f}"])
+    total = [f"{value:,.0f}" for value in size.by_kind.values()]
     rows.append(["file", "", "", f"{report.sparsity:.1%}", f"{report.bits:.2f}", "", *total, f"{size.total:,}"])
     quantized = [["activation", "bits", "from", "to", "groups by bits"]]
     for one in report.activations:

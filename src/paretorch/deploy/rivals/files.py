@@ -11,10 +11,11 @@ int8          an ONNX file for onnxruntime: weights per channel, activations by 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,18 @@ def read_plain(path: Path, like: nn.Module) -> nn.Module:
     from safetensors.torch import load_model
 
     network = copy.deepcopy(like).cpu()
-    try:
+    with _reading(path, SafetensorError):
         load_model(network, str(path))
-    except (SafetensorError, RuntimeError, OSError) as error:
-        raise ArtefactError(f"{path} does not hold the state of this network: {error}") from error
     return network.eval()
+
+
+@contextlib.contextmanager
+def _reading(path: Path, kind: type[Exception]) -> Iterator[None]:
+    """Turn errors of this kind, and those of other state dicts, into an `ArtefactError`."""
+    try:
+        yield
+    except (kind, ValueError, KeyError, RuntimeError, OSError) as error:
+        raise ArtefactError(f"{path} does not hold the state of this network: {error}") from error
 
 
 _STEP_SUFFIX = "_step"
@@ -92,7 +100,7 @@ def read_weight_int8(path: Path, like: nn.Module) -> nn.Module:
     from safetensors.torch import load_file
 
     network = copy.deepcopy(like).cpu()
-    try:
+    with _reading(path, SafetensorError):
         stored = load_file(str(path))
         state = {}
         for name, value in network.state_dict().items():
@@ -101,8 +109,6 @@ def read_weight_int8(path: Path, like: nn.Module) -> nn.Module:
                 found = found * stored[name + _STEP_SUFFIX].to(value.dtype).view(-1, *[1] * (found.dim() - 1))
             state[name] = found
         network.load_state_dict(state)
-    except (SafetensorError, RuntimeError, KeyError, OSError) as error:
-        raise ArtefactError(f"{path} does not hold the state of this network: {error}") from error
     return network.eval()
 
 
@@ -125,11 +131,9 @@ def read_sparse(path: Path, like: nn.Module) -> nn.Module:
     """Return a copy of `like` with the values of the file, in fp32."""
     zstandard = _zstandard()
     network = copy.deepcopy(like).cpu()
-    try:
+    with _reading(path, zstandard.ZstdError):
         data = zstandard.ZstdDecompressor().decompress(path.read_bytes(), max_output_size=_MAX_BYTES)
         network.load_state_dict(decode_sparse(data, network.state_dict()))
-    except (zstandard.ZstdError, ValueError, KeyError, RuntimeError, OSError) as error:
-        raise ArtefactError(f"{path} does not hold the state of this network: {error}") from error
     return network.eval()
 
 
