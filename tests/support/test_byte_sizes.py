@@ -66,5 +66,5 @@ def test_compress_takes_the_same_text() -> None:
     number = pt.compress(network(), pt.SMOL(group="layer"), steps=3, budget=4000)
     share = pt.compress(network(), pt.SMOL(group="layer"), steps=3, budget="4000/33280")
     assert text.metrics() == number.metrics() == share.metrics()
-    with pytest.raises(ConfigError, match="no size"):
+    with pytest.raises(ConfigError, match="not a size"):
         pt.compress(network(), pt.SMOL(), steps=3, budget="4 apples")

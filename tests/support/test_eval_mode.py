@@ -43,7 +43,7 @@ def test_an_example_that_does_not_run_raises(error: Exception, told: str, tmp_pa
         lambda: pt.export_onnx(Raising(error), example, tmp_path / "net.onnx"),
         lambda: optimize(Raising(error).eval(), example),
     ):
-        with pytest.raises(ConfigError, match=rf"the example of shape \(2, 3\) does not run: {told}"):
+        with pytest.raises(ConfigError, match=rf"The example of shape \(2, 3\) does not run: {told}"):
             run()
 
 
