@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from paretorch import zoo
 from paretorch.deploy import load, measure_latency
-from paretorch.deploy.measure.macs import count_macs
+from paretorch.deploy.measure.structure import count_macs
 from paretorch.deploy.rivals import prune_channels
 
 DENSE = "dense"

@@ -33,10 +33,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from paretorch.deploy.fast import PackedLinear
+from paretorch.deploy.fast.launch import SETTINGS, Setting, Tuning
 from paretorch.deploy.fast.packing import COLUMNS, ROWS, Packed
-from paretorch.deploy.fast.settings import SETTINGS, Setting, Tuning
+from paretorch.deploy.fast.replacements import fastest_setting, random_tiles
 from paretorch.deploy.fast.timers import elapsed, timer
-from paretorch.deploy.fast.tuning import fastest_setting, random_tiles
 from paretorch.training.folder import environment
 
 DEVICE = "cuda"

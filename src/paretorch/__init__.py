@@ -10,7 +10,7 @@ from paretorch.methods.sparsity.continuous import ContinuousSparsification
 from paretorch.optim import AvaGrad, AvaGradW, DelayedAdam
 from paretorch.public import compress, distillation_loss, shrink
 from paretorch.report import report  # binds pt.report to the function, over the room of the same name
-from paretorch.support.version import __version__ as __version__
+from paretorch.support import __version__ as __version__
 
 __all__ = [
     "SMOL",

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from paretorch import deploy, zoo
 from paretorch.cli.app import app
 from paretorch.cli.bench_points import Bench
+from paretorch.report import report
 from paretorch.training import ImageClassification, Runtime, train
 from paretorch.training.recipe_values import changed, recipe_from
 
@@ -117,7 +118,7 @@ def test_what_was_measured_is_not_measured_again(
 def test_a_dense_run_is_pruned_as_others_would(runs: Path, tmp_path: Path) -> None:
     words = [runs / "dense", "--prune", "0.5", "--finetune", 1, "--out", tmp_path, "--json"]
     points = {row["family"]: row for row in json.loads(_bench(*words).stdout)["points"]}
-    pruned = deploy.report(tmp_path / "pruned" / "dense-mp-0.5" / "model.pare")
+    pruned = report(tmp_path / "pruned" / "dense-mp-0.5" / "model.pare")
     assert pruned.sparsity > 0.4
     cut = deploy.load(tmp_path / "pruned" / "dense-channels-0.5" / "model.pare")
     weights = sum(weight.numel() for weight in zoo.build("digits-cnn", width=4).parameters())

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError
+from paretorch.report import measure
 from paretorch.workflows import demo
 
 
@@ -16,7 +17,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"width": 6}
     monkeypatch.setattr(demo, "_DENSE", replace(demo._DENSE, epochs=2, network_options=options))
     monkeypatch.setattr(demo, "_SMALL", replace(demo._SMALL, epochs=2, finetune=1, network_options=options))
-    monkeypatch.setattr("paretorch.deploy.measure.report.measure_latency", lambda *_, **__: [])
+    monkeypatch.setattr(measure, "measure_latency", lambda *_, **__: [])
 
 
 @pytest.mark.usefixtures("short")

@@ -148,7 +148,7 @@ def test_pruning_chooses_the_method(tmp_path: Path) -> None:
         (["train", *_SMALL, "--milestones", "a"], "--milestones takes numbers"),
         (["train", *_SMALL, "--milestones", "80,120"], "add --schedule steps"),
         (["tickets", *_SMALL, "--milestones", "80,120"], "add --schedule steps"),
-        (["train", *_SMALL, "--budget", "much"], "is no size"),
+        (["train", *_SMALL, "--budget", "much"], "is not a size"),
         (["train", *_SMALL, "--device", "toaster"], "is no device"),
         (["train", *_SMALL, "--sparsity", "1.5"], "target=1.5"),
         (["train", *_SMALL, "--budget", "10"], "budget"),

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from paretorch import deploy, zoo
 from paretorch.cli.app import app
+from paretorch.report import measure
 from paretorch.training import ImageClassification
 
 
@@ -43,7 +44,7 @@ def test_times_stand_beside_those_of_the_dense_network(
     artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = partial(deploy.measure_latency, rounds=2, seconds=0.01)
-    monkeypatch.setattr("paretorch.deploy.measure.report.measure_latency", quick)
+    monkeypatch.setattr(measure, "measure_latency", quick)
     page = tmp_path / "page.html"
     told = json.loads(_report(artefact, "--shape", "1,8,8", "--latency", "--json", "--html", page).stdout)
     runtimes = {entry["runtime"] for entry in told["latency"]}

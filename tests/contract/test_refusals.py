@@ -121,7 +121,7 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any], list[str]]] = {
     "lr that is infinite": ((SMOL(lr=math.inf),), {}, ["lr=inf", "positive"]),
     "optimizer that is none": ((CS(optimizer=3),), {}, ["optimizer", "function"]),
     "seed a fraction": ((CS(),), {"seed": 0.5}, ["seed=0.5", "whole number"]),
-    "budget no size": ((CS(),), {"budget": "48 apples"}, ["'48 apples' is no size", "48 KB"]),
+    "budget no size": ((CS(),), {"budget": "48 apples"}, ["'48 apples' is not a size", "48 KB"]),
     "budget a list": ((CS(),), {"budget": [48]}, ["[48]", "48"]),
     "allowed_bits a number": ((SMOL(allowed_bits=4),), {}, ["allowed_bits=4", "tuple"]),
     "bits below one with nothing to drop": ((SMOL(target_bits=0.5),), {}, ["target_bits=0.5", "zero_precision=True"]),

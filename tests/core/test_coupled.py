@@ -12,7 +12,7 @@ from torch import nn
 import paretorch as pt
 from paretorch.core.channels.couple import couple
 from paretorch.core.channels.cut import channel_edits, cut_state
-from paretorch.deploy.measure.macs import count_macs
+from paretorch.deploy.measure.structure import count_macs
 from paretorch.errors import ConfigError
 from tests.core.coupled_nets import NETS, Excited, Residual, Written
 
@@ -200,7 +200,7 @@ def test_what_cannot_be_met_is_refused_before_training() -> None:
         pt.compress(Residual(), pt.ContinuousSparsification(target=0.5, count="macs"), steps=4, example=X)
     with pytest.raises(ConfigError, match="leave layers out with exclude="):
         pt.compress(Residual(), _half(overrides={"a": {"group": "weight"}}), steps=4, example=X)
-    with pytest.raises(ConfigError, match=r"the example of shape \(1, 7, 4, 4\) does not run"):
+    with pytest.raises(ConfigError, match=r"The example of shape \(1, 7, 4, 4\) does not run"):
         pt.compress(Residual(), _half(), steps=4, example=torch.randn(2, 7, 4, 4))
     with pytest.raises(ConfigError, match=r"does not run: .*type"):
         pt.compress(Residual(), _half(), steps=4, example=X.double())

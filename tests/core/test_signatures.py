@@ -103,7 +103,7 @@ def test_transformers_lose_the_hidden_units_of_their_feed_forward_layers(build: 
 
 def test_an_example_that_does_not_run_names_its_shapes() -> None:
     with pytest.raises(
-        ConfigError, match=r"the example of shape \(1, 2, 5, 5\), \(1,\) does not run: .*unexpected keyword"
+        ConfigError, match=r"The example of shape \(1, 2, 5, 5\), \(1,\) does not run: .*unexpected keyword"
     ):
         pt.compress(
             Two(), pt.ContinuousSparsification(target=0.5, group="channel"), steps=2, example={"x": X, "y": ZERO}

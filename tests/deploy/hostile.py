@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paretorch.deploy import load, report, save
-from paretorch.deploy.codec.blob import checksum
-from paretorch.deploy.codec.container import VERSION, pack, read_file
+from paretorch.deploy import load, save
+from paretorch.deploy.codec.container import VERSION, checksum, pack, read_file
 from paretorch.errors import ArtefactError
+from paretorch.report import report
 
 
 class Mixed(nn.Module):
@@ -90,34 +90,41 @@ def valid_blob() -> bytes:
 
 
 def reseal(body: bytes) -> bytes:
-    """A blob with a checksum that is right."""
+    """A blob with the right checksum."""
     return checksum(body, VERSION) + body
 
 
 def split(blob: bytes) -> tuple[bytes, bytes]:
-    """The inflated index, and all the rest: coded words and plain bytes, with the length of the words before them."""
+    """The inflated index, and the rest: coded words, after their length, and plain bytes."""
     end = 20 + 4 * int.from_bytes(blob[16:20], "little")
-    length, at, shift = 0, end, 0
-    while True:
-        byte = blob[at]
-        length |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 128:
-            break
-    return zlib.decompress(blob[at : at + length], -15), blob[16:end] + blob[at + length :]
+    deflated, rest = read_block(blob[end:])
+    return zlib.decompress(deflated, -15), blob[16:end] + rest
 
 
 def join(index: bytes, rest: bytes) -> bytes:
-    """A blob of them, with a checksum that is right; a length that is wrong stays wrong."""
+    """A blob of both with the right checksum; a wrong length stays wrong."""
     deflater = zlib.compressobj(9, zlib.DEFLATED, -15)
-    deflated = deflater.compress(index) + deflater.flush()
-    length, prefix = len(deflated), bytearray()
+    end = 4 + 4 * int.from_bytes(rest[:4], "little")
+    return reseal(rest[:end] + as_block(deflater.compress(index) + deflater.flush()) + rest[end:])
+
+
+def read_block(data: bytes) -> tuple[bytes, bytes]:
+    """The bytes after a length of seven bits per byte, and what follows them."""
+    length, at = 0, 0
+    while data[at] > 127:
+        length |= (data[at] & 127) << 7 * at
+        at += 1
+    length |= data[at] << 7 * at
+    return data[at + 1 : at + 1 + length], data[at + 1 + length :]
+
+
+def as_block(data: bytes) -> bytes:
+    """The bytes after their length: the inverse of `read_block`."""
+    prefix, length = bytearray(), len(data)
     while length > 127:
         prefix.append(length & 127 | 128)
         length >>= 7
-    prefix.append(length)
-    end = 4 + 4 * int.from_bytes(rest[:4], "little")
-    return reseal(rest[:end] + bytes(prefix) + deflated + rest[end:])
+    return bytes(prefix) + bytes([length]) + data
 
 
 def _mutate(data: bytes, rng: np.random.Generator) -> bytes:

@@ -1,4 +1,4 @@
-"""Networks with weights on grids, and a look into the files that they become."""
+"""Networks with weights on grids, and functions to inspect their files."""
 
 from __future__ import annotations
 

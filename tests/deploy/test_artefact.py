@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +47,7 @@ def roundtrip(model: nn.Module, path: Path, into: nn.Module) -> dict[str, Tensor
     return load(path, into=into).state_dict()
 
 
-def test_a_network_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_a_network_is_restored_bit_for_bit(tmp_path: Path) -> None:
     model = network()
     back = roundtrip(model, tmp_path / "net.pare", into=network())
     for name, tensor in model.state_dict().items():
@@ -81,7 +83,7 @@ SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, 1e-38, 3.4e38, 2.0**
     repeat=st.integers(1, 3),
     shift=st.integers(-140, 100),
 )
-def test_any_floats_come_back(
+def test_any_floats_are_restored(
     values: list[float], repeat: int, shift: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     scaled = torch.tensor(values * repeat, dtype=torch.float32) * 2.0**shift
@@ -99,7 +101,7 @@ def test_any_floats_come_back(
     dtype=st.sampled_from(FLOATS),
     seed=st.integers(0, 2**16),
 )
-def test_any_grid_comes_back(
+def test_any_grid_is_restored(
     shape: tuple[int, ...],
     axis: int,
     exponent: int,
@@ -270,7 +272,7 @@ def test_a_step_a_channel_costs_its_codes(axis: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_step_is_not_looked_for_in_every_row(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_ends_at_the_first_row_without_a_step(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not where it could not pay, nor in the other rows once a row has none: a search in each takes seconds."""
     searched = []
     for name in ("_fit", "_guesses"):
@@ -313,10 +315,17 @@ def test_files_of_old_versions_keep_loading(version: int) -> None:
         assert torch.equal(expected[name], tensor), name
 
 
-def test_a_module_that_does_not_fit_is_left_alone(tmp_path: Path) -> None:
+def test_a_module_that_does_not_fit_does_not_change(tmp_path: Path) -> None:
     save(nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3)), tmp_path / "net.pare")
     other = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 2))  # only the last tensors differ
     before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
     with pytest.raises(ArtefactError, match=r"1.weight is torch.float32 \(3, 5\) in the file"):
         load(tmp_path / "net.pare", into=other)
     assert all(torch.equal(before[name], tensor) for name, tensor in other.state_dict().items())
+
+
+def test_deploy_is_imported_without_its_dependencies() -> None:
+    heavy = ("constriction", "safetensors", "onnx", "onnxruntime", "onnxscript", "rich")
+    code = f"import sys, paretorch.deploy; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

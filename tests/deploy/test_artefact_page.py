@@ -1,4 +1,4 @@
-"""docs/artefact.md says what is there: ways to keep a tensor, options of functions, flags of the command."""
+"""docs/artefact.md matches the code: codings of a tensor, options of functions, flags of the command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paretorch.deploy.codec.tensors import CODINGS
 PAGE = (Path(__file__).parents[2] / "docs" / "artefact.md").read_text()
 
 
-def test_every_way_with_a_choice_is_named() -> None:
+def test_every_coding_is_on_the_page() -> None:
     named = set(re.findall(r"\| `([a-z]+)`", PAGE))
     assert named == {coding.name for coding in CODINGS} - {"constant", "small"}
 
@@ -30,7 +30,7 @@ def test_every_way_with_a_choice_is_named() -> None:
         (pt.compress, ("budget",)),
     ],
 )
-def test_options_exist_and_are_told(function: object, options: tuple[str, ...]) -> None:
+def test_options_are_documented(function: object, options: tuple[str, ...]) -> None:
     for option in options:
         assert option in inspect.signature(function).parameters  # type: ignore[arg-type]
         assert f"{option}=" in PAGE
@@ -45,7 +45,7 @@ def test_flags_exist() -> None:
     assert used <= known
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_have_targets() -> None:
     folder = Path(__file__).parents[2] / "docs"
     for link in re.findall(r"\]\((?!https?:)([^)#]+)", PAGE):
         assert (folder / link).exists(), link

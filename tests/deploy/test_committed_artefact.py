@@ -1,4 +1,4 @@
-"""The artefacts under results/: read again, and measured again where the data is.
+"""The artefacts under results/: read, and measured if the data is there.
 
 CIFAR-10 is looked for in $PARETORCH_DATA, ./data and ~/.cache/paretorch. Without it the same check runs on the digits.
 """
@@ -11,6 +11,7 @@ import pytest
 
 from paretorch import deploy, zoo
 from paretorch.errors import DataError
+from paretorch.report import report
 from paretorch.training import ImageClassification, Runtime, train
 from paretorch.training.recipe_values import recipe_from
 from paretorch.zoo.data import Images
@@ -35,7 +36,7 @@ def _artefacts() -> list[Path]:
 
 def check(path: Path, images: Images, slack: float) -> float:
     """The accuracy of what the file holds, which must be the one that the file says it has."""
-    recorded = deploy.report(path).accuracy
+    recorded = report(path).accuracy
     assert recorded is not None, f"{path.name} does not say its accuracy"
     measured = ImageClassification(images, batch=64).evaluate(deploy.load(path).eval())["test_accuracy"]
     assert measured == pytest.approx(recorded, abs=slack)
@@ -45,14 +46,14 @@ def check(path: Path, images: Images, slack: float) -> float:
 @pytest.mark.parametrize("path", _artefacts(), ids=lambda path: path.name)
 def test_the_committed_artefact_is_as_accurate_as_it_says(path: Path) -> None:
     measured = check(path, _cifar10(), _SLACK)
-    if path.stat().st_size <= _BYTES and (deploy.report(path).accuracy or 0.0) >= _AIM:
+    if path.stat().st_size <= _BYTES and (report(path).accuracy or 0.0) >= _AIM:
         assert measured >= _AIM
 
 
 def test_48_kilobytes_suffice_for_91_percent() -> None:
     fits = [path for path in _artefacts() if path.stat().st_size <= _BYTES]
     assert fits, f"no artefact of at most {_BYTES:,} bytes"
-    assert max(deploy.report(path).accuracy or 0.0 for path in fits) >= _AIM
+    assert max(report(path).accuracy or 0.0 for path in fits) >= _AIM
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""From a file into a module: what is one tensor there and here, and what only looks so."""
+"""From a file into a module: tied tensors, tensors that share memory, extra state, any memory format."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_shared_norms_stay_shared(options: dict[str, Any], tmp_path: Path) -> No
     assert found.right.weight is found.left.weight
 
 
-def test_a_module_is_filled_where_it_lies(tmp_path: Path) -> None:
+def test_a_module_is_filled_in_place(tmp_path: Path) -> None:
     """However large a tensor is, there is never a second copy of it."""
     model = nn.Module()
     model.weight = nn.Parameter(2.0 * torch.randint(0, 2, (2000, 1000)) - 1)

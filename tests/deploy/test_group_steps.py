@@ -85,7 +85,7 @@ def saved(weight: Tensor, folder: Path) -> TensorSize:
     layout=st.sampled_from(["rows", "columns", "taps"]),
     seed=st.integers(0, 999),
 )
-def test_any_groups_come_back(
+def test_any_groups_are_restored(
     rows: int,
     groups: int,
     length: int,

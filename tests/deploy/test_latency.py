@@ -1,4 +1,4 @@
-"""Latency: several rounds in a process of its own, and said where it was not."""
+"""Latency: several rounds in a process of its own, or a note that it was not."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paretorch.deploy import Latency, measure_latency, report
+from paretorch.deploy import Latency, measure_latency
 from paretorch.deploy.measure import latency as latency_module
 from paretorch.errors import ConfigError
+from paretorch.report import report
 
 
 class Stubborn(nn.Module):
@@ -24,7 +25,7 @@ class Stubborn(nn.Module):
         return self.linear(x) if bool(x.sum() > 0) else x
 
 
-def test_latency_has_spread_and_says_where_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latency_has_a_spread_and_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency_module, "find_spec", lambda name: None)
     model = Stubborn().train()
     (found,) = measure_latency(model, torch.randn(3, 4), rounds=3, seconds=0.002)
@@ -48,7 +49,7 @@ def test_latency_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("program", ["false", "true", "no-such-program"])
-def test_a_measuring_process_that_fails_is_told(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_measuring_process_is_reported(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency_module, "find_spec", lambda name: None)
     monkeypatch.setattr(sys, "executable", program)
     (found,) = measure_latency(nn.Linear(4, 4), torch.randn(3, 4), rounds=1, seconds=0.001)

@@ -1,4 +1,4 @@
-"""The benchmark of latency: what it compares, and its table, with times that are given."""
+"""The benchmark of latency: what it compares, and its table, with given times."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_half_of_the_macs_with_channels_by_sixteen(bench: ModuleType) -> None:
     assert not any(cut)
 
 
-def test_files_stand_beside_their_dense_network(
+def test_files_are_compared_with_their_dense_network(
     bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example = torch.zeros(2, 1, 8, 8)

@@ -1,4 +1,4 @@
-"""Multiply-adds are told where the weight is stored, and none is lost."""
+"""Multiply-adds are counted at the stored weight, and none is lost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from transformers.pytorch_utils import Conv1D
 
-from paretorch.deploy import report
+from paretorch.report import report
 
 
 class Tied(nn.Module):
@@ -67,7 +67,7 @@ class Named(nn.Module):
         return out
 
 
-def test_inputs_that_are_given_by_name_count_as_others() -> None:
+def test_keyword_inputs_count_as_positional_ones() -> None:
     found = report(Named(), example=torch.randn(2, 5, 8), latency=False)
     macs = {layer.name: layer.macs for layer in found.layers}
     assert macs["read.q_proj_weight"] == 5 * 8 * 8 + 2 * 4 * 6 * 8

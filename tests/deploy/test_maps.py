@@ -98,7 +98,7 @@ def test_a_map_whose_rows_are_alike_costs_less_than_its_entropy() -> None:
     bits=st.lists(st.integers(0, 6), min_size=1, max_size=4).map(tuple),
     seed=st.integers(0, 99),
 )
-def test_any_blocks_come_back(
+def test_any_blocks_are_restored(
     shape: tuple[int, ...],
     block: tuple[int, int, int],
     bits: tuple[int, ...],

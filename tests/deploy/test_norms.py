@@ -77,7 +77,7 @@ def test_a_fold_that_its_dtype_cannot_hold_is_refused(tmp_path: Path) -> None:
     with torch.no_grad():
         norm.weight.fill_(400.0)
         norm.running_var.zero_()
-    with pytest.raises(ConfigError, match=r"beyond torch\.float16 once it is folded"):
+    with pytest.raises(ConfigError, match=r"beyond torch\.float16 after folding"):
         save(norm, tmp_path / "x.pare", fold_norms=True)
     assert not (tmp_path / "x.pare").exists()
     save(norm, tmp_path / "x.pare")

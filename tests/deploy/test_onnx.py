@@ -126,8 +126,8 @@ class Counting(nn.Module):
         return torch.cat([self.token.expand(len(x), -1), x], 1)
 
 
-def test_a_batch_size_that_is_written_in_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"makes a constant of the batch size; write x\.shape\[0\]"):
+def test_a_constant_batch_size_raises(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"makes the batch size a constant; write x\.shape\[0\]"):
         export_onnx(Counting(), torch.randn(3, 4), tmp_path / "net.onnx")
     assert not list(tmp_path.iterdir())
 
@@ -138,7 +138,7 @@ def test_outputs_that_are_no_numbers_cannot_be_compared(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def test_everybody_may_read_the_file_and_its_name_may_be_long(tmp_path: Path) -> None:
+def test_a_file_is_readable_and_may_have_a_long_name(tmp_path: Path) -> None:
     path = export_onnx(nn.Linear(3, 2), torch.randn(2, 3), tmp_path / ("a" * 250 + ".onnx"))
     (tmp_path / "like").touch()
     assert path.stat().st_mode == (tmp_path / "like").stat().st_mode

@@ -109,7 +109,7 @@ def test_outputs_are_near_those_of_the_module(few_bits: tuple[nn.Module, Path]) 
     assert np.abs(run(path, x) - wanted).max() < 0.05 * np.abs(wanted).max()
 
 
-def test_folded_norms_leave_four_bits_four(tmp_path: Path) -> None:
+def test_folded_norms_do_not_change_precisions(tmp_path: Path) -> None:
     """Steps are real numbers as LSQ learns them, and norms multiply every channel by a number of its own."""
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -124,7 +124,7 @@ def test_folded_norms_leave_four_bits_four(tmp_path: Path) -> None:
     assert sorted(types(path).values()) == ["INT4", "INT4"]
 
 
-def test_a_channel_on_no_grid_leaves_the_others_on_theirs() -> None:
+def test_a_channel_on_no_grid_does_not_affect_the_others() -> None:
     values = np.random.default_rng(0).integers(-8, 8, (4, 60)).astype(np.float32) * np.float32(0.3)
     values[1] = np.random.default_rng(1).normal(size=60)
     values[2, :2] = [np.float32(200) * np.float32(0.3), np.float32(0.3)]  # nine bits
@@ -175,7 +175,7 @@ def test_codes_that_differ_by_signs_or_ties_are_one_and_others_are_not() -> None
         np.testing.assert_array_equal(got, wanted)
 
 
-def test_narrow_codes_come_back_as_they_were() -> None:
+def test_narrow_codes_are_restored() -> None:
     random = np.random.default_rng(0)
     shape = (16, 500)
     few = random.integers(-2, 2, shape), random.integers(-8, 8, shape), random.integers(-32, 32, shape)
@@ -221,7 +221,7 @@ def test_several_matrices_in_one_weight_have_one_step(tmp_path: Path) -> None:
     assert float((torch.from_numpy(run(path, x)) - wanted).abs().max()) < 0.02 * float(wanted.abs().max())
 
 
-def test_a_percentile_is_told_by_batches_of_any_size(tmp_path: Path) -> None:
+def test_a_percentile_of_batches_of_any_size(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval(), torch.randn(21, 3, 6, 6)
     x[20] *= 3  # seen only if the last batch, of one, is

@@ -1,4 +1,4 @@
-"""Weights in few bits, exact, folded when the file is loaded; what cannot be exact stays fp32."""
+"""Weights in few bits: exact, folded when the file is loaded; others stay fp32."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_packed_files_are_loaded_into_the_network_of_the_fp32_file(files: dict[s
     assert loaded(files["packed"]) == loaded(files["fp32"])
 
 
-def test_files_are_valid_and_small_and_tell_what_they_hold(files: dict[str, Path]) -> None:
+def test_files_are_valid_and_small_and_describe_their_weights(files: dict[str, Path]) -> None:
     for path in files.values():
         onnx.checker.check_model(onnx.load(path), full_check=True)
         assert b".py" not in path.read_bytes()  # nor where in the source an operation came from
@@ -197,7 +197,7 @@ def test_half_precision_is_packed_too(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_step_for_every_value_is_no_gain(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_one_step_per_value_is_not_used(dtype: torch.dtype, tmp_path: Path) -> None:
     """Any numbers are multiples of themselves; their steps are as many bytes as they are, or twice as many."""
     model, x = nn.Linear(1, 2000).to(dtype), torch.randn(3, 1).to(dtype)
     plain = export_onnx(model, x, tmp_path / "plain.onnx", weights="fp32")

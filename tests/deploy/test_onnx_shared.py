@@ -1,4 +1,4 @@
-"""Weights that several layers read are in the file once, whatever comes behind them."""
+"""A weight that several layers read is in the file once, whatever follows it."""
 
 from __future__ import annotations
 

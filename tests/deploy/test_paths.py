@@ -1,4 +1,4 @@
-"""What a path may be: any regular file, of any name, written all or not at all; all else is refused at once."""
+"""Paths: any regular file of any name, written as a whole or not at all; anything else raises at once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 import paretorch as pt
-from paretorch.deploy import export_onnx, load, report, save
+from paretorch.deploy import export_onnx, load, save
 from paretorch.deploy.codec.container import VERSION, read_file
 from paretorch.errors import ArtefactError
+from paretorch.report import report
 
 
 def net() -> nn.Module:
@@ -22,7 +23,7 @@ def net() -> nn.Module:
     return nn.Linear(3, 2)
 
 
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_raises_without_waiting(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for use in (lambda: load(pipe, into=net()), lambda: load(pipe), lambda: report(pipe)):
@@ -89,7 +90,7 @@ def test_a_file_much_larger_than_the_module_is_not_read(tmp_path: Path) -> None:
         load(tmp_path / "x.pare", into=net())
 
 
-def test_a_file_larger_than_memory_is_an_error_and_no_crash(tmp_path: Path) -> None:
+def test_a_file_larger_than_memory_raises(tmp_path: Path) -> None:
     _sparse(tmp_path / "x.pare", 1 << 34)
     before = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (1 << 33, before[1]))

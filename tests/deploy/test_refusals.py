@@ -1,4 +1,4 @@
-"""What is no finished network, no file or no batch: one clear sentence, and nothing written or changed."""
+"""Anything but a finished network, a file or a batch raises one clear sentence, and nothing is written or changed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import paretorch as pt
 from paretorch.deploy import measure_latency, sizes
@@ -43,7 +44,28 @@ def test_a_network_that_is_still_being_compressed(
     use(plan.finalize(), tmp_path / "x")
 
 
-def test_what_is_no_module(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model, path: pt.save(model, path),
+        lambda model, path: pt.save(model, path, fold_norms=True),
+        lambda model, path: pt.report(model),
+        lambda model, path: pt.export_onnx(model, torch.randn(2, 4), path),
+    ],
+)
+def test_a_weight_that_is_a_tensor_subclass(use: Callable[[nn.Module, Path], Any], tmp_path: Path) -> None:
+    """torchao's `quantize_` leaves such weights: their values are in inner tensors."""
+    model = net()
+    whole = model[2].weight.detach()
+    model[2].weight = nn.Parameter(TwoTensor(whole, whole))
+    with pytest.raises(ConfigError, match=r"2\.weight is a TwoTensor, .* as dequantize\(\) returns them"):
+        use(model, tmp_path / "x")
+    assert not any(tmp_path.iterdir())
+    model[2].weight = nn.Parameter(whole)
+    use(model, tmp_path / "x")
+
+
+def test_anything_but_a_module(tmp_path: Path) -> None:
     pt.save(net(), tmp_path / "x.pare")
     for use in (
         lambda: pt.save(3, tmp_path / "y.pare"),  # type: ignore[arg-type]
@@ -56,7 +78,7 @@ def test_what_is_no_module(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda model: torch.compile(model, backend="eager"), nn.DataParallel])
-def test_what_is_around_a_network_is_not_in_its_file(wrap: Callable[[nn.Module], nn.Module], tmp_path: Path) -> None:
+def test_wrappers_of_a_network_are_not_in_its_file(wrap: Callable[[nn.Module], nn.Module], tmp_path: Path) -> None:
     wrapped, x = wrap(net()), torch.randn(2, 4)
     pt.save(wrapped, tmp_path / "x.pare")
     pt.save(net(), tmp_path / "y.pare")
@@ -141,7 +163,7 @@ def test_the_reason_is_told_and_not_how_to_report_a_bug(tmp_path: Path) -> None:
         pt.export_onnx(Branching(), torch.randn(2, 4), tmp_path / "x.onnx")
 
 
-def test_a_refusal_is_one_sentence_and_nothing_else(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_one_sentence_and_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     class Branching(nn.Module):
         def __init__(self) -> None:
             super().__init__()

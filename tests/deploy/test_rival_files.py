@@ -1,4 +1,4 @@
-"""The files of others: really written, read back to the same network, as small as their kind allows."""
+"""Files of other tools: written, read back to the same network, as small as their kind allows."""
 
 import copy
 import sys
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paretorch import deploy, zoo
-from paretorch.deploy.measure.macs import count_macs
+from paretorch.deploy.measure.structure import count_macs
 from paretorch.deploy.rivals import (
     OnnxNetwork,
     prune_channels,
@@ -24,7 +24,7 @@ from paretorch.deploy.rivals import (
     write_sparse,
     write_weight_int8,
 )
-from paretorch.deploy.rivals.files import _packed, _unpacked
+from paretorch.deploy.rivals.files import decode_sparse, encode_sparse
 from paretorch.errors import ArtefactError, ConfigError, MissingExtraError
 
 
@@ -52,7 +52,7 @@ def off(one: nn.Module, other: nn.Module) -> float:
     return float((expected - found).abs().max() / expected.abs().max())
 
 
-def test_plain_files_give_the_network_back(tmp_path: Path) -> None:
+def test_plain_files_restore_the_network(tmp_path: Path) -> None:
     model = network()
     full = write_plain(model, tmp_path / "deep" / "full.safetensors")
     half = write_plain(model, tmp_path / "half.safetensors", torch.float16)
@@ -132,13 +132,13 @@ def test_pruned_files_shrink_with_the_zeros(tmp_path: Path, zeros: float) -> Non
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=4), st.booleans(), st.booleans(), st.integers(0, 99))
-def test_every_layout_gives_the_values_back(sizes: list[int], masked: bool, apart: bool, seed: int) -> None:
+def test_every_layout_restores_the_values(sizes: list[int], masked: bool, apart: bool, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     state: dict[str, Tensor] = {"steps": torch.tensor(7)}
     for i, size in enumerate(sizes):
         keep = torch.rand(size, 3, generator=generator) < 0.5
         state[f"w{i}"] = torch.randn(size, 3, generator=generator).half().float() * keep
-    found = _unpacked(_packed(state, masked, apart), state)
+    found = decode_sparse(encode_sparse(state, masked, apart), state)
     assert set(found) == set(state)
     assert all(torch.equal(found[name], value) for name, value in state.items())
 

@@ -1,4 +1,4 @@
-"""What is measured, exported and optimized takes networks of any signature, as it takes one tensor."""
+"""Measuring, exporting and optimizing networks of any signature."""
 
 from pathlib import Path
 from typing import Any
@@ -144,8 +144,8 @@ def test_int8_is_calibrated_by_batches_of_any_signature(
     assert activation_ranges(model, loader) == activation_ranges(Plain(), [X])
 
 
-def test_batches_that_lack_an_input_are_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="a batch has 1 parts, and Two takes 2 arguments in the example"):
+def test_batches_without_an_input_raise(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="A batch has 1 parts, and Two takes 2 arguments in the example"):
         pt.export_onnx(Two(), (X, ZERO), tmp_path / "net.onnx", calibrate=[(X,)])
     with pytest.raises(ConfigError, match="Calibration needs batches of inputs: a list or a loader"):
         pt.export_onnx(Two(), (X, ZERO), tmp_path / "net.onnx", calibrate={"x": X})
@@ -212,6 +212,6 @@ def test_accuracy_is_measured_whatever_the_signature(kind: type[Plain], batch: A
     assert pt.report(kind(), data=[batch(classes)]).accuracy == pytest.approx(0.75)
 
 
-def test_data_without_classes_is_told() -> None:
+def test_data_without_classes_raises() -> None:
     with pytest.raises(ConfigError, match="inputs and their classes: a dict has no 'labels'"):
         pt.report(Named(), data=[{"pixels": X}])

@@ -1,4 +1,4 @@
-"""Each edit on a model: what it does, and that what does not fit is refused without a change."""
+"""Each edit on a model: what it changes, and that an edit that does not fit raises without a change."""
 
 import copy
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from paretorch import compress, load, save
 from paretorch.deploy.artefact import open_artefact
-from paretorch.deploy.replay import replayed
+from paretorch.deploy.filling import replayed
 from paretorch.edits import Edit, KeepChannels, ModelInfo, QuantizeActivation, QuantizedActivation, Scale, Share
 from paretorch.edits.share import unshare
 from paretorch.errors import ArtefactError, ConfigError
@@ -76,7 +76,7 @@ def test_an_activation_is_quantized_under_all_its_names() -> None:
     torch.testing.assert_close(model[1].eval()(x), expected)
 
 
-def test_weights_are_mixed_from_what_they_share() -> None:
+def test_weights_are_mixed_from_shared_tensors() -> None:
     network = linears()
     LOOP.apply(network)
     assert list(network.state_dict()) == [
@@ -119,7 +119,7 @@ def test_a_copy_reads_its_own_shared_tensors() -> None:
     torch.testing.assert_close(twin(x), expected)
     unshare(twin)
     torch.testing.assert_close(twin(x), expected)
-    assert "weight" not in dict(network[0].named_parameters()), "taking the copy apart leaves the original alone"
+    assert "weight" not in dict(network[0].named_parameters()), "unsharing the copy does not change the original"
 
 
 def test_a_frozen_network_shares_frozen_tensors() -> None:
@@ -157,7 +157,7 @@ class _Tied(nn.Module):
         (lambda: nn.LSTM(4, 4, num_layers=2), ("weight_ih_l0", "weight_ih_l1")),
     ],
 )
-def test_unsharing_gives_back_plain_weights_in_their_order(
+def test_unsharing_restores_plain_weights_in_their_order(
     build: Callable[[], nn.Module], weights: tuple[str, ...]
 ) -> None:
     torch.manual_seed(0)
@@ -179,7 +179,7 @@ def test_unsharing_gives_back_plain_weights_in_their_order(
     assert len(list(network.parameters())) == len(list(plain.parameters()))
 
 
-def test_a_folded_network_is_known_for_one() -> None:
+def test_a_folded_network_is_recognized() -> None:
     network = linears()
     LOOP.apply(network)
     fill(network)
@@ -190,8 +190,8 @@ def test_a_folded_network_is_known_for_one() -> None:
 
 
 MISFITS: list[tuple[Callable[[], nn.Module], Edit, str]] = [
-    (linears, Scale("0.weights", 1), "it has no '0.weights'"),
-    (convolutions, KeepChannels("1", 7, ("0",)), "larger than any"),
+    (linears, Scale("0.weights", 1), "scales '0.weights', which the network does not have"),
+    (convolutions, KeepChannels("1", 7, ("0",)), "more than any"),
     (convolutions, KeepChannels("1", 4, ("0",)), "for 4 channels, but '0' has 6 on its out side"),
     (convolutions, KeepChannels("0", 6, ("0",)), "keeps 0 of 6 channels"),
     (convolutions, KeepChannels("41", 6, ("0",)), "keeps 2 of 6 channels"),
@@ -199,16 +199,16 @@ MISFITS: list[tuple[Callable[[], nn.Module], Edit, str]] = [
     (convolutions, KeepChannels("1", 6, (), ("1",)), "cuts the in side of '1', a BatchNorm2d"),
     (convolutions, KeepChannels("1", 6, ("2",)), "cuts the out side of '2', a ReLU"),
     (convolutions, QuantizeActivation(("9",), (1,)), "'9', which Sequential does not have"),
-    (convolutions, QuantizeActivation(("0",), (1,)), "quantizes '0', a Conv2d, which is no activation"),
-    (convolutions, QuantizeActivation(("2", "1"), (1,)), "takes 2, 1 for one module"),
-    (convolutions, Share("shared_0", 1, ("0.weight", "3.weight"), ((0,), (0,))), "not of one shape"),
-    (convolutions, Share("shared_0", 1, ("0.bias",), ((0,),)), "there is no weight 0.bias to share"),
-    (linears, Share("shared_0", 1, ("3.weight",), ((0,),)), "there is no weight 3.weight to share"),
+    (convolutions, QuantizeActivation(("0",), (1,)), "quantizes '0', a Conv2d, which is not an activation"),
+    (convolutions, QuantizeActivation(("2", "1"), (1,)), "names 2, 1 as one module"),
+    (convolutions, Share("shared_0", 1, ("0.weight", "3.weight"), ((0,), (0,))), "differ in shape or dtype"),
+    (convolutions, Share("shared_0", 1, ("0.bias",), ((0,),)), "There is no weight 0.bias to share"),
+    (linears, Share("shared_0", 1, ("3.weight",), ((0,),)), "There is no weight 3.weight to share"),
 ]
 
 
 @pytest.mark.parametrize(("build", "edit", "words"), MISFITS)
-def test_what_does_not_fit_is_refused_and_leaves_no_trace(
+def test_an_edit_that_does_not_fit_raises_without_a_change(
     build: Callable[[], nn.Module], edit: Edit, words: str
 ) -> None:
     model = build()
@@ -238,10 +238,10 @@ def test_checking_changes_nothing(build: Callable[[], nn.Module], edit: Edit) ->
     assert model.state_dict().keys() == build().state_dict().keys()
 
 
-def test_what_was_done_once_cannot_be_done_twice() -> None:
+def test_an_edit_cannot_be_made_twice() -> None:
     for build, edit, words in [
         (convolutions, CUT, "for 6 channels, but '0' has 4"),
-        (convolutions, QuantizeActivation(("2",), (1,)), "no activation"),
+        (convolutions, QuantizeActivation(("2",), (1,)), "not an activation"),
         (linears, LOOP, r"0\.weight is shared already"),
     ]:
         model = build()
@@ -254,7 +254,7 @@ def _golden() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 4))
 
 
-def test_a_file_from_before_edits_were_typed(tmp_path: Path) -> None:
+def test_an_old_file_with_untyped_edits_loads(tmp_path: Path) -> None:
     """golden/every_kind.pare has an edit of each kind, and was written when they were dicts."""
     path = Path(__file__).parent / "golden" / "every_kind.pare"
     model = load(path, into=_golden()).eval()
@@ -270,7 +270,7 @@ def test_a_file_from_before_edits_were_typed(tmp_path: Path) -> None:
     (state, head), (stored, old) = open_artefact(tmp_path / "again.pare"), open_artefact(path)
     assert head["edits"] == old["edits"]
     assert list(state) == list(stored)  # type: ignore[call-overload]
-    # The channels that are gone and the tensors that are shared fit no other module of these shapes.
+    # Removed channels and shared tensors fit no other module of these shapes.
     with pytest.raises(ArtefactError, match="does not fit"):
         load(path, into=nn.Sequential(*_golden()[:4]))
 
@@ -281,5 +281,5 @@ def test_precisions_are_read_with_either_kind_of_edit() -> None:
         found = precision_map(state, edits)
         assert found.bits["w"].tolist() == [[2, 2]]
         assert found.exponents == {"w": -1}
-    with pytest.raises(ArtefactError, match="unknown structural edit"):
+    with pytest.raises(ArtefactError, match="Unknown structural edit"):
         precision_map(state, [{"kind": "resize"}])

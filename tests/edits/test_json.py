@@ -1,4 +1,4 @@
-"""Edits as JSON: what is written comes back, what cannot be meant is refused."""
+"""Edits as JSON: what is written is read back, and impossible values raise."""
 
 import copy
 import json
@@ -58,7 +58,7 @@ def test_edits_are_written_as_they_were_read(objects: list[dict[str, Any]]) -> N
     assert len({*edits, *read_edits(objects)}) == len(set(edits))
 
 
-def test_each_kind_by_hand() -> None:
+def test_each_kind_is_written_as_documented() -> None:
     for edit, data in [
         (Scale("w", -3), {"kind": "scale", "weight": "w", "exponent": -3}),
         (
@@ -149,7 +149,7 @@ def test_fields_are_exact(data: dict[str, Any], damage: str) -> None:
         ("share", {"uses": [[0], "0"]}),
     ],
 )
-def test_values_that_cannot_be_meant_are_refused(kind: str, change: dict[str, Any]) -> None:
+def test_impossible_values_raise(kind: str, change: dict[str, Any]) -> None:
     (sound,) = [data for data in SOUND if data["kind"] == kind]
     assert len(read_edits([sound])) == 1
     with pytest.raises(ArtefactError, match=kind):
@@ -159,12 +159,12 @@ def test_values_that_cannot_be_meant_are_refused(kind: str, change: dict[str, An
 @pytest.mark.parametrize(
     "edits", [None, 3, "scale", b"scale" * 2, {"kind": "scale"}, [None], ["scale"], [[]], [{}], [{"kind": ["scale"]}]]
 )
-def test_what_is_no_list_of_edits_is_refused(edits: object) -> None:
-    with pytest.raises(ArtefactError, match=r"must be a list of edits|unknown structural edit"):
+def test_anything_but_a_list_of_edits_raises(edits: object) -> None:
+    with pytest.raises(ArtefactError, match=r"must be a list of edits|Unknown structural edit"):
         read_edits(edits)
 
 
-def test_unknown_kinds_are_named_shortly_with_those_that_are_known() -> None:
+def test_unknown_kinds_are_named_in_short_with_the_known_kinds() -> None:
     with pytest.raises(
         ArtefactError, match="'exec'; this version knows: scale, keep_channels, quantize_activation, share"
     ):
@@ -186,12 +186,12 @@ def test_unknown_kinds_are_named_shortly_with_those_that_are_known() -> None:
         Share("shared_0", 1, ("a",), ((1,),)),
     ],
 )
-def test_typed_edits_are_believed_no_more_than_files(edit: Edit) -> None:
+def test_typed_edits_are_checked_as_files_are(edit: Edit) -> None:
     with pytest.raises(ArtefactError):
         write_edits([edit])
 
 
-def test_a_module_may_list_either() -> None:
+def test_a_module_may_list_typed_edits_or_json() -> None:
     module = nn.Linear(2, 2)
     assert edits_of(module) == []
     module.paretorch_edits = [{"kind": "scale", "weight": "weight", "exponent": 2}, Scale("bias", 1)]  # type: ignore[assignment]

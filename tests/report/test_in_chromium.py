@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from paretorch.deploy import Latency, report
-from paretorch.deploy.structure import Activation, Shared
-from paretorch.report import write_html
+from paretorch.deploy import Latency
+from paretorch.deploy.measure.structure import Activation, Shared
+from paretorch.report import report, write_html
 from paretorch.report.files import png
 from paretorch.report.pareto import Point, draw
 
@@ -55,7 +55,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_html(path, title="a network", comparison=rows, report=full, history=history, samples=samples)
 
 
-def test_everything_is_shown_and_nothing_complained_of(page: Path) -> None:
+def test_everything_is_shown_without_warnings(page: Path) -> None:
     shown, console = _shown(page)
     assert console == ""
     for word in ("Activations", "Shared layers", "layers 1-2 run twice", "2.00 ×", "91.23%", "without buffers"):
@@ -63,7 +63,7 @@ def test_everything_is_shown_and_nothing_complained_of(page: Path) -> None:
     assert shown.count("<svg") >= 9
 
 
-def test_a_page_that_asks_a_network_would_be_found(page: Path, tmp_path: Path) -> None:
+def test_the_check_finds_a_page_with_a_request(page: Path, tmp_path: Path) -> None:
     """The page forbids itself every request, so that one would be refused, and be told on the console."""
     for number, bait in enumerate(('<img src="https://example.invalid/x.png">', "<script>alert(1)</script>")):
         baited = tmp_path / f"baited{number}.html"

@@ -17,13 +17,11 @@ import pytest
 import torch
 from torch import nn
 
-from paretorch.deploy import report
 from paretorch.deploy.measure.latency import Latency
-from paretorch.deploy.measure.report import Report
-from paretorch.report import write_html
+from paretorch.report import Report, report, write_html
 from paretorch.report.charts import bar_rows, histogram, line_chart, stacked_bar
 from paretorch.report.files import png
-from paretorch.report.history import history_charts
+from paretorch.report.page import history_charts
 from paretorch.report.svg import shorten, ticks
 from paretorch.report.tables import show, table
 
@@ -267,7 +265,7 @@ def test_cells_are_written_for_people() -> None:
     assert '<th scope="row">dense</th>' in table("t", [{"network": "dense", "bits": 2.0}])
 
 
-def test_a_half_character_does_not_stop_the_page(tmp_path: Path) -> None:
+def test_a_lone_surrogate_does_not_stop_the_page(tmp_path: Path) -> None:
     path = write_html(tmp_path / "x.html", title="\ud800", comparison=[], report=report(nn.Linear(2, 2)), history=[])
     assert "<h1>?</h1>" in path.read_text(encoding="utf-8")
 

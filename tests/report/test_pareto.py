@@ -81,7 +81,7 @@ def test_the_picture_says_what_it_shows() -> None:
 
 
 @pytest.mark.parametrize("name", ["a\x1b[31m\x00", "half \ud800"])
-def test_any_name_of_a_folder_can_be_drawn_and_told(name: str) -> None:
+def test_any_name_can_be_drawn_and_printed(name: str) -> None:
     points = [Point(name, "ours", 16_000, 0.885)]
     ET.fromstring(draw(name, points).encode())
     assert as_text(points).replace("\n", "").isprintable()
@@ -92,11 +92,6 @@ def test_bytes_go_by_their_logarithm() -> None:
     marks = [one for one in root.iter(f"{SVG}path") if "bytes" in str(one.findtext(f"{SVG}title"))]
     xs = [float(one.attrib["transform"].split("(")[1].split()[0]) for one in marks]
     assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1], abs=0.2)
-
-
-def test_inside_a_page_the_page_has_the_style() -> None:
-    assert "<style>" in draw("t", POINTS)
-    assert "<style>" not in draw("t", POINTS, alone=False)
 
 
 def test_rows_and_text_are_in_order_of_size() -> None:

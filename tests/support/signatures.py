@@ -1,4 +1,4 @@
-"""Networks of one body and different signatures: what is done to one of them must be done to all."""
+"""Networks with one body and different signatures, for which every function must do the same."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""What a user's forward pass raises on the example is told in a sentence, whatever its kind."""
+"""Whatever a user's forward pass raises on the example becomes one sentence."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("error", "told"), ERRORS)
-def test_an_example_that_does_not_run_is_told_as_such(error: Exception, told: str, tmp_path: Path) -> None:
+def test_an_example_that_does_not_run_raises(error: Exception, told: str, tmp_path: Path) -> None:
     example = torch.zeros(2, 3)
     for run in (
         lambda: run_example(Raising(error), example),
         lambda: pt.export_onnx(Raising(error), example, tmp_path / "net.onnx"),
         lambda: optimize(Raising(error).eval(), example),
     ):
-        with pytest.raises(ConfigError, match=rf"the example of shape \(2, 3\) does not run: {told}"):
+        with pytest.raises(ConfigError, match=rf"The example of shape \(2, 3\) does not run: {told}"):
             run()
 
 
-def test_an_error_of_ours_stays_what_it_is() -> None:
+def test_an_error_of_the_library_keeps_its_type() -> None:
     with pytest.raises(DivergenceError, match=r"^no longer finite$"):
         run_example(Raising(DivergenceError("no longer finite")), torch.zeros(2, 3))

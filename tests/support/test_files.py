@@ -1,4 +1,4 @@
-"""Files are whole, by whichever way they are written and whoever else writes them."""
+"""Files are replaced as a whole, by either function and with several writers."""
 
 import os
 import stat
@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from paretorch.deploy.codec.container import write_file
-from paretorch.support.files import replacing
+from paretorch.support.files import replacing, write_file
 from paretorch.training.files import alone_in, write_atomically
 
-WAYS = pytest.mark.parametrize("write", [write_file, write_atomically])
+FUNCTIONS = pytest.mark.parametrize("write", [write_file, write_atomically])
 Write = Callable[[Path, bytes], None]
 
 
-@WAYS
+@FUNCTIONS
 def test_writers_of_one_file_do_not_meet(write: Write, tmp_path: Path) -> None:
     path, errors = tmp_path / "file", []
 
@@ -26,7 +25,7 @@ def test_writers_of_one_file_do_not_meet(write: Write, tmp_path: Path) -> None:
                 write(path, letter * 50_000)
                 assert len(set(path.read_bytes())) == 1
                 assert path.stat().st_size == 50_000
-        except Exception as error:  # told below: a thread has nobody to tell
+        except Exception as error:  # asserted below: a thread cannot raise
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(letter,)) for letter in (b"a", b"b", b"c")]
@@ -38,7 +37,7 @@ def test_writers_of_one_file_do_not_meet(write: Write, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-@WAYS
+@FUNCTIONS
 def test_a_private_file_stays_private(write: Write, tmp_path: Path) -> None:
     path = tmp_path / "file"
     before = os.umask(0o027)
@@ -53,7 +52,7 @@ def test_a_private_file_stays_private(write: Write, tmp_path: Path) -> None:
     assert path.read_bytes() == b"new"
 
 
-@WAYS
+@FUNCTIONS
 def test_a_link_stays_one(write: Write, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "file")
     write(tmp_path / "link", b"new")

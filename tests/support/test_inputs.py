@@ -1,4 +1,4 @@
-"""How examples and batches become calls, and outputs become tensors."""
+"""Examples and batches as calls, and outputs as tensors."""
 
 from collections import UserDict
 from typing import Any
@@ -43,7 +43,7 @@ def test_what_is_no_example_is_told_in_a_sentence(example: Any) -> None:
     assert "\n" not in str(told.value)
 
 
-def test_a_tokenizer_speaks_in_keywords() -> None:
+def test_a_tokenizer_gives_keyword_arguments() -> None:
     call = read_example(BatchEncoding({"input_ids": torch.ones(2, 3), "attention_mask": torch.ones(2, 3)}))
     assert list(call.kwargs) == ["input_ids", "attention_mask"]
     assert call.batch == 2
@@ -107,7 +107,7 @@ class Anything(nn.Module):
         return len(args) + len(kwargs)
 
 
-def test_labels_stay_behind() -> None:
+def test_labels_are_left_out() -> None:
     labels = torch.arange(4)
     assert len(batch_call(Plain(), X).tensors) == 1
     assert batch_call(Plain(), (X, labels)).tensors == [X]
@@ -122,7 +122,7 @@ def test_labels_stay_behind() -> None:
     assert batch_call(Nested(), ({"pair": (X, ZERO)}, labels)).tensors == [X, ZERO]
 
 
-def test_an_example_says_which_parts_are_inputs() -> None:
+def test_the_example_determines_which_parts_are_inputs() -> None:
     like = read_example((X, X))
     assert batch_call(Optional(), (X, X, torch.arange(4)), like).args == (X, X)
     named = read_example({"x": X})
@@ -132,18 +132,18 @@ def test_an_example_says_which_parts_are_inputs() -> None:
     )
     options = batch_call(Named(), {"labels": ZERO, "pixels": X}, read_example({"pixels": X + 1, "scale": 2.0}))
     assert options == ModelCall((), {"pixels": X, "scale": 2.0})
-    with pytest.raises(ConfigError, match="a batch has 1 parts, and Optional takes 2 arguments in the example"):
+    with pytest.raises(ConfigError, match="A batch has 1 parts, and Optional takes 2 arguments in the example"):
         batch_call(Optional(), (X,), like)
-    with pytest.raises(ConfigError, match="a batch has no 'x', which the example has: it has mask"):
+    with pytest.raises(ConfigError, match="A batch has no 'x', which the example has: it has mask"):
         batch_call(Optional(), {"mask": X}, named)
     with pytest.raises(ConfigError, match="takes keyword arguments in the example"):
         batch_call(Optional(), (X,), named)
 
 
-def test_batches_that_do_not_fit_are_told() -> None:
-    with pytest.raises(ConfigError, match="a batch has 1 parts, and Two takes 2 arguments: give as many, or a dict"):
+def test_batches_that_do_not_fit_raise() -> None:
+    with pytest.raises(ConfigError, match="A batch has 1 parts, and Two takes 2 arguments: give as many, or a dict"):
         batch_call(Two(), (X,))
-    with pytest.raises(ConfigError, match="a batch has 'pixel', which Plain does not take: it takes x; if its one"):
+    with pytest.raises(ConfigError, match="A batch has 'pixel', which Plain does not take: it takes x; if its only"):
         batch_call(Plain(), {"pixel": X})
 
 

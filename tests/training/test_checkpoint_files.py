@@ -186,7 +186,7 @@ def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_used(make: Make, 
     path = flipped.folder.checkpoint
     _flip(path, int(part * path.stat().st_size))
     with pytest.warns(
-        PareWarning, match=r"checkpoint.pt is missing or damaged; going on from the checkpoint before it"
+        PareWarning, match=r"checkpoint.pt is missing or damaged; continuing from the previous checkpoint"
     ):
         make(name="flipped", resume=True).run(resume=True)
     expected, found = (Checkpoint.load(one.folder.checkpoint, torch.device("cpu")) for one in (whole, flipped))

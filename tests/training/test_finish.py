@@ -7,6 +7,7 @@ import pytest
 
 from paretorch import deploy, zoo
 from paretorch.errors import ConfigError
+from paretorch.report import report
 from paretorch.training import ImageClassification, Recipe, Runtime, train
 from paretorch.training.finish import rounding
 from paretorch.training.recipe_values import changed, recipe_from
@@ -37,14 +38,14 @@ def test_a_compressed_run_says_soft_hard_and_final_accuracy(tmp_path: Path, vali
     assert result["test_accuracy"] == pytest.approx(final["test_accuracy"])
     assert result["sparsity"] == pytest.approx(0.6, abs=1e-3)
     assert json.loads((tmp_path / "result.json").read_text()) == result
-    layers = {layer.name: layer for layer in deploy.report(tmp_path / "model.pare").layers}
+    layers = {layer.name: layer for layer in report(tmp_path / "model.pare").layers}
     assert result["layers"] == {name: pytest.approx(layer.sparsity, abs=1e-5) for name, layer in layers.items()}
     assert result["layers"]["head.weight"] == 0.0 < max(result["layers"].values())
 
 
 def test_bits_of_each_layer_are_in_the_result(tmp_path: Path) -> None:
     result = train(_changed(bits=2.0, activation_bits=4.0, finetune=1), tmp_path, _QUIET)
-    layers = {layer.name: layer for layer in deploy.report(tmp_path / "model.pare").layers}
+    layers = {layer.name: layer for layer in report(tmp_path / "model.pare").layers}
     assert result["layer_bits"] == {name: pytest.approx(layer.size.bits, abs=1e-3) for name, layer in layers.items()}
     weights = {name: sum(counts.values()) for name, counts in result["layer_precisions"].items()}
     assert weights == {name: layer.size.numel for name, layer in layers.items()}

@@ -87,7 +87,7 @@ def test_a_recipe_survives_json(lr: float, seed: int, sparsity: float | None, op
         ({"finetune_schedule": "steps"}, "needs finetune_milestones"),
         ({"finetune_schedule": "through", "finetune_lr": 0.01}, "leave finetune_lr out"),
         ({"finetune": 3}, "set sparsity, bits, activation_bits or budget"),
-        ({"budget": "48 potatoes"}, "is no size"),
+        ({"budget": "48 potatoes"}, "is not a size"),
         ({"dtype": "fp8"}, "choose one of auto"),
     ],
 )

@@ -22,8 +22,8 @@ from paretorch.cli.tickets import tickets
 from paretorch.cli.train import train
 from paretorch.cli.tune import tune
 from paretorch.errors import DIVERGED_CODE, ConfigError, DivergenceError, PareError, PareWarning
-from paretorch.support.signals import on_sigterm
-from paretorch.support.version import __version__
+from paretorch.support import __version__
+from paretorch.support.processes import on_sigterm
 
 P = ParamSpec("P")
 

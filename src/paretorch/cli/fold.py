@@ -210,7 +210,7 @@ def fold(
         return
     from paretorch import deploy
     from paretorch.methods import sharing
-    from paretorch.report.sharing_pages import FoldedGroup, add_to_report, write_folding, write_similarities
+    from paretorch.report.sharing import FoldedGroup, add_to_report, write_folding, write_similarities
 
     if threshold is None and layers is None:
         threshold = 0.95

@@ -46,7 +46,7 @@ def report(
     """
     import torch
 
-    from paretorch import deploy
+    from paretorch.report import report as measure
     from paretorch.report import write_html
     from paretorch.training.folder import read_history
 
@@ -58,7 +58,7 @@ def report(
     if latency and size is None:
         raise ConfigError("Latency needs the shape of an input: --shape 3,32,32")
     example = None if size is None else torch.zeros(batch or _BATCH, *size)
-    found = deploy.report(
+    found = measure(
         model,
         example=example,
         latency=latency,

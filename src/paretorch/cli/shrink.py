@@ -135,7 +135,7 @@ def _print_comparison(
     from rich.console import Console
     from rich.table import Table
 
-    from paretorch.deploy.measure.report import report
+    from paretorch.report import report
 
     table = Table(title="dense and small, side by side")
     table.add_column("")

@@ -26,7 +26,7 @@ from paretorch.core.relaxation import PREFIX, Chain, Relaxation
 from paretorch.core.state import PlanState
 from paretorch.core.step.noise import seed_for
 from paretorch.core.step.sample import Sample
-from paretorch.edits.mixed import MixedWeight
+from paretorch.edits.share import MixedWeight
 from paretorch.errors import ConfigError
 from paretorch.support.checks import require_count
 from paretorch.support.inputs import Example, read_example

@@ -1,10 +1,10 @@
 """A finalized network as a file: small on disk, measured, exported to other runtimes.
 
-artefact     `save` and `load`: one small file;  codec/ is its format, `edits` and `norms` what happens before the bytes
-measure/     sizes, MACs, accuracy, latency, and `report`, which returns them as one record
-fast/        `optimize`: faster layers, if they were measured to be faster
-onnx/        `export_onnx`;  calibrate: ranges of activations
-rivals/      what other tools would write, to compare with
+artefact     `save` and `load`: one small file. codec/ is its format, `norms` prepares norm layers, `filling` fills modules
+measure/     sizes, MACs, accuracy and latency, and the record that a report is made of
+fast/        `optimize`: faster layers, if they are measured to be faster
+onnx/        `export_onnx`. `calibrate` measures ranges of activations
+rivals/      files that other tools would write, to compare with
 """
 
 from paretorch.deploy.artefact import encoded_size, load, save, sizes
@@ -12,7 +12,6 @@ from paretorch.deploy.codec.sizes import Sizes, TensorSize
 from paretorch.deploy.fast import Optimized, optimize
 from paretorch.deploy.measure.latency import Latency, measure_latency
 from paretorch.deploy.measure.record import Report
-from paretorch.deploy.measure.report import report
 from paretorch.deploy.onnx import export_onnx
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "load",
     "measure_latency",
     "optimize",
-    "report",
     "save",
     "sizes",
 ]

@@ -1,4 +1,4 @@
-"""The artefact: a finalized network as one small file. `save`, `load`, and the size that `save` would give."""
+"""The artefact: a finalized network as one small file. `save`, `load`, and the sizes of files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.deploy.codec.blob import BlobReader, write_blob
-from paretorch.deploy.codec.container import pack, read_file, write_file
-from paretorch.deploy.codec.filling import build, fill
+from paretorch.deploy.codec.container import BlobReader, pack, read_file, write_blob
 from paretorch.deploy.codec.sizes import Sizes, on_their_grids
+from paretorch.deploy.filling import build, fill, replayed
 from paretorch.deploy.norms import prepared_state
 from paretorch.deploy.plain import plain
-from paretorch.deploy.replay import replayed
 from paretorch.edits import Edit, edits_of, read_edits, write_edits
 from paretorch.errors import ArtefactError, ConfigError
+from paretorch.support.files import write_file
 
 StrPath = str | os.PathLike[str]
 
@@ -34,12 +33,16 @@ def save(
 ) -> Sizes:
     """Write the module's state as an artefact (`.pare`) and return where its bytes went.
 
-    Zeros, ties, scales and precisions are read off the values, so any module can be saved; compressed ones get small.
-    Every bit comes back on load, except that -0.0 becomes 0.0. `norms=torch.bfloat16` rounds the vectors of norm layers
-    (weight, bias, running statistics) to bfloat16: half the bytes, no longer exact. `fold_norms=True` stores a batch norm
-    as the two vectors that eval mode needs: half again, same outputs up to rounding, not for further training.
-    `summary`: plain JSON values to keep in the file. Attributes `zoo_name`, `zoo_options` and `paretorch_edits` are kept as well. The same module
-    gives the same bytes. The file is replaced at once or left as it was.
+    Zeros, ties, scales and precisions are read off the values, so any module can be saved, and compressed ones are small.
+    `load` returns every bit, except that -0.0 becomes 0.0. The attributes `zoo_name`, `zoo_options` and `paretorch_edits`
+    are stored too. The same module gives the same bytes. If writing fails, an existing file does not change.
+
+    Args:
+        norms: torch.bfloat16 or torch.float16 rounds the vectors of norm layers (weight, bias, running statistics) to this
+            dtype: half the bytes, and no longer exact.
+        fold_norms: Store a batch norm as the two vectors that eval mode needs: half the bytes, equal outputs up to rounding,
+            and not for further training.
+        summary: Plain JSON values to store in the file.
 
     Example:
         >>> import tempfile, torch, paretorch as pt
@@ -69,7 +72,12 @@ def sizes(
 def encoded_size(
     state: Mapping[str, Tensor], module: nn.Module | None = None, edits: Sequence[Edit | Mapping[str, Any]] = ()
 ) -> int:
-    """Bytes of the artefact of a state dict: exact, by encoding it; as the state of `module`, after `edits`, if given."""
+    """Return the exact bytes of the artefact of a state dict, by encoding it.
+
+    Args:
+        module: The module of the state dict, whose zoo name the file would hold.
+        edits: The edits that the file would hold.
+    """
     head = {} if module is None else _name_of(module)
     if edits:
         head["edits"] = write_edits(edits)
@@ -77,7 +85,7 @@ def encoded_size(
 
 
 def sizes_in_file(path: StrPath, source: nn.Module | Mapping[str, Tensor], head: Mapping[str, Any]) -> Sizes:
-    """Where the bytes of a file go, from what `open_artefact` gave: its own length, its parts as they are coded today."""
+    """Return where the bytes of a file go, given what `open_artefact` returned; parts are counted as they would be coded now."""
     found = _encode_state(source.state_dict() if isinstance(source, nn.Module) else source, head)[1]
     length = Path(path).stat().st_size
     return replace(found, total=length, rest=found.rest + length - found.total)
@@ -86,10 +94,10 @@ def sizes_in_file(path: StrPath, source: nn.Module | Mapping[str, Tensor], head:
 def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
     """Fill `into` from an artefact, in place, and return it; without `into`, build the zoo network that the file names.
 
-    The file must name the tensors of the module, no more and no fewer, with their shapes and dtypes; tied tensors are
-    tied again. A network built here is in eval mode, and may be 1024 times as large as the file, or 64 MiB in any case.
-    Nothing in the file is executed, and little more memory is taken than the module has. Damage, and a tensor of another
-    shape or dtype, are found before the module is touched.
+    The file must name exactly the tensors of the module, with their shapes and dtypes. Tied tensors are tied again. A network
+    that is built is in eval mode, and may be 1024 times as large as the file, or 64 MiB if that is more. Nothing in the file
+    is executed, and little more memory is used than the module has. A damaged file, or a tensor of another shape or dtype,
+    raises before the module changes.
 
     Example:
         >>> import tempfile, torch, paretorch as pt
@@ -101,10 +109,10 @@ def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
         True
     """
     own = None if into is None else plain(into, "load(path, into=…)")
-    reader = _reader(path, None if own is None else _most_bytes(own))
+    reader = _reader(path, None if own is None else _max_bytes(own))
     edits = read_edits(reader.head.get("edits", []))
     if sum(edit.added_bytes() for edit in edits) > reader.limit:
-        raise ArtefactError("the artefact has maps of activations too large for a file of this size")
+        raise ArtefactError("The artefact has maps of activations too large for a file of this size")
     module = build(reader, edits) if own is None else own
     with replayed(module, edits):
         fill(module, reader)
@@ -112,9 +120,9 @@ def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
 
 
 def open_artefact(path: StrPath) -> tuple[nn.Module | dict[str, Tensor], dict[str, Any]]:
-    """The zoo network that the file holds, or its plain state dict, and the file's head; for looking at a file.
+    """Return the zoo network in a file, or a plain state dict if it names none, and the head of the file.
 
-    What is built without a module to compare with may take 1024 bytes per byte of file, and 64 MiB in any case.
+    The result may take 1024 bytes per byte of file, or 64 MiB if that is more.
     """
     reader = _reader(path)
     read_edits(reader.head.get("edits", []))
@@ -127,12 +135,12 @@ def open_artefact(path: StrPath) -> tuple[nn.Module | dict[str, Tensor], dict[st
 
 
 def _reader(path: StrPath, most: int | None = None) -> BlobReader:
-    blob, version = read_file(Path(path), most)  # let go when this returns: the reader keeps what it needs
+    blob, version = read_file(Path(path), most)  # freed on return: the reader keeps what it needs
     return BlobReader(blob, version)
 
 
-def _most_bytes(module: nn.Module) -> int:
-    """What a file for the module may have: no tensor takes more than its plain bytes, and the index is small."""
+def _max_bytes(module: nn.Module) -> int:
+    """Return the most bytes of a file for the module: no tensor takes more than its plain bytes, and the index is small."""
     state: Mapping[str, Tensor] = module.state_dict()
     return (1 << 26) + 2 * sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 

@@ -3,8 +3,8 @@
 `activation_ranges` measures the outputs of a module's own activations, to initialize α or to set bounds. The int8 export
 (`onnx.int8`) needs a range for every tensor of the ONNX graph, which onnxruntime records, by the same two rules:
 
-min-max     the smallest and the largest value seen
-percentile  what is left after cutting (100 − q)/2 % of the values from either end: outliers do not widen the steps
+min-max     the smallest and the largest value
+percentile  the range without (100 − q)/2 % of the values at either end, so that outliers do not widen the steps
 """
 
 from __future__ import annotations

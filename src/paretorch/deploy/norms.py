@@ -1,8 +1,8 @@
-"""Norm layers before saving: rounded to fewer bits, or folded to two vectors. Both change values, nothing else.
+"""Norm layers before saving: rounded to fewer bits, or folded to two vectors. Both change values only.
 
 Folding, for a batch norm in eval mode: y = (x - m) / sqrt(v + eps) * g + b = a x + c with a = g / sqrt(v + eps) and
-c = b - m a. The layer keeps its four vectors, as weight a, bias c, mean 0 and variance 1 - eps; the two constant ones cost
-nothing in the file. Outputs agree up to rounding; training further from such a file would start from wrong statistics.
+c = b - m a. The layer keeps its four vectors, as weight a, bias c, mean 0 and variance 1 - eps; the two constant vectors
+take no bytes in the file. Outputs agree up to rounding. Further training from such a file would start from wrong statistics.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from paretorch.deploy.codec.blob import storage_key
+from paretorch.deploy.codec.container import require_plain_values, storage_key
 from paretorch.errors import ConfigError
 
 _KEPT = (torch.float32, torch.bfloat16, torch.float16)
@@ -22,18 +22,18 @@ _FOLDED = {"weight", "bias", "running_mean", "running_var"}
 
 
 def prepared_state(model: nn.Module, norms: torch.dtype, fold: bool) -> dict[str, Tensor]:
-    """Return the state dict as it is to be stored, tied tensors still tied; the module itself is not changed."""
+    """Return the state dict to store, with tied tensors still tied; the module does not change."""
     if norms not in _KEPT:
         raise ConfigError(f"norms must be torch.float32 (exact), torch.bfloat16 or torch.float16, not {norms}")
     state = dict(model.state_dict())
     if not fold and norms == torch.float32:
         return state
+    require_plain_values(state)
     owners = Counter(key for module in model.modules() for key in map(storage_key, _own(module).values()))
     instead: dict[Any, Tensor] = {}
     for module in model.modules():
-        if (
-            "norm" not in type(module).__name__.lower() or module._modules
-        ):  # a container, such as a block named after its norms
+        # A module with children is a container, such as a block named after its norms.
+        if "norm" not in type(module).__name__.lower() or module._modules:
             continue
         shaped = isinstance(module, nn.LayerNorm | nn.RMSNorm)  # their parameters may have several dimensions
         own = {
@@ -48,13 +48,15 @@ def prepared_state(model: nn.Module, norms: torch.dtype, fold: bool) -> dict[str
         for name, tensor in vectors.items():
             if bool((own[name].isfinite() & ~tensor.isfinite()).any()):
                 raise ConfigError(
-                    f"fold_norms=True: a {type(module).__name__} has a {name} beyond {tensor.dtype} once it is folded; save it without"
+                    f"fold_norms=True: a {type(module).__name__} has a {name} beyond {tensor.dtype} after folding; use "
+                    "fold_norms=False"
                 )
             stays = norms == torch.float32 or (folds and name == "running_var")
             kept = tensor if stays else tensor.to(norms).to(tensor.dtype)
             if bool((tensor.isfinite() & ~kept.isfinite()).any()):
                 raise ConfigError(
-                    f"norms={norms}: a {type(module).__name__} has a {name} of {tensor.abs().max():.3g}, which it cannot hold; use torch.bfloat16"
+                    f"norms={norms}: a {type(module).__name__} has a {name} of {tensor.abs().max():.3g}, which it cannot hold; "
+                    "use torch.bfloat16"
                 )
             instead[storage_key(own[name])] = kept
     return {

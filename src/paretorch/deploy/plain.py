@@ -1,4 +1,4 @@
-"""Plain modules: what may be saved, reported on or exported."""
+"""Checks that a module may be saved, reported on or exported."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from paretorch.support.eval_mode import first_sentence
 
 
 def plain(model: Any, who: str) -> nn.Module:
-    """Return the network itself, without torch.compile's or a data-parallel wrapper, which change its names.
+    """Return the network without a wrapper of torch.compile or of data parallelism, which change its names.
 
-    Raises for anything that is not a module, and for a network whose compression is not finished.
+    Raises `ConfigError` for anything that is not a module, and for a network whose compression is not finished.
 
     Args:
-        who: Who asks, for the error.
+        who: The function or argument that needs it, for the error.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{who} takes a module, not {type(model).__name__}")
     network: nn.Module = model
-    while (inner := _inside(network)) is not None:
+    while (inner := _wrapped(network)) is not None:
         network = inner
     if any(name.rpartition(".")[2] == f"{PREFIX}step" for name, _ in network.named_buffers()):
         raise ConfigError(
@@ -40,7 +40,7 @@ def plain(model: Any, who: str) -> nn.Module:
 
 
 def copied(model: nn.Module, who: str) -> nn.Module:
-    """Return a copy to work on, in eval mode."""
+    """Return a copy in eval mode."""
     try:
         return copy.deepcopy(model).eval()
     except Exception as error:  # a user's module may raise anything
@@ -49,8 +49,8 @@ def copied(model: nn.Module, who: str) -> nn.Module:
         ) from error
 
 
-def _inside(module: nn.Module) -> nn.Module | None:
-    """Return what torch.compile or a data-parallel wrapper wraps; None if this is no wrapper."""
+def _wrapped(module: nn.Module) -> nn.Module | None:
+    """Return the module inside a wrapper of torch.compile or of data parallelism; None if this is not a wrapper."""
     if isinstance(module, DataParallel | DistributedDataParallel):
         wrapped: nn.Module = module.module
         return wrapped

@@ -1,17 +1,21 @@
-"""Structural edits: what else happens to a network than new values. A closed set of typed objects.
+"""Structural edits: changes of a network other than new values. A closed set of typed objects.
 
-A finished module lists its edits in `paretorch_edits`. A file stores the list as JSON, and `load` makes the same edits
-on the module that it fills, so that the module gets the file's shapes. What edits put into a network (quantized
+A finished module lists its edits in `paretorch_edits`. A file stores the list as JSON, and `load` makes the same edits on the
+module that it fills, so that the module gets the file's shapes. The modules that edits put into a network (quantized
 activations, weights mixed from shared tensors) are plain modules of this package.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
 from paretorch.edits.edit import Edit, ModelInfo
 from paretorch.edits.keep_channels import KeepChannels
-from paretorch.edits.quantize_activation import QuantizeActivation
-from paretorch.edits.quantized import QuantizedActivation
-from paretorch.edits.registry import EDITS, edits_of, read_edits, write_edits
+from paretorch.edits.quantize_activation import QuantizeActivation, QuantizedActivation
 from paretorch.edits.scale import Scale
 from paretorch.edits.share import Share
+from paretorch.errors import ArtefactError
 
 __all__ = [
     "EDITS",
@@ -26,3 +30,36 @@ __all__ = [
     "read_edits",
     "write_edits",
 ]
+
+EDITS = "paretorch_edits"
+"""The attribute of a finished module that lists its edits."""
+
+KINDS: Mapping[str, type[Edit]] = {one.kind: one for one in (Scale, KeepChannels, QuantizeActivation, Share)}
+
+
+def read_edits(edits: object) -> list[Edit]:
+    """Check a list of edits, typed or as JSON objects, and return it typed.
+
+    Raises `ArtefactError` for an unknown kind, for fields that are missing or too many, and for impossible values.
+    """
+    if not isinstance(edits, Sequence) or isinstance(edits, str):
+        raise ArtefactError(f"{EDITS} must be a list of edits")
+    return [_read(edit) for edit in edits]
+
+
+def _read(edit: object) -> Edit:
+    data = edit.to_json() if isinstance(edit, Edit) else edit  # typed edits may hold anything, so they are checked too
+    kind = data.get("kind") if isinstance(data, Mapping) else None
+    if not isinstance(data, Mapping) or not isinstance(kind, str) or kind not in KINDS:
+        raise ArtefactError(f"Unknown structural edit {str(kind)[:40]!r}; this version knows: {', '.join(KINDS)}")
+    return KINDS[kind].from_json(data)
+
+
+def write_edits(edits: object) -> list[dict[str, Any]]:
+    """Check a list of edits, typed or as JSON objects, and return the JSON objects that a file stores."""
+    return [edit.to_json() for edit in read_edits(edits)]
+
+
+def edits_of(model: nn.Module) -> list[Edit]:
+    """Return the edits that were made on a module, in order; an empty list if the module has none."""
+    return read_edits(getattr(model, EDITS, None) or [])

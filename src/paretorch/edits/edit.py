@@ -1,4 +1,4 @@
-"""What all structural edits have in common: reading and writing themselves as JSON, checking, applying."""
+"""The base of all structural edits: they read and write themselves as JSON, check themselves, and apply themselves."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _WIDTHS = (
 
 
 class ModelInfo:
-    """A model as the checks of a list of edits see it; what takes long to find is found once."""
+    """What the checks of edits need to know about a model. Values that take long to compute are computed once."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -40,9 +40,9 @@ class ModelInfo:
 
 
 class Edit(ABC):
-    """One structural edit. Subclasses are frozen dataclasses, and `KINDS` in `registry` lists all of them.
+    """One structural edit. Subclasses are frozen dataclasses; `paretorch.edits.KINDS` lists all of them.
 
-    A file is not trusted: `from_json` raises `ArtefactError` unless the values are sound, `check` and `apply` raise
+    A file is not trusted: `from_json` raises `ArtefactError` unless the values are valid. `check` and `apply` raise
     `ConfigError` if the edit does not fit the model.
     """
 
@@ -58,7 +58,7 @@ class Edit(ABC):
         exact = set(data) == {"kind", *cls.json_fields} and data["kind"] == cls.kind
         if not exact or any(type(data[name]) is not of for name, of in cls.json_fields.items()):
             wanted = ", ".join(f"{name}: {of.__name__}" for name, of in cls.json_fields.items())
-            raise ArtefactError(f"a {cls.kind!r} edit needs exactly {wanted}")
+            raise ArtefactError(f"A {cls.kind!r} edit needs exactly {wanted}")
         cls.check_json(data)
         return cls(*(_as_tuples(data[name]) for name in cls.json_fields))
 
@@ -72,7 +72,7 @@ class Edit(ABC):
     @classmethod
     @abstractmethod
     def check_json(cls, data: Mapping[str, Any]) -> None:
-        """Raise `ArtefactError` if values of the right types cannot be meant."""
+        """Raise `ArtefactError` for values that have the right types and are impossible."""
 
     @abstractmethod
     def check(self, info: ModelInfo) -> None:
@@ -83,20 +83,20 @@ class Edit(ABC):
         """Make the edit, in place."""
 
     def added_names(self) -> set[str]:
-        """Keys that the edit adds to the state dict and that a file stores."""
+        """Return the keys that the edit adds to the state dict and that a file stores."""
         return set()
 
     def added_bytes(self) -> int:
-        """Memory of the tensors that the edit adds."""
+        """Return the bytes of the tensors that the edit adds."""
         return 0
 
 
 def find_module(model: nn.Module, name: str) -> nn.Module:
-    """The submodule that an edit names."""
+    """Return the submodule that an edit names."""
     try:
         return model.get_submodule(name)
     except AttributeError:
-        raise ConfigError(f"an edit names {name!r}, which {type(model).__name__} does not have") from None
+        raise ConfigError(f"An edit names {name!r}, which {type(model).__name__} does not have") from None
 
 
 def _as_tuples(value: Any) -> Any:

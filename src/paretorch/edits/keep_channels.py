@@ -1,6 +1,6 @@
-"""Channels that are removed from plain modules.
+"""The edit that removes channels from plain modules. A group norm loses whole groups.
 
-A group norm loses whole groups. Edits are made by a plan and come back from files, so everything is checked.
+A plan makes edits and files store them, so everything is checked.
 """
 
 import string
@@ -24,10 +24,13 @@ _NORMS = (
 
 @dataclass(frozen=True)
 class KeepChannels(Edit):
-    """Of `size` channels, only some stay: channel c if bit c of `keep`, a number in hexadecimal digits, is 1.
+    """Keep some of the channels that some modules make and others read.
 
-    outputs: names of the modules that make these channels, norms and learned slopes among them. inputs: of those that
-    read them.
+    Args:
+        keep: A number in hexadecimal digits. Channel c stays if bit c is 1.
+        size: The number of channels before.
+        outputs: The names of the modules that make these channels, including norms and learned slopes.
+        inputs: The names of the modules that read them.
     """
 
     keep: str
@@ -51,20 +54,20 @@ class KeepChannels(Edit):
             and all(isinstance(name, str) for name in names)
         )
         if not sound:
-            raise ArtefactError("a 'keep_channels' edit is damaged")
+            raise ArtefactError("A 'keep_channels' edit is damaged")
 
     def mask(self) -> Tensor:
-        """One boolean per channel: whether it stays."""
+        """Return for each channel whether it stays."""
         bits = int(self.keep, 16)
         if bits >> self.size or not bits:
-            raise ConfigError(f"an edit keeps {bits.bit_count()} of {self.size} channels")
+            raise ConfigError(f"An edit keeps {bits.bit_count()} of {self.size} channels")
         return torch.tensor([digit == "1" for digit in reversed(f"{bits:0{self.size}b}")], dtype=torch.bool)
 
     def check(self, info: ModelInfo) -> None:
-        # First, since a forged size takes long to look through.
+        # Checked first: masks of a forged size would take long.
         if self.size > info.widest:
             raise ConfigError(
-                f"an edit is for {self.size} channels, larger than any layer of {type(info.model).__name__}"
+                f"An edit is for {self.size} channels, more than any layer of {type(info.model).__name__} has"
             )
         for cut in self._cuts(info.model):
             cut.places()
@@ -76,7 +79,7 @@ class KeepChannels(Edit):
             _resize(cut.module, cut.side, cut.keep)
 
     def cut_state(self, state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-        """The state of a model after the edit, which is not made on the model."""
+        """Return the state that a model would have after the edit; the model does not change."""
         left = dict(state)
         for cut in self._cuts(model):
             for attribute, axis, kept in cut.places():
@@ -104,10 +107,10 @@ class _Cut(NamedTuple):
 
 
 def _replace(tensor: Tensor, axis: int, keep: Tensor) -> None:
-    """Cut a tensor in place: the object stays, its gradient goes.
+    """Cut a tensor in place and drop its gradient.
 
-    While some output or loss of before is alive, torch goes on expecting gradients of the old shape; data of another
-    dtype in between make it forget that.
+    As long as an earlier output or loss is alive, torch expects gradients of the old shape. Assigning data of another dtype
+    in between resets that.
     """
     left = _select(tensor.data, axis, keep)
     tensor.grad = None
@@ -116,7 +119,7 @@ def _replace(tensor: Tensor, axis: int, keep: Tensor) -> None:
 
 
 def _places(module: Any, name: str, side: str, keep: Tensor) -> list[tuple[str, int, Tensor]]:
-    """Which tensors of a module lose what on one side: attribute, axis, what stays along it."""
+    """Return which tensors of a module are cut on one side: attribute, axis, and what stays along it."""
     out = side == "out"
     if isinstance(module, nn.Linear):
         _expect(name, side, keep, module.out_features if out else module.in_features)
@@ -128,7 +131,9 @@ def _places(module: Any, name: str, side: str, keep: Tensor) -> list[tuple[str, 
         _expect(name, side, keep, module.num_channels)
         rows = keep.view(module.num_groups, -1)
         if not torch.equal(rows.all(1), rows.any(1)):
-            raise ConfigError(f"an edit takes a part of a group of {name!r}, and with it the statistics of the rest")
+            raise ConfigError(
+                f"An edit removes a part of a group of {name!r}, which changes the statistics of the rest"
+            )
         places = [("weight", 0, keep), ("bias", 0, keep)]
     elif isinstance(module, nn.PReLU) and out:
         _expect(name, side, keep, module.num_parameters)
@@ -137,14 +142,14 @@ def _places(module: Any, name: str, side: str, keep: Tensor) -> list[tuple[str, 
         _expect(name, side, keep, module.out_channels if out else module.in_channels)
         transposed = isinstance(module, _TRANSPOSED)
         if _is_depthwise(module) and not out:
-            raise ConfigError(f"an edit cuts the inputs of {name!r}, which go with its outputs")
+            raise ConfigError(f"An edit cuts the inputs of {name!r}, which are cut together with its outputs")
         rows = keep.view(module.groups, -1)
         _alike(rows.T if _loses_groups(module, keep) else rows, name)
         # The weight has all channels of one side, and those of one group of the other.
         own = keep if out != transposed else keep.view(module.groups, -1)[0]
         places = [("weight", int(out == transposed), own)] + ([("bias", 0, keep)] if out else [])
     else:
-        raise ConfigError(f"an edit cuts the {side} side of {name!r}, a {type(module).__name__}, which cannot be cut")
+        raise ConfigError(f"An edit cuts the {side} side of {name!r}, a {type(module).__name__}, which cannot be cut")
     return [place for place in places if getattr(module, place[0]) is not None]
 
 
@@ -172,23 +177,24 @@ def _is_depthwise(module: Any) -> bool:
 
 
 def _loses_groups(module: Any, keep: Tensor) -> bool:
-    """Whether the outputs that go take whole groups with them: those of a depthwise convolution.
+    """Return whether removed outputs remove whole groups, as in a depthwise convolution.
 
-    Not of one that has a single input a group left, since its inputs were cut before: every group loses the same outputs.
+    If every group loses the same outputs, groups stay: the convolution has one input per group because its inputs were cut
+    before.
     """
     rows = keep.view(module.groups, -1)
     return _is_depthwise(module) and not torch.equal(rows.all(0), rows.any(0))
 
 
 def _alike(rows: Tensor, name: str) -> None:
-    """The same channels stay in every group (of a depthwise convolution: with every input all its outputs)."""
+    """Raise unless the same channels stay in every group (in a depthwise convolution: all or no outputs of an input)."""
     if not torch.equal(rows.all(0), rows.any(0)):
-        raise ConfigError(f"an edit takes different channels from the groups of {name!r}")
+        raise ConfigError(f"An edit removes different channels from the groups of {name!r}")
 
 
 def _expect(name: str, side: str, keep: Tensor, count: int) -> None:
     if len(keep) != count:
-        raise ConfigError(f"an edit is for {len(keep)} channels, but {name!r} has {count} on its {side} side")
+        raise ConfigError(f"An edit is for {len(keep)} channels, but {name!r} has {count} on its {side} side")
 
 
 def _select(tensor: Tensor, axis: int, keep: Tensor) -> Tensor:

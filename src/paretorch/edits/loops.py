@@ -1,11 +1,11 @@
-"""Loops in words: the order in which a folded network runs its layers, as runs upwards, some of them repeated."""
+"""Describes in words the order in which a folded network runs its layers: ascending runs, some of them repeated."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 
 class Stretch(NamedTuple):
-    """Layers first, first + 1 … last, run so many times."""
+    """Layers first, first + 1 … last, run `times` times."""
 
     first: int
     last: int
@@ -13,7 +13,7 @@ class Stretch(NamedTuple):
 
 
 def stretches(order: Sequence[int]) -> list[Stretch]:
-    """The order in parts, loops as long as can be: 1 2 3 4 3 4 1 2 is 1-2, 3-4 twice, 1-2."""
+    """Split an order into parts with the longest possible loops: 1 2 3 4 3 4 1 2 is 1-2, 3-4 twice, 1-2."""
     found: list[Stretch] = []
     i = 0
     while i < len(order):
@@ -28,12 +28,12 @@ def stretches(order: Sequence[int]) -> list[Stretch]:
 
 
 def _loop_at(order: Sequence[int], i: int) -> Stretch:
-    """The repetition that begins at place i and covers the most, in the fewest layers; else the one layer there."""
+    """Return the repetition from place i on that covers most of the order, with the fewest layers; else the single layer."""
     best, covered = Stretch(order[i], order[i]), 1
     for length in range(1, (len(order) - i) // 2 + 1):
         block = list(order[i : i + length])
         if block[-1] != block[0] + length - 1:
-            break  # no run upwards any more
+            break  # no longer ascending
         times = 1
         while list(order[i + times * length : i + (times + 1) * length]) == block:
             times += 1
@@ -43,7 +43,7 @@ def _loop_at(order: Sequence[int], i: int) -> Stretch:
 
 
 def loops_in_words(order: Sequence[int]) -> str:
-    """What a network does that runs its layers 1, 2 … in this order: "layers 3-4 run twice, then back to 1"."""
+    """Describe a network that runs its layers 1, 2 … in this order: "layers 3-4 run twice, then back to 1"."""
     parts = _each(stretches(order))
     if len(parts) == 1 and parts[0][0].times == 1:
         return f"no loop: {_layers(*parts[0][0][:2])} run{'s' if len(order) == 1 else ''} once"
@@ -52,18 +52,18 @@ def loops_in_words(order: Sequence[int]) -> str:
         loop = ""
         if times > 1:
             loop = f"{_layers(first, last)} run{'s' if first == last else ''} {_times(times)}{' each' if each else ''}"
-        way = ""
+        jump = ""
         if first != before + 1:
-            way = "back to " if first <= before else "on to "
-            way += str(first) if last in (top, first) or loop else f"{first}-{last}"
-        if loop or way:
-            words.append(f"{way}, where {loop}" if loop and way else loop or way)
+            jump = "back to " if first <= before else "on to "
+            jump += str(first) if last in (top, first) or loop else f"{first}-{last}"
+        if loop or jump:
+            words.append(f"{jump}, where {loop}" if loop and jump else loop or jump)
         before = last
     return ", then ".join(words)
 
 
 def _each(parts: Sequence[Stretch]) -> list[tuple[Stretch, bool]]:
-    """Single layers that follow each other, each run as often, as one: 1 twice and 2 twice is "1-2, twice each"."""
+    """Join single layers that follow each other and run equally often: 1 twice and 2 twice is "1-2, twice each"."""
     found: list[tuple[Stretch, bool]] = []
     for part in parts:
         single = part.first == part.last and part.times > 1

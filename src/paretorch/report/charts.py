@@ -29,7 +29,7 @@ def line_chart(
     marks: Sequence[tuple[float, str]] = (),
     form: Format = plain,
 ) -> str:
-    """Draw one line per series, with its own colour and dash; `marks` are vertical lines with a word."""
+    """Draw one line per series, with its own colour and dash; `marks` are vertical lines with a label."""
     height, left, right, top, bottom = 230.0, 52.0, WIDTH - 10.0, 24.0, 190.0
     points = [point for values in series.values() for point in values]
     xs, ys = [x for x, _ in points], [y for _, y in points]
@@ -48,7 +48,7 @@ def line_chart(
         body.append(text(at(tick, low)[0], bottom + 16, plain(tick), "middle"))
     body += [line(left, bottom, right, bottom, "axis"), text((left + right) / 2, bottom + 33, x_label, "middle")]
     for i, (where, word) in enumerate(marks):
-        # Rounding and fine-tuning begin an epoch apart: at one height their words would overlap.
+        # Rounding and fine-tuning begin an epoch apart: labels of one height would overlap.
         x, y = at(where, low)[0], top + 10 + 13 * (i % 4)
         body += [
             line(x, top, x, bottom, "mark"),
@@ -204,7 +204,7 @@ def _dot(x: float, y: float, kind: int, tip: str) -> str:
 
 
 def _legend(names: Sequence[str]) -> tuple[list[str], float]:
-    """Return the names in as many rows as they need, and by how much more than two rows move everything else down."""
+    """Return the legend in as many rows as it needs, and how far more than two rows move everything else down."""
     body, x, y = [], _CURVES_LEFT, 8.0
     for i, name in enumerate(names):
         wide = 34 + 6.2 * len(name)

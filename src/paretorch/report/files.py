@@ -16,7 +16,7 @@ from pathlib import Path
 from torch import Tensor
 from torch.nn import functional as F
 
-from paretorch.deploy.codec.container import write_file
+from paretorch.support.files import write_file
 
 CSS = """
 :root { color-scheme: light dark; --bg: #fbfbfa; --card: #ffffff; --ink: #1b1f24; --soft: #57606a; --rule: #d8dde3;

@@ -1,7 +1,8 @@
-"""report.html: one page, no network, nothing to install. Every word that is not ours is escaped."""
+"""report.html: one self-contained page. All text from outside the library is escaped."""
 
 from __future__ import annotations
 
+import math
 import os
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
@@ -9,16 +10,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from paretorch.deploy.codec.sizes import KINDS
 from paretorch.deploy.measure.latency import Latency
 from paretorch.deploy.measure.record import Report, loops_of
+from paretorch.deploy.measure.structure import MACS
 from paretorch.deploy.measure.text import human
-from paretorch.deploy.structure import MACS
-from paretorch.report.charts import bar_rows, histogram, stacked_bar
+from paretorch.report.charts import bar_rows, histogram, line_chart, plain, stacked_bar
 from paretorch.report.files import write_page
-from paretorch.report.history import history_charts
 from paretorch.report.sharing import folded_diagram, heat_map
-from paretorch.report.tables import table
+from paretorch.report.tables import label, table
 
 _KINDS_IN_WORDS = {
     "codes": "codes: the kept weights' values",
@@ -26,7 +25,10 @@ _KINDS_IN_WORDS = {
     "maps": "maps: which weight has how many bits",
     "rest": "rest: names, tables, header",
 }
-# MACs are never shown alone: zeros save MACs, but save time only on hardware that skips zeros.
+_TOGETHER = ("loss", "accuracy")
+_FIRST = ("loss", "accuracy", "sparsity", "bits")
+_NOT_SHOWN = {"epoch", "step", "seconds"}
+# MACs are never shown alone: zeros save MACs, but only some hardware is faster for it.
 _NOT_TIMED = (
     "<p>Not measured for this page, and MACs do not tell it: <code>pare report RUN --latency --html page.html</code> "
     "measures it on this machine's CPU.</p>"
@@ -46,9 +48,9 @@ def write_html(
 
     Args:
         comparison: One row per network, keys as columns (`accuracy`, `sparsity` are fractions, `bytes` and `macs` counts).
-        report: What `paretorch.deploy.report` measured.
+        report: What `paretorch.report.report` measured.
         history: The rows of a run's metrics.jsonl.
-        samples: A PNG of images that the network made.
+        samples: A PNG of images from the network.
     """
     sections = [_head(title, report), "<main>", _comparison(comparison), _samples(samples)]
     sections += [_bytes(report), _layers(report), _activations(report), _shared(report, history)]
@@ -93,7 +95,7 @@ def _card(title: str, content: str) -> str:
 
 
 def _bytes(report: Report) -> str:
-    parts = [(_KINDS_IN_WORDS[kind], float(getattr(report.sizes, kind))) for kind in KINDS]
+    parts = [(_KINDS_IN_WORDS[kind], float(size)) for kind, size in report.sizes.by_kind.items()]
     cards = [_card("Bytes by kind", stacked_bar("kinds", "Bytes on disk by kind", parts, form=human))]
     if report.precisions:
         counts = {("gone" if p == 0 else str(p)): count for p, count in report.precisions.items()}
@@ -109,27 +111,13 @@ def _layers(report: Report) -> str:
         ("Sparsity", [layer.sparsity for layer in report.layers], 1.0, lambda value: f"{value:.1%}"),
         ("Bytes", [layer.size.total for layer in report.layers], None, human),
         ("Bits per weight", [layer.size.bits for layer in report.layers], None, lambda value: f"{value:.2f}"),
-        (
-            "Bits per weight on disk",
-            [layer.bits_on_disk for layer in report.layers],
-            None,
-            lambda value: f"{value:.2f}",
-        ),
+        ("Bits per weight on disk", [layer.bits_on_disk for layer in report.layers], None, lambda bits: f"{bits:.2f}"),
     ]
-    cards = [
-        _card(
-            title,
-            bar_rows(
-                f"layers-{i}",
-                f"{title} by layer",
-                list(zip(names, column, strict=True)),
-                full=full,
-                form=form,
-                kind=f"c{i}",
-            ),
-        )
-        for i, (title, column, full, form) in enumerate(values)
-    ]
+    cards = []
+    for i, (title, column, full, form) in enumerate(values):
+        bars = list(zip(names, column, strict=True))
+        chart = bar_rows(f"layers-{i}", f"{title} by layer", bars, full=full, form=form, kind=f"c{i}")
+        cards.append(_card(title, chart))
     rows = [
         {
             "layer": layer.name,
@@ -138,14 +126,14 @@ def _layers(report: Report) -> str:
             "sparsity": layer.sparsity,
             "bits": f"{layer.size.bits:.2f}",
             "bits_on_disk": f"{layer.bits_on_disk:.2f}",
-            **{kind: f"{getattr(layer.size, kind):,.0f}" for kind in KINDS},
+            **{kind: f"{size:,.0f}" for kind, size in layer.size.by_kind.items()},
             "bytes": layer.size.total,
             **({"macs": layer.macs} if report.macs is not None else {}),
         }
         for layer in report.layers
     ]
     foot = {"layer": "file", "sparsity": report.sparsity, "bits": f"{report.bits:.2f}", "bytes": report.sizes.total}
-    foot |= {kind: f"{getattr(report.sizes, kind):,.0f}" for kind in KINDS} | {"macs": report.macs}
+    foot |= {kind: f"{size:,.0f}" for kind, size in report.sizes.by_kind.items()} | {"macs": report.macs}
     numbers = table("Every layer; codes, masks, maps and rest in bytes", rows, foot)
     return (
         f'<section><h2>Layers</h2><div class="grid">{"".join(cards)}</div><h2>Layers in numbers</h2>{numbers}</section>'
@@ -158,6 +146,59 @@ def _history(rows: Sequence[Mapping[str, Any]]) -> str:
         return ""
     cards = "".join(_card(title[:1].upper() + title[1:], svg) for title, svg in charts)
     return f'<section><h2>Training</h2><div class="grid">{cards}</div></section>'
+
+
+def history_charts(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return title and SVG of each chart of the metrics: loss and accuracy with their test values, every other by itself."""
+    axis = "epoch" if any("epoch" in row for row in rows) else "step" if any("step" in row for row in rows) else ""
+    series: dict[str, list[tuple[float, float]]] = {}
+    marks: list[tuple[float, str]] = []
+    phase: Any = None
+    for position, row in enumerate(rows):
+        x = row.get(axis, position)
+        if not _is_number(x):
+            continue
+        if phase is not None and row.get("phase", phase) != phase:
+            marks.append((float(x), str(row["phase"])))
+        phase = row.get("phase", phase)
+        for key, value in row.items():
+            if key not in _NOT_SHOWN and _is_number(value):
+                series.setdefault(key, []).append((float(x), float(value)))
+    charts = []
+    for number, (title, keys) in enumerate(_keys_by_chart(series).items()):
+        chosen = {label(key): series[key] for key in keys}
+        form = _percent if title.endswith(("accuracy", "sparsity")) else plain
+        heading = label(title)
+        svg = line_chart(
+            f"history-{number}", heading, chosen, x_label=axis or "row", marks=_last_marks(marks), form=form
+        )
+        charts.append((heading, svg))
+    return charts
+
+
+def _keys_by_chart(series: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, list[str]]:
+    """Return the keys of each chart, for all metrics that have two points or more and change."""
+    groups: dict[str, list[str]] = {}
+    for key, points in series.items():
+        if len(points) < 2 or len({y for _, y in points}) < 2:
+            continue
+        title = next((word for word in _TOGETHER if key == word or key.endswith(f"_{word}")), key)
+        groups.setdefault(title, []).append(key)
+    order = sorted(groups, key=lambda title: _FIRST.index(title) if title in _FIRST else len(_FIRST))
+    return {title: groups[title] for title in order}
+
+
+def _last_marks(marks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Keep the last mark of phases that begin at the same point (harden, then fine-tuning)."""
+    return [(x, word) for x, word in dict(reversed(marks)).items()][::-1]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.4g} %"
 
 
 def _latency(report: Report) -> str:
@@ -184,7 +225,7 @@ def _latency(report: Report) -> str:
 
 
 def _against_dense(report: Report, entry: Latency) -> dict[str, str]:
-    """Return the last column of the table: a ratio, or that the measured ranges overlap."""
+    """Return the last column of the table: a ratio, or "no difference" if the measured ranges overlap."""
     if not report.timed_against_dense:
         return {}
     if entry.name != report.name or entry.runtime not in report.timed_against_dense:
@@ -202,7 +243,7 @@ def _foot() -> str:
 
 
 def _samples(samples: bytes | None) -> str:
-    """Return images that the network made, a PNG, embedded in the page; an empty string if there are none."""
+    """Return a section with images from the network, a PNG; an empty string if there are none."""
     if samples is None:
         return ""
     source = f"data:image/png;base64,{b64encode(samples).decode()}"
@@ -212,7 +253,7 @@ def _samples(samples: bytes | None) -> str:
 
 
 def _activations(report: Report) -> str:
-    """Return the bits of every quantized activation, as bars and in numbers; an empty string if there are none."""
+    """Return a section with the bits of every quantized activation; an empty string if there are none."""
     if not report.activations:
         return ""
     bars = bar_rows(
@@ -238,10 +279,10 @@ def _activations(report: Report) -> str:
 
 
 def _shared(report: Report, history: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Return a diagram of each group of layers that are stored once and run in loops; mixtures of several in words.
+    """Return a section with a diagram of each group of layers that run in loops, or a description of mixtures.
 
     Args:
-        history: If its rows have similarities, the last of them are shown, as they were before the decisions were rounded.
+        history: If its rows have similarities, the last are shown, from before the decisions were rounded.
     """
     parts = []
     last: Sequence[Any] = next((row["similarities"] for row in reversed(history) if "similarities" in row), [])

@@ -13,7 +13,7 @@ from paretorch.report.files import in_report_colours
 from paretorch.report.svg import WIDTH, figure, line, number, path, text, ticks
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, WIDTH - 14.0, 28.0, 310.0
-_SPAN = 0.15  # of accuracy, below the best point: what is worse is drawn at the lower edge
+_SPAN = 0.15  # of accuracy, below the best point: worse points are drawn at the lower edge
 _ROW = 19.0
 
 
@@ -52,8 +52,8 @@ def as_text(points: Sequence[Point]) -> str:
     return "\n".join(table(rows))
 
 
-def draw(title: str, points: Sequence[Point], *, ident: str = "pareto", alone: bool = True) -> str:
-    """Return the picture as SVG, bytes on a logarithmic axis; `alone`: with its own style, to be opened as a file."""
+def draw(title: str, points: Sequence[Point]) -> str:
+    """Return the picture as an SVG file, with bytes on a logarithmic axis."""
     families = list(dict.fromkeys(point.family for point in points))
     best = max(point.accuracy for point in points)
     low, high = _accuracies(points, best)
@@ -81,8 +81,7 @@ def draw(title: str, points: Sequence[Point], *, ident: str = "pareto", alone: b
     body.append(text(_LEFT, last, "line and rings: the Pareto front"))
     listed = "; ".join(f"{point.name}, {point.bytes:,} bytes, {point.accuracy:.2%}" for point in front)
     said = f"{len(points)} files, accuracy against bytes on disk. On the Pareto front: {listed}."
-    svg = figure(ident, title, said, last + 12, body)
-    return in_report_colours(svg) if alone else svg
+    return in_report_colours(figure("pareto", title, said, last + 12, body))
 
 
 def _accuracies(points: Sequence[Point], best: float) -> tuple[float, float]:
@@ -93,10 +92,10 @@ def _accuracies(points: Sequence[Point], best: float) -> tuple[float, float]:
 
 
 def _decades(points: Sequence[Point]) -> tuple[float, float]:
-    """Return the range of log10(bytes), with some room on either side."""
+    """Return the range of log10(bytes), with a margin on either side."""
     sizes = [math.log10(point.bytes) for point in points]
-    room = max(0.08, 0.05 * (max(sizes) - min(sizes)))
-    return min(sizes) - room, max(sizes) + room
+    margin = max(0.08, 0.05 * (max(sizes) - min(sizes)))
+    return min(sizes) - margin, max(sizes) + margin
 
 
 def _axes(

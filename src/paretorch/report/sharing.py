@@ -1,19 +1,36 @@
-"""Pictures of layers that share, as SVG strings.
+"""Layers that share tensors, as pictures and pages.
 
-heat_map        how alike the layers are: one square per pair
-folded_diagram  the folded network: the stored layers in a row, and the steps among them
+heat_map             how alike the layers are: one square per pair
+folded_diagram       the folded network: the stored layers in a row, and the steps between them
+write_folding        folding.html: a folded network's similarities, loops, scales and errors; also a section of report.html
+write_similarities   similarities.html: how alike layers are, over the epochs of a run or over several runs
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import groupby, pairwise
+from pathlib import Path
 
+from paretorch.deploy.measure.text import human
+from paretorch.report.files import write_page
 from paretorch.report.svg import WIDTH, figure, line, number, rect, shorten, text
+from paretorch.report.tables import table
+from paretorch.support.files import write_file
 
-_INDEX_WIDTH = 20.0  # of the number of a layer
+_INDEX_WIDTH = 20.0  # of a layer's number
+_ARC_HEIGHT = 22.0
+_BOX_HEIGHT = 30.0  # of a layer
+_NUMBER_WIDTH = 16.0  # of a layer's number in its box
+_DIGIT_WIDTH = 7.0
+_BEGIN, _END = '<section id="folded">', "</section><!-- folded -->"
+Matrix = Sequence[Sequence[float]]
+Edge = tuple[int, int]
 
 
 def group_title(number: int, layers: Sequence[str]) -> str:
@@ -23,7 +40,7 @@ def group_title(number: int, layers: Sequence[str]) -> str:
 
 
 def heat_map(ident: str, title: str, names: Sequence[str], rows: Sequence[Sequence[float]]) -> str:
-    """Draw a square per pair of layers, the fuller the more alike: 0 is empty, 1 is full."""
+    """Draw a square per pair of layers: empty for 0, full for 1."""
     count = len(names)
     labelled = count <= 24
     left = 118.0 if labelled else 8.0
@@ -53,7 +70,7 @@ def heat_map(ident: str, title: str, names: Sequence[str], rows: Sequence[Sequen
 
 
 def _small_squares(rows: Sequence[Sequence[float]], left: float, side: float) -> list[str]:
-    """Draw the squares of many layers in twenty shades, each shade as one path: a fifth of the bytes."""
+    """Draw the squares of many layers in twenty shades, one path per shade, which takes a fifth of the bytes."""
     shades: dict[int, list[str]] = {}
     form = f"h{number(side)}v{number(side)}h-{number(side)}z"
     for i, row in enumerate(rows):
@@ -75,17 +92,12 @@ def _without_prefix(names: Sequence[str]) -> list[str]:
     return [".".join(path) for path in paths]
 
 
-Edge = tuple[int, int]
-
-_ARC_HEIGHT = 22.0
-_BOX_HEIGHT = 30.0  # the height of a layer
-_NUMBER_WIDTH = 16.0  # of the number of a layer in its box
-_DIGIT_WIDTH = 7.0
-
-
 def folded_diagram(ident: str, title: str, runs: Sequence[int], words: str) -> str:
-    """Draw the stored layers in a row. Steps to the next layer are straight lines; others are arcs, numbered in their order:
-    above, those that go back; below, those that skip layers. An arc that is taken several times has several numbers."""
+    """Draw the stored layers in a row, and the steps between them.
+
+    Steps to the next layer are straight lines. Others are arcs, numbered in their order: above the row if they go back, below
+    it if they skip layers. An arc that is taken several times has several numbers.
+    """
     count = max(runs)
     jumps: dict[Edge, list[int]] = {}
     for edge in pairwise(runs):
@@ -93,7 +105,7 @@ def folded_diagram(ident: str, title: str, runs: Sequence[int], words: str) -> s
             jumps.setdefault(edge, []).append(1 + sum(map(len, jumps.values())))
     gap = (WIDTH - 40.0) / max(count, 1)
     wide = min(max(gap * 0.7, gap - 4.0), 54.0)
-    every = math.ceil(_NUMBER_WIDTH / gap)  # number every layer if there is room, else every second, third …
+    every = math.ceil(_NUMBER_WIDTH / gap)  # number every layer if they fit, else every second, third …
     centres = [20.0 + gap * (layer - 0.5) for layer in range(count + 1)]
     back = _levels({edge: order for edge, order in jumps.items() if edge[1] <= edge[0]}, centres)
     skips = _levels({edge: order for edge, order in jumps.items() if edge[1] > edge[0]}, centres)
@@ -125,13 +137,13 @@ def folded_diagram(ident: str, title: str, runs: Sequence[int], words: str) -> s
 
 
 def _levels(jumps: dict[Edge, list[int]], centres: Sequence[float]) -> dict[Edge, int]:
-    """Return the height of each arc, 1 2 …: short ones are low, and no two arcs (or their numbers) overlap at one height."""
+    """Return the height of each arc, 1, 2 …: short arcs are low, and arcs (or their numbers) of one height do not overlap."""
     taken: dict[int, list[tuple[float, float]]] = {}
     found: dict[Edge, int] = {}
     for edge in sorted(jumps, key=lambda edge: abs(edge[1] - edge[0])):
         left, right = sorted((centres[edge[0]], centres[edge[1]]))
-        room = max(0.0, _DIGIT_WIDTH * len(_numbers(jumps[edge])) - (right - left)) / 2
-        left, right = left - room, right + room
+        margin = max(0.0, _DIGIT_WIDTH * len(_numbers(jumps[edge])) - (right - left)) / 2
+        left, right = left - margin, right + margin
         level = 1
         while any(left < other[1] and other[0] < right for other in taken.get(level, ())):
             level += 1
@@ -141,8 +153,11 @@ def _levels(jumps: dict[Edge, list[int]], centres: Sequence[float]) -> dict[Edge
 
 
 def _ports(levels: dict[Edge, int], centres: Sequence[float], wide: float) -> dict[tuple[Edge, int], float]:
-    """Return where both ends of each arc touch their layers, side by side: those to the left are left, and the lowest
-    outermost, so that no arc crosses one that begins or ends beside it. An end at layer 0 touches nothing."""
+    """Return the x of both ends of each arc at their layers, side by side.
+
+    Arcs to the left are left, and the lowest are outermost, so that no arc crosses one that begins or ends beside it. An end at
+    layer 0 is at no layer.
+    """
     ends: dict[int, list[tuple[float, Edge, int]]] = {}
     for edge, level in levels.items():
         for which, layer in enumerate(edge):
@@ -161,10 +176,10 @@ def _ports(levels: dict[Edge, int], centres: Sequence[float], wide: float) -> di
 def _arc(start: float, end: float, y: float, turn: float, kind: str, tip: str) -> list[str]:
     """Draw an arc from one layer to another: up or down to `turn`, along, and back, with an arrow at its end."""
     towards = 6 if turn < y else -6
-    way = f"M{number(start)} {number(y)}V{number(turn)}H{number(end)}V{number(y)}"
+    outline = f"M{number(start)} {number(y)}V{number(turn)}H{number(end)}V{number(y)}"
     head = f"M{number(end - 4)} {number(y - towards)}L{number(end)} {number(y)}L{number(end + 4)} {number(y - towards)}"
     return [
-        f'<path d="{way}" class="line {kind}"><title>{tip}</title></path>',
+        f'<path d="{outline}" class="line {kind}"><title>{tip}</title></path>',
         f'<path d="{head}" class="head {kind}"/>',
     ]
 
@@ -174,9 +189,119 @@ def _tip(edge: Edge, order: list[int]) -> str:
 
 
 def _numbers(order: list[int]) -> str:
-    """Return steps in words, three or more in a row as a range: 11-14, 17."""
+    """Return steps as text, three or more in a row as a range: 11-14, 17."""
     parts: list[str] = []
     for _, group in groupby(enumerate(order), key=lambda one: one[1] - one[0]):
         steps = [step for _, step in group]
         parts += [f"{steps[0]}-{steps[-1]}"] if len(steps) > 2 else map(str, steps)
     return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class FoldedGroup:
+    """How the layers of one group fold.
+
+    Args:
+        layers: Their names.
+        runs: For each layer, the stored layer (1, 2 …) that runs in its place.
+        scales: For each layer, the factor of the stored one.
+        errors: For each layer, the error of its weight, relative to the original.
+        stored: Tensors of the group in the network.
+        words: The loops in words.
+        similarity: The absolute cosine of each pair of layers, before folding.
+    """
+
+    layers: Sequence[str]
+    runs: Sequence[int]
+    scales: Sequence[float]
+    errors: Sequence[float]
+    stored: int
+    words: str
+    similarity: Matrix
+
+
+def write_folding(
+    path: str | os.PathLike[str],
+    *,
+    title: str,
+    groups: Sequence[FoldedGroup],
+    sizes: tuple[int, int],
+) -> Path:
+    """Write folding.html and return its path.
+
+    Args:
+        sizes: Bytes of the file before and after folding.
+    """
+    before, after = sizes
+    sections = [
+        f"<header><h1>{escape(title)}</h1><p>{escape(human(before))} → {escape(human(after))} on disk</p></header>"
+    ]
+    for index, group in enumerate(groups, 1):
+        names = [name.removesuffix(".weight") for name in group.layers]
+        matrix = group.similarity
+        cards = [
+            ("Similarity of the layers", heat_map(f"lsm-{index}", f"Similarity, group {index}", names, matrix)),
+            ("Folded", folded_diagram(f"fold-{index}", f"Folded group {index}", group.runs, group.words)),
+        ]
+        inside = "".join(f'<div class="card"><h3>{name}</h3>{svg}</div>' for name, svg in cards)
+        numbers = table(
+            "Every layer: the stored layer that runs in its place, its scale, and how far its weight is from the original",
+            [
+                {"layer": name, "runs": run, "scale": f"{scale:.4g}", "error": f"{error:.2%}"}
+                for name, run, scale, error in zip(names, group.runs, group.scales, group.errors, strict=True)
+            ],
+        )
+        sections.append(
+            f"<main><section><h2>{escape(group_title(index, names))}</h2>"
+            f'<p>{escape(_sentence(group))}</p><div class="grid">{inside}</div><h2>Layers in numbers</h2>{numbers}</section></main>'
+        )
+    return write_page(path, title, sections)
+
+
+def add_to_report(path: Path, groups: Sequence[FoldedGroup]) -> None:
+    """Add the folded network to the report of its run, replacing an earlier section; do nothing if there is no report."""
+    if not path.exists():
+        return
+    cards = [
+        f'<div class="card"><h3>{escape(group_title(index, group.layers))}</h3><p>{escape(_sentence(group))}</p>'
+        f"{folded_diagram(f'folded-{index}', f'Folded group {index}', group.runs, group.words)}</div>"
+        for index, group in enumerate(groups, 1)
+    ]
+    heading = "<h2>Folded</h2><p>folded.pare, by <code>pare fold</code>; folding.html has scales and errors.</p>"
+    section = f'{_BEGIN}{heading}<div class="grid">{"".join(cards)}</div>{_END}'
+    page = re.sub(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", "", path.read_text("utf-8"), flags=re.DOTALL)
+    before, main, after = page.rpartition("</main>")
+    write_file(path, f"{before}{section}{main}{after}".encode("utf-8", "replace"))
+
+
+def _sentence(group: FoldedGroup) -> str:
+    count, left, stored = len(group.runs), max(group.runs), group.stored
+    kept = "" if stored == left else f", mixed from {stored} that {'is' if stored == 1 else 'are'} stored"
+    return f"{count} layers are {left}{kept}; {group.words}."
+
+
+def write_similarities(
+    path: str | os.PathLike[str],
+    *,
+    title: str,
+    groups: Sequence[Sequence[str]],
+    columns: Mapping[str, Sequence[Matrix]],
+) -> Path:
+    """Write similarities.html: one section per group of layers, one picture per column.
+
+    Args:
+        groups: The names of the layers of each group.
+        columns: By heading (an epoch, a run), one matrix per group.
+    """
+    sections = [
+        f"<header><h1>{escape(title)}</h1><p>The fuller a square, the more alike two layers.</p></header><main>"
+    ]
+    for index, (layers, *matrices) in enumerate(zip(groups, *columns.values(), strict=True), 1):
+        names = [name.removesuffix(".weight") for name in layers]
+        cards = []
+        for position, (column, matrix) in enumerate(zip(columns, matrices, strict=True), 1):
+            picture = heat_map(f"lsm-{index}-{position}", f"Similarity, group {index}, {column}", names, matrix)
+            cards.append(f'<div class="card"><h3>{escape(column)}</h3>{picture}</div>')
+        heading = escape(group_title(index, layers))
+        sections.append(f'<section><h2>{heading}</h2><div class="grid">{"".join(cards)}</div></section>')
+    return write_page(path, title, [*sections, "</main>"])

@@ -1,4 +1,4 @@
-"""Small SVG pieces that every chart is made of: escaped text, ticks of axes, and the frame that screen readers announce.
+"""Pieces of SVG for all charts: escaped text, ticks of axes, and the frame that screen readers announce.
 
 Colours and fonts are left to the page's style sheet: a shape gets a class (`c0` ... `c3`, `axis`, `grid`, `label`), so that
 dark mode and print are handled in one place.
@@ -14,10 +14,10 @@ WIDTH = 420  # of every chart, in user units: text of 12 units is still readable
 _TINY = 1e-290  # below, differences and their logarithms underflow
 
 
-def figure(ident: str, title: str, description: str, height: float, body: Iterable[str], width: float = WIDTH) -> str:
+def figure(ident: str, title: str, description: str, height: float, body: Iterable[str]) -> str:
     """Return an <svg> that scales with its column, with a title and a description for screen readers."""
     return (
-        f'<svg viewBox="0 0 {number(width)} {number(height)}" role="img" aria-labelledby="{escape(ident)}-t {escape(ident)}-d">'
+        f'<svg viewBox="0 0 {WIDTH} {number(height)}" role="img" aria-labelledby="{escape(ident)}-t {escape(ident)}-d">'
         f'<title id="{escape(ident)}-t">{escape(title)}</title><desc id="{escape(ident)}-d">{escape(description)}</desc>'
         + "".join(body)
         + "</svg>"
@@ -63,9 +63,9 @@ def ticks(low: float, high: float, about: int = 4) -> list[float]:
     return [i * step for i in range(first, last + 1)]
 
 
-def shorten(words: str, room: int) -> str:
-    """Cut the middle out of a long name: both ends tell layers apart."""
-    if len(words) <= room:
-        return words
-    tail = (room - 1) * 2 // 3
-    return words[: room - 1 - tail] + "…" + words[-tail:]
+def shorten(name: str, width: int) -> str:
+    """Cut the middle out of a long name, because layers differ at both ends."""
+    if len(name) <= width:
+        return name
+    tail = (width - 1) * 2 // 3
+    return name[: width - 1 - tail] + "…" + name[-tail:]

@@ -1,4 +1,4 @@
-"""Sizes of files as people write them: "1.3 MB", "500 kB", "48 KiB", "1/10" of the dense network."""
+"""Sizes of files as text: "1.3 MB", "500 kB", "48 KiB", "1/10" of the dense network."""
 
 import re
 from collections.abc import Callable
@@ -24,34 +24,34 @@ _HINT = 'write it like 48000, "48 KB" (48000 bytes), "48 KiB" (49152), "1.5 MB" 
 
 
 def parse_bytes(size: Any, dense: Callable[[], int] | None = None) -> int:
-    """Return a number of bytes from a whole number or a text.
+    """Return the number of bytes that a whole number or a text stands for.
 
-    kB, MB and GB are powers of 1000, KiB, MiB and GiB of 1024; capital letters do not matter.
+    kB, MB and GB are powers of 1000; KiB, MiB and GiB are powers of 1024. Case does not matter.
 
     Args:
-        dense: Gives the bytes of the dense network, of which "1/10" is a share; None if there is none to compare with.
+        dense: Returns the bytes of the dense network, for shares such as "1/10"; None if there is no such network.
 
     Example:
         >>> parse_bytes("1.3 MB"), parse_bytes("48 KiB"), parse_bytes("1/10", lambda: 28_000_000)
         (1300000, 49152, 2800000)
     """
     if isinstance(size, bool) or not isinstance(size, str | int):
-        raise ConfigError(f"{size!r} is no size; {_HINT}")
+        raise ConfigError(f"{size!r} is not a size; {_HINT}")
     text = str(size)
     if match := _SHARE.fullmatch(text):
         if dense is None:
-            raise ConfigError(f"{text!r} is a share of a dense network that is not known here; write bytes, or 1.5 MB")
+            raise ConfigError(f"{text!r} is a share of a dense network, and none is known here; write bytes, or 1.5 MB")
         if not int(match[2]) or int(match[1]) > int(match[2]):
-            raise ConfigError(f"{text!r} is no share of the dense network; write it like 1/10")
+            raise ConfigError(f"{text!r} is not a share of the dense network; write it like 1/10")
         return dense() * int(match[1]) // int(match[2])
     match = _SIZE.fullmatch(text)
     if match is None or match[2].upper() not in _UNITS:
-        raise ConfigError(f"{text!r} is no size; {_HINT}")
-    # Halves of a byte come from binary fractions alone: 1.001 MB is 1001000 bytes, not 1000999.
+        raise ConfigError(f"{text!r} is not a size; {_HINT}")
+    # Rounded first, because of binary fractions: 1.001 MB is 1001000 bytes, not 1000999.
     return int(round(float(match[1]) * _UNITS[match[2].upper()], 3))
 
 
 def dense_bytes(model: nn.Module) -> int:
-    """Return the bytes of a model's parameters and buffers as plain tensors; tied ones count once."""
+    """Return the bytes of a model's parameters and buffers as plain tensors; tied tensors count once."""
     found = {(tensor.data_ptr(), tensor.shape): tensor for tensor in model.state_dict().values()}
     return sum(tensor.numel() * tensor.element_size() for tensor in found.values())

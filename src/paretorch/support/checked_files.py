@@ -1,9 +1,9 @@
 """Files of tensors with a checksum, written atomically, in two generations.
 
-A file is what `torch.save` writes, followed by a trailer of 48 bytes: a mark and the SHA-256 of everything before it. `torch.load`
-reads such a file as any other, and alone it would not notice a flipped bit: it ignores the checksums inside. A file without a
-trailer is one of 0.1.0; the checksums inside are compared in its place. The generation before is beside the file, under the
-name that `previous` gives.
+A file is what `torch.save` writes, followed by a trailer of 48 bytes: a mark and the SHA-256 of everything before it.
+`torch.load` can read such a file, but does not notice flipped bits: it ignores the checksums in the archive. Files of version
+0.1.0 have no trailer; for these the checksums in the archive are compared. The previous generation is in the same folder,
+under the name that `previous` returns.
 """
 
 import contextlib
@@ -27,27 +27,27 @@ _CHUNK = 1 << 20
 
 
 class DamagedError(ArtefactError):
-    """The file is not as it was written; the message has no advice, the caller adds it."""
+    """A file that differs from what was written. The message gives no advice; the caller adds it."""
 
 
 def previous(path: Path) -> Path:
-    """Return the name of the generation before."""
+    """Return the name of the previous generation."""
     return path.with_name(f"{path.stem}.previous{path.suffix}")
 
 
 def exists(path: Path) -> bool:
-    """Whether either generation is there."""
+    """Return whether either generation exists."""
     return path.exists() or previous(path).exists()
 
 
 def remove(path: Path) -> None:
-    """Remove both generations, the older first, so that a kill in between leaves the newer one."""
+    """Remove both generations, the older one first, so that a kill in between leaves the newer one."""
     previous(path).unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 
 
 def write_tensors(path: Path, content: Any, *, generations: int = 1) -> None:
-    """Replace a file of tensors and plain values. With two generations, the one that was there becomes the previous one."""
+    """Replace a file of tensors and plain values. With two generations, the existing file becomes the previous one."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     with replacing(path) as temporary:
@@ -55,11 +55,11 @@ def write_tensors(path: Path, content: Any, *, generations: int = 1) -> None:
             file.write(buffer.getbuffer())
             file.write(_MARK + hashlib.sha256(buffer.getbuffer()).digest())
         if generations > 1 and path.is_file() and not path.is_symlink():
-            _set_aside(path)
+            _keep_previous(path)
 
 
 def read_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
-    """Read one file, without running code from it; raises `DamagedError` if it is not as it was written."""
+    """Read one file without running code from it; raise `DamagedError` if it differs from what was written."""
     try:
         with open_regular(path) as file:
             verify(file, path)
@@ -67,12 +67,12 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
             return torch.load(file, map_location=device, weights_only=True)
     except (DamagedError, MemoryError):
         raise
-    except Exception as error:  # what a torn or foreign file makes of the unpickler is not ours to list
+    except Exception as error:  # a damaged file may make the unpickler raise anything
         raise DamagedError(f"{path} is not a readable checkpoint") from error
 
 
 def read_newest(path: Path, device: torch.device | str = "cpu") -> Any:
-    """Read the newest generation that is whole, and warn if it is the older one, which then takes the newer one's place."""
+    """Read the newest undamaged generation. If that is the previous one, warn and put it in place of the newer one."""
     try:
         return read_tensors(path, device)
     except DamagedError as error:
@@ -81,16 +81,16 @@ def read_newest(path: Path, device: torch.device | str = "cpu") -> Any:
             content = read_tensors(older, device)
         except DamagedError:
             raise error from None
-    with contextlib.suppress(OSError):  # or the next write would set the damaged one aside, over the one that is whole
+    with contextlib.suppress(OSError):  # else the next write would keep the damaged file in place of this one
         os.replace(older, path)
-    warn(f"{path} is missing or damaged; going on from the checkpoint before it")
+    warn(f"{path} is missing or damaged; continuing from the previous checkpoint")
     return content
 
 
 def verify(file: BinaryIO, path: Path) -> bool:
-    """Compare the checksum of an open file; returns whether it has one of its own, raises if it does not match.
+    """Compare the checksum of an open file and return whether it has a trailer; raise `DamagedError` if it does not match.
 
-    The archive must have its entries as they are and once each: a compressed one may be far larger than the file.
+    The archive's entries must be uncompressed and add up to no more than the file: compressed ones could be far larger.
     """
     size = file.seek(0, os.SEEK_END)
     if size < _TRAILER:
@@ -104,8 +104,8 @@ def verify(file: BinaryIO, path: Path) -> bool:
     try:
         with zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
-            plain = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
-            if not plain or sum(entry.file_size for entry in entries) > size:
+            stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+            if not stored or sum(entry.file_size for entry in entries) > size:
                 raise DamagedError(f"{path} is not a readable checkpoint")
             broken = None if marked else archive.testzip()
     except (zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError, EOFError) as error:
@@ -127,16 +127,16 @@ def _digest(file: BinaryIO, length: int) -> bytes:
     return digest.digest()
 
 
-def _set_aside(path: Path) -> None:
-    """Give the file the name of the previous generation too, so that at every moment one of the names has a whole file."""
+def _keep_previous(path: Path) -> None:
+    """Link the file under the name of the previous generation, so that one of the names always has an undamaged file."""
     older = previous(path)
     link = older.with_name(f".pare.{secrets.token_hex(6)}")
     try:
         os.link(path, link)
-    except OSError:  # a file system without hard links: for a moment only the older name is there
+    except OSError:  # a file system without hard links: for a moment only the previous one exists
         os.replace(path, older)
         return
     try:
         os.replace(link, older)
     finally:
-        link.unlink(missing_ok=True)  # it stays if both names are of the same file already
+        link.unlink(missing_ok=True)  # still there if both names already are one file

@@ -1,4 +1,4 @@
-"""Checking options: one clear sentence for what cannot be meant, before anything is touched."""
+"""Checks of options: each raises a `ConfigError` of one sentence before anything has changed."""
 
 import math
 from collections.abc import Sequence
@@ -6,25 +6,29 @@ from typing import Any
 
 from paretorch.errors import ConfigError
 
-_LARGEST = 1e38
-"""Above it are numbers that tensors of single precision cannot hold."""
+_LARGEST = 1e38  # larger numbers may overflow in single precision
 
 
 def require_number(name: str, value: Any, low: float, high: float, hint: str, *, above: bool = False) -> None:
-    """A finite number from `low` (or above it) to `high`."""
+    """Raise unless the value is a finite number from `low` to `high`.
+
+    Args:
+        hint: The end of the error: what would be right.
+        above: Whether `low` itself is refused.
+    """
     real = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not real or not low <= value <= high or (above and value == low):
         raise ConfigError(f"{name}={value!r}: {hint}")
 
 
 def require_count(name: str, value: Any, low: int, hint: str) -> None:
-    """A whole number of at least `low`."""
+    """Raise unless the value is a whole number of at least `low`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low:
         raise ConfigError(f"{name}={value!r}: {hint}")
 
 
 def require_a_group(target: float | None, smallest: float, total: float) -> None:
-    """A target of dropped weights that would drop everything, since groups go or stay as a whole, is refused."""
+    """Raise for a target of dropped weights that would drop everything, since a group is kept or dropped as a whole."""
     if target is not None and (1.0 - target) * total < smallest / 2:
         most = math.floor(10_000 * (1.0 - smallest / total)) / 10_000
         raise ConfigError(
@@ -34,13 +38,13 @@ def require_a_group(target: float | None, smallest: float, total: float) -> None
 
 
 def require_one_of(name: str, value: str, choices: Sequence[str]) -> None:
-    """One of the names that there are."""
+    """Raise unless the value is one of the choices."""
     if value not in choices:
         raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
 
 
 def require_at_least(name: str, value: float, bound: float) -> None:
-    """A number of at least `bound` that single precision can hold; NaN is none."""
+    """Raise unless the value is a number of at least `bound` that single precision can hold; NaN is not."""
     if not value >= bound:
         raise ConfigError(f"{name} must be at least {bound}, not {value}")
     if value > _LARGEST:

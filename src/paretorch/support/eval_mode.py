@@ -1,4 +1,4 @@
-"""Looking at a model from outside: run in eval mode, with hooks, without leaving a trace."""
+"""Running a model in eval mode, with hooks or on an example, without changing it."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ Hook = Callable[[nn.Module, Any, Any], None]
 
 @contextmanager
 def in_eval(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in eval mode and nothing has a gradient; afterwards every module is in its own mode again."""
+    """Put the model into eval mode without gradients; on exit every module returns to its own mode."""
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()
@@ -29,8 +29,8 @@ def in_eval(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def watched(model: nn.Module, hooks: Mapping[nn.Module, Hook]) -> Iterator[None]:
-    """As `in_eval`, with a hook on each of these modules' outputs; inputs given by name are among the others, in their place."""
-    handles = [module.register_forward_hook(_in_order(hook), with_kwargs=True) for module, hook in hooks.items()]
+    """As `in_eval`, with a hook on each of these modules. A hook gets keyword arguments as positional ones, in their order."""
+    handles = [module.register_forward_hook(_with_positions(hook), with_kwargs=True) for module, hook in hooks.items()]
     try:
         with in_eval(model):
             yield
@@ -39,7 +39,7 @@ def watched(model: nn.Module, hooks: Mapping[nn.Module, Hook]) -> Iterator[None]
             handle.remove()
 
 
-def _in_order(hook: Hook) -> Callable[[nn.Module, Any, Any, Any], None]:
+def _with_positions(hook: Hook) -> Callable[[nn.Module, Any, Any, Any], None]:
     def called(module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
         hook(module, inspect.signature(module.forward).bind(*inputs, **named).args if named else inputs, output)
 
@@ -47,7 +47,7 @@ def _in_order(hook: Hook) -> Callable[[nn.Module, Any, Any, Any], None]:
 
 
 def doubles(model: nn.Module) -> dict[str, str]:
-    """Every name of a module that has several, with another of them."""
+    """Return, for every name of a module that has several names, another name of it."""
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
@@ -55,27 +55,27 @@ def doubles(model: nn.Module) -> dict[str, str]:
 
 
 def run_example(model: nn.Module, example: Tensor | ModelCall) -> Any:
-    """Run the model on an example, on the model's device; one that does not run is the caller's mistake."""
+    """Run the model on an example, on the model's device; raise `ConfigError` if it does not run."""
     call = example if isinstance(example, ModelCall) else ModelCall((example,))
     parameter = next(model.parameters(), None)
-    with trying(*call.tensors):
+    with checked_example(*call.tensors):
         return call.to(None if parameter is None else parameter.device)(model)
 
 
 @contextmanager
-def trying(*examples: Tensor) -> Iterator[None]:
-    """Inside, a caller's model runs on these: what its forward pass raises is told as a mistake of the caller."""
+def checked_example(*examples: Tensor) -> Iterator[None]:
+    """Turn what a user's model raises on these tensors into a `ConfigError` of one sentence."""
     try:
         yield
     except PareError:
         raise
-    except Exception as error:  # what a forward pass raises is not ours to list
+    except Exception as error:  # a forward pass may raise anything
         shapes = ", ".join(str(tuple(example.shape)) for example in examples)
-        raise ConfigError(f"the example of shape {shapes} does not run: {first_sentence(error)}") from error
+        raise ConfigError(f"The example of shape {shapes} does not run: {first_sentence(error)}") from error
 
 
 def first_sentence(error: BaseException) -> str:
-    """What an error says first: torch's can be pages long. One that says nothing, or a key alone, is told by its kind."""
+    """Return the first sentence of an error, as torch's can be pages long; with its type if it is empty or a key alone."""
     said = (str(error).strip().splitlines() or [""])[0].split(". ")[0]
     kind = type(error).__name__
     return kind if not said else f"{kind}: {said}" if isinstance(error, KeyError) else said

@@ -1,4 +1,4 @@
-"""Files that are either the old or the new version, whole, whatever happens in between and whoever else writes them."""
+"""Files that are replaced as a whole: after a crash, a kill or a full disk, the old or the new version is there."""
 
 import contextlib
 import errno
@@ -12,18 +12,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-_BEGINS = ".pare."
-_LEFT_BEHIND = 3600.0  # seconds: no file takes as long to write
-_LONGEST = 1 << 30  # bytes of a text file that is read whole
+from paretorch.errors import ArtefactError, PareError
+
+_PREFIX = ".pare."  # of temporary files
+_MAX_AGE = 3600.0  # seconds: no file takes as long to write
+_MAX_TEXT = 1 << 30  # bytes of a text file
 
 
 @contextlib.contextmanager
 def replacing(path: Path, suffix: str = "") -> Iterator[str]:
-    """The name of a file to be written inside: it becomes the target when all has gone well, and goes if not.
+    """Yield the name of a temporary file to write; it replaces the target on exit, and is removed after an exception.
 
-    It is flushed to the disk, renamed over the target, and the folder flushed: a crash, a kill or a full disk at any moment
-    leaves the previous file untouched. Every writer has a file of its own. A link stays one: what it points to is replaced;
-    a target that is there keeps its mode.
+    The file is flushed to the disk and renamed over the target, and the folder is flushed: a crash, a kill or a full disk at
+    any moment leaves the previous file unchanged. Every writer has a temporary file of its own. If the target is a link, the
+    file that it points to is replaced. An existing target keeps its mode.
     """
     target = os.path.realpath(path)
     folder = os.path.dirname(target)
@@ -34,7 +36,7 @@ def replacing(path: Path, suffix: str = "") -> Iterator[str]:
         with contextlib.suppress(FileNotFoundError):
             os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
         os.replace(temporary, target)
-        with contextlib.suppress(OSError):  # the file is in its place; some systems do not flush folders
+        with contextlib.suppress(OSError):  # the file is in place; some systems cannot flush folders
             _sync(folder, os.O_RDONLY)
     finally:
         with contextlib.suppress(OSError):
@@ -42,18 +44,51 @@ def replacing(path: Path, suffix: str = "") -> Iterator[str]:
         os.close(descriptor)  # which releases the lock
 
 
+def write_file(path: Path, data: bytes) -> None:
+    """Replace a file with these bytes: a reader sees the old file or the new one."""
+    with replacing_checked(path) as temporary, open(temporary, "wb") as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def replacing_checked(path: Path, suffix: str = "") -> Iterator[str]:
+    """As `replacing`, for files that a user names: errors are one sentence, and a pipe or a device is not replaced."""
+    stack = contextlib.ExitStack()
+    try:
+        target = os.path.realpath(path)
+        if os.path.exists(target) and not (os.path.isfile(target) or os.path.isdir(target)):
+            raise ArtefactError(f"{path} is not a file but a pipe or a device: give another name")
+        temporary = stack.enter_context(replacing(path, suffix))
+    except (OSError, ValueError) as error:
+        raise ArtefactError(f"Cannot write in {path.parent}: {error_reason(error)}") from error
+    try:
+        with stack:
+            yield temporary
+    except PareError:
+        raise
+    except (OSError, ValueError) as error:
+        raise ArtefactError(
+            f"Cannot write {path}: {error_reason(error)}; the file there, if any, is unchanged"
+        ) from error
+
+
+def error_reason(error: Exception) -> str:
+    """Return what an error says, without the number and the file name of an OSError."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def sweep(folder: Path) -> None:
     """Remove the temporary files that killed writers have left in a folder.
 
-    A writer holds a lock on its file, which the system releases when it ends, however it ends. On file systems without locks
-    a file counts as left behind after an hour.
+    A writer holds a lock on its file, which the system releases when the writer ends. On file systems without locks, files
+    older than an hour are removed.
     """
-    for path in folder.glob(f"{_BEGINS}*"):
+    for path in folder.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
             try:
                 locked = _lock(descriptor)
-                old = time.time() - os.fstat(descriptor).st_mtime > _LEFT_BEHIND
+                old = time.time() - os.fstat(descriptor).st_mtime > _MAX_AGE
                 if locked or (locked is None and old):
                     path.unlink()
             finally:
@@ -61,24 +96,24 @@ def sweep(folder: Path) -> None:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading; raises OSError for what is no regular file, such as a FIFO, which would block."""
+    """Open a file for reading; raise OSError if it is not a regular file, such as a FIFO, which would block."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return open(descriptor, "rb")
 
 
 def read_text(path: Path) -> str:
-    """The text of a regular file of at most 1 GiB; raises OSError, or ValueError if it is no UTF-8 or too long."""
+    """Return the text of a regular file of at most 1 GiB; raise OSError, or ValueError if it is not UTF-8 or too long."""
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size > _LONGEST:
-            raise ValueError(f"{path} is longer than {_LONGEST} bytes")
+        if os.fstat(file.fileno()).st_size > _MAX_TEXT:
+            raise ValueError(f"{path} is longer than {_MAX_TEXT} bytes")
         return file.read().decode("utf-8")
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text; raises ValueError, also if it is nested too deeply."""
+    """Return the value of a JSON text; raise ValueError, also if it is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -86,7 +121,7 @@ def parse_json(text: str) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The table of a TOML text; raises ValueError, also if it is nested too deeply."""
+    """Return the table of a TOML text; raise ValueError, also if it is nested too deeply."""
     try:
         return tomllib.loads(text)
     except RecursionError as error:
@@ -94,23 +129,23 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file; raises OSError or ValueError."""
+    """Return the value in a JSON file; raise OSError or ValueError."""
     return parse_json(read_text(path))
 
 
 def _create(folder: str, suffix: str) -> tuple[str, int]:
-    """A new file of this process, locked: the sweep of another process leaves it alone."""
+    """Create a file, locked so that the `sweep` of another process keeps it; return its name and descriptor."""
     while True:
-        temporary = os.path.join(folder, f"{_BEGINS}{secrets.token_hex(6)}{suffix}")  # short, as names end
+        temporary = os.path.join(folder, f"{_PREFIX}{secrets.token_hex(6)}{suffix}")  # short, as names end
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        # A sweep may have come between the two lines: then the file is gone, or about to go.
+        # A sweep between the two lines may have removed the file, or be about to.
         if _lock(descriptor) is not False and os.fstat(descriptor).st_nlink:
             return temporary, descriptor
         os.close(descriptor)
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Whether the file could be locked, at once; None if there are no locks here."""
+    """Return whether the file could be locked without waiting; None if the system has no locks."""
     try:
         import fcntl  # not on Windows
 

@@ -1,4 +1,4 @@
-"""How an example or a batch becomes a call of a model, and how its outputs become tensors.
+"""Examples and batches as calls of a model, and outputs as tensors.
 
 | an example is         | the call is                                      |
 |-----------------------|--------------------------------------------------|
@@ -6,8 +6,8 @@
 | a tuple or a list     | model(*parts): positional arguments              |
 | a mapping             | model(**parts): keyword arguments, such as those of a tokenizer |
 
-Arguments may be nested tuples, lists and dicts of tensors. A model whose one argument is a list or a dict gets it in a tuple of
-one: ([a, b],). A batch of a data loader is read the same way, except that it may have labels: see `batch_call`.
+Arguments may be nested tuples, lists and dicts of tensors. If the only argument of a model is a list or a dict, give it in a
+tuple of one: ([a, b],). A batch of a data loader is read the same way, but may have labels: see `batch_call`.
 """
 
 import dataclasses
@@ -44,42 +44,42 @@ class ModelCall:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All tensors, in order."""
+        """The tensors among the arguments, in order."""
         return [leaf for leaf in pytree.tree_leaves((self.args, dict(self.kwargs))) if isinstance(leaf, Tensor)]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "ModelCall":
-        """The same call with other tensors."""
+        """Return the same call with `change` applied to every tensor."""
         args, kwargs = pytree.tree_map_only(Tensor, change, (self.args, dict(self.kwargs)))
         return ModelCall(args, kwargs)
 
     def to(self, place: torch.device | str | None) -> "ModelCall":
-        """The same call on another device; None: as it is."""
+        """Return the same call on a device; None: unchanged."""
         return self if place is None else self.map(lambda tensor: tensor.to(place))
 
     def double(self) -> "ModelCall":
-        """The same call with numbers of double precision."""
+        """Return the same call in double precision."""
         return self.map(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
 
     @property
     def batch(self) -> int:
-        """The number of rows: the first dimension of most tensors, of the first one if that is not clear; 0 if none has one."""
+        """The batch size: the first dimension of most tensors, or of the first tensor if there is a tie; 0 without dimensions."""
         lengths = Counter(len(tensor) for tensor in self.tensors if tensor.dim())
-        return lengths.most_common(1)[0][0] if lengths else 0  # equal counts come in the order of the tensors
+        return lengths.most_common(1)[0][0] if lengths else 0  # ties come in the order of the tensors
 
     def has_batch(self, tensor: Tensor) -> bool:
-        """Whether the first dimension of one of the tensors is the batch: it is as long as that."""
+        """Return whether the first dimension of one of the tensors is the batch: whether it is as long."""
         return tensor.dim() > 0 and len(tensor) == self.batch
 
     def rows(self, change: Callable[[Tensor], Tensor]) -> "ModelCall":
-        """The same call with other rows; tensors without a batch stay."""
+        """Return the same call with `change` applied to every tensor that has a batch."""
         return self.map(lambda tensor: change(tensor) if self.has_batch(tensor) else tensor)
 
     def first(self) -> "ModelCall":
-        """The call with the first row alone."""
+        """Return the call with the first row only."""
         return self.rows(lambda tensor: tensor[:1])
 
     def names(self, model: nn.Module) -> list[str]:
-        """A name for each tensor: that of its argument, with a number if an argument has several; "input" if there is one."""
+        """Return a name for each tensor: that of its argument, with a number if it has several tensors; "input" for one."""
         if len(self.tensors) == len(self.args) == 1 and not self.kwargs:
             return ["input"]
         parts = {**dict(zip(_positions(model, len(self.args)), self.args, strict=True)), **self.kwargs}
@@ -96,10 +96,10 @@ Example = Tensor | Sequence[Any] | Mapping[str, Any] | ModelCall
 
 
 def read_example(example: Any, *, dims: int = 1) -> ModelCall:
-    """The call that an example stands for; raises a ConfigError if it is none.
+    """Return the call that an example stands for; raise `ConfigError` if it is not an example.
 
     Args:
-        dims: Dimensions that one of the tensors must have at least, the batch among them; 0: no batch is needed.
+        dims: The fewest dimensions of the tensor that has most, including the batch; 0: no batch is needed.
 
     Example:
         >>> read_example({"x": torch.zeros(2, 3)}).batch
@@ -121,15 +121,15 @@ def read_example(example: Any, *, dims: int = 1) -> ModelCall:
 
 
 def batch_call(model: nn.Module, batch: Any, like: ModelCall | None = None) -> ModelCall:
-    """The call that a batch of a data loader stands for, without the labels that may come with the inputs.
+    """Return the call that a batch of a data loader stands for, without the labels that it may contain.
 
-    A tensor is the one argument. Of a tuple or list, such as (x, y), as many parts are passed as the model's `forward`
-    has arguments without a default, and at least one; what has a default goes by name, in a dict. A mapping goes by name:
-    labels too if `forward` takes them; any other name that it does not take raises. A tuple that begins with such a mapping
-    is read as the mapping. Anything else is passed as the one argument.
+    A tensor is the only argument. Of a tuple or list, such as (x, y), as many parts are passed as the model's `forward`
+    has arguments without a default, but at least one; arguments with a default can be given by name, in a dict. A mapping is
+    passed by name: labels only if `forward` takes them; any other name that it does not take raises. A tuple that begins with
+    such a mapping is read as the mapping. Anything else is passed as the only argument.
 
     Args:
-        like: An example of the same model, which then says how many parts of a tuple, or which names, are inputs.
+        like: An example of the same model. If given, it determines how many parts of a tuple, or which names, are inputs.
     """
     if isinstance(batch, tuple | list) and batch and _goes_by_name(model, batch[0]):
         batch = batch[0]
@@ -140,7 +140,7 @@ def batch_call(model: nn.Module, batch: Any, like: ModelCall | None = None) -> M
     count = max(1, _required(model)) if like is None else len(like.args)
     if len(batch) < count or not count:
         raise ConfigError(
-            f"a batch has {len(batch)} parts, and {type(model).__name__} takes {_count(model, like)}: give as many, or a dict"
+            f"A batch has {len(batch)} parts, and {type(model).__name__} takes {_count(model, like)}: give as many, or a dict"
         )
     return ModelCall(tuple(batch[:count]))
 
@@ -157,16 +157,16 @@ def _by_name(model: nn.Module, batch: Mapping[str, Any], like: ModelCall | None)
     kept = {name: value for name, value in batch.items() if name in names or name not in LABELS}
     if unknown := [name for name in kept if name not in names]:
         raise ConfigError(
-            f"a batch has {unknown[0]!r}, which {type(model).__name__} does not take: it takes {', '.join(names)}; if its one "
+            f"A batch has {unknown[0]!r}, which {type(model).__name__} does not take: it takes {', '.join(names)}; if its only "
             f"argument is a dict, give the dict in a tuple"
         )
     return ModelCall((), kept)
 
 
 def _taken(batch: Mapping[str, Any], name: str, example: Any) -> Any:
-    """An argument of a batch; one that the batch lacks is that of the example if it is an option, not an input."""
+    """Return an argument of a batch; the example's if the batch does not have it and it has no tensors."""
     if name not in batch and tensors_in(example):
-        raise ConfigError(f"a batch has no {name!r}, which the example has: it has {', '.join(map(str, batch))}")
+        raise ConfigError(f"A batch has no {name!r}, which the example has: it has {', '.join(map(str, batch))}")
     return batch.get(name, example)
 
 
@@ -174,7 +174,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def parameters_of(model: nn.Module) -> list[inspect.Parameter]:
-    """The parameters of a model's `forward`; none if Python cannot say."""
+    """Return the parameters of a model's `forward`; an empty list if it has no signature."""
     try:
         return list(inspect.signature(model.forward).parameters.values())
     except (TypeError, ValueError):
@@ -182,7 +182,7 @@ def parameters_of(model: nn.Module) -> list[inspect.Parameter]:
 
 
 def _positions(model: nn.Module, count: int) -> list[str]:
-    """The names of the first positional arguments."""
+    """Return the names of the first positional arguments."""
     known = [one.name for one in parameters_of(model) if one.kind in _POSITIONAL]
     return [known[i] if i < len(known) else f"input_{i}" for i in range(count)]
 
@@ -192,7 +192,7 @@ def _required(model: nn.Module) -> int:
 
 
 def _names(model: nn.Module) -> list[str] | None:
-    """The names that `forward` takes; None: any."""
+    """Return the names that `forward` takes; None: any."""
     parameters = parameters_of(model)
     if not parameters or any(one.kind is one.VAR_KEYWORD for one in parameters):
         return None
@@ -212,15 +212,15 @@ def _count(model: nn.Module, like: ModelCall | None) -> str:
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
-    """All tensors of an output, in order; see `named_tensors`."""
+    """Return all tensors of an output, in order; see `named_tensors`."""
     return list(named_tensors(tree).values())
 
 
 def named_tensors(output: Any) -> dict[str, Tensor]:
-    """The tensors of an output by name: a tensor, a tuple, a mapping, a dataclass, a transformers output, nested.
+    """Return the tensors of an output by name. It may be a tensor, tuple, mapping, dataclass or transformers output, nested.
 
-    Objects of other kinds, such as the cache of a language model, are passed over. One tensor is "output", the parts of a
-    tuple are "output_0" and so on, those of a mapping have their keys, and names of nested parts are joined: "states_0".
+    Other objects, such as the cache of a language model, are skipped. A single tensor is "output". The parts of a tuple are
+    "output_0" and so on, those of a mapping have their keys, and names of nested parts are joined: "states_0".
 
     Example:
         >>> list(named_tensors({"logits": torch.zeros(2), "states": (torch.zeros(1), torch.zeros(1))}))
@@ -244,7 +244,7 @@ def _walk(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], T
 
 
 def parts_of(tree: Any) -> dict[str, Any]:
-    """The parts of an output by their names, one level down; none of a tensor or of an object that is no container."""
+    """Return the parts of an output by name, one level down; an empty dict for a tensor or an object that is no container."""
     if isinstance(tree, Mapping):
         return {str(name): part for name, part in tree.items()}
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
@@ -256,13 +256,13 @@ def parts_of(tree: Any) -> dict[str, Any]:
 
 
 class TensorFunction(nn.Module):
-    """A model as a function from tensors to a tuple of tensors, for exporters that know no other types.
+    """A model as a function from tensors to a tuple of tensors, for exporters that support no other types.
 
-    Takes the tensors of the call in order; what else is in the call stays as it is there.
+    Takes the tensors of the call in order; other arguments keep the values that they have in the call.
     """
 
     PREFIX = "model."
-    """Of the names of the model's parameters and buffers."""
+    """The prefix of the names of the model's parameters and buffers."""
 
     def __init__(self, model: nn.Module, call: ModelCall) -> None:
         super().__init__()
@@ -278,14 +278,14 @@ class TensorFunction(nn.Module):
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         found: list[Tensor] = []
         for tensor in tensors_in(self.model(*args, **kwargs)):
-            # Exporters give one name to one tensor: what is an input, or an output twice, is copied.
+            # Exporters give a tensor one name, so an output that is an input or another output is copied.
             again = any(tensor is other for other in (*tensors, *found))
             found.append(tensor.clone() if again else tensor)
         return tuple(found)
 
 
 def main_output(output: Any) -> Tensor:
-    """The tensor that an output is about: itself, its `logits`, or the first tensor of a tuple; raises if that is not clear."""
+    """Return the main tensor of an output: itself, its `logits`, or the first tensor of a tuple; raise if there is none."""
     parts = parts_of(output)
     if isinstance(output, Tensor):
         return output
@@ -295,7 +295,7 @@ def main_output(output: Any) -> Tensor:
     found = [part for part in parts.values() if isinstance(part, Tensor)]
     if not found or (len(found) > 1 and not isinstance(output, tuple | list)):
         raise ConfigError(
-            f"the model returns {type(output).__name__} with {', '.join(parts) or 'no tensors'}: return the logits alone, first in "
+            f"The model returns {type(output).__name__} with {', '.join(parts) or 'no tensors'}: return the logits alone, first in "
             'a tuple, or as "logits"'
         )
     return found[0]

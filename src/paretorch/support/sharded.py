@@ -1,6 +1,6 @@
-"""Tensors that may be sharded (FSDP2): read whole, write whole, add up.
+"""Tensors that may be sharded (FSDP2): gather, write, add up.
 
-A sharded tensor is known by its `full_tensor`: importing its class would triple the time `import paretorch` takes.
+A sharded tensor is recognized by its `full_tensor`: importing its class would triple the time of `import paretorch`.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def gather(tensor: Tensor) -> Tensor:
-    """The full tensor on every rank, in the graph of the sharded one."""
+    """Return the full tensor on every rank, in the graph of the sharded one."""
     if is_sharded(tensor):
         sharded: Any = tensor
         full: Tensor = sharded.full_tensor()
@@ -24,12 +24,12 @@ def gather(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The full tensor on every rank, detached."""
+    """Return the full tensor on every rank, detached."""
     return gather(tensor.detach())
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part, sharing memory with the tensor."""
+    """Return this rank's part, sharing memory with the tensor."""
     if is_sharded(tensor):
         sharded: Any = tensor
         part: Tensor = sharded.to_local()
@@ -38,7 +38,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def shard_like(value: Tensor, like: Tensor) -> Tensor:
-    """A full tensor, the same on every rank, laid out as another one is."""
+    """Return a full tensor, equal on every rank, sharded like another one."""
     if not is_sharded(like):
         return value
     from torch.distributed.tensor import distribute_tensor
@@ -54,17 +54,17 @@ def write(target: Tensor, value: Tensor) -> None:
 
 
 def total(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
-    """Σ function(x) over the whole tensor, whatever part of it lives here."""
+    """Return Σ function(x) over the whole tensor, whichever part of it this rank has."""
     return gather(function(tensor.detach()).sum())
 
 
 def on_one_gpu(parameters: list[nn.Parameter]) -> bool:
-    """Whether fused optimizers and compiled steps suit the parameters: all whole, all on a GPU."""
+    """Return whether fused optimizers and compiled steps suit the parameters: none sharded, all on a GPU."""
     return all(p.is_cuda and not is_sharded(p.data) for p in parameters)
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the whole parameters that FSDP2 has left gathered after a forward pass without a backward pass."""
+    """Free the full parameters that FSDP2 keeps after a forward pass without a backward pass."""
     for module in model.modules():
         sharding: Any = module
         if hasattr(module, "reshard") and hasattr(module, "unshard"):

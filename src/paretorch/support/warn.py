@@ -1,16 +1,16 @@
-"""Warnings that point at the line of the user's code that asked for what they are about, however deep it is noticed."""
+"""Warnings that point at the line of the user's code that called the library."""
 
 import sys
 import warnings
 
 from paretorch.errors import PareWarning
 
-# `with plan.hardened():` and decorated functions pass through the last two.
+# Calls through `with plan.hardened():` and decorated functions pass through contextlib and torch.
 _INSIDE = ("paretorch", "contextlib", "torch")
 
 
 def warn(message: str, category: type[PareWarning] = PareWarning) -> None:
-    """Warn at the nearest caller outside of the library."""
+    """Warn at the nearest caller outside the library."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
         frame, level = frame.f_back, level + 1

@@ -46,6 +46,7 @@ def finish(
     into samples.png and the report.
     """
     from paretorch import deploy
+    from paretorch.report import report as measure
     from paretorch.report import write_html
 
     model = finalize_plan(plan) if plan is not None else model
@@ -63,7 +64,7 @@ def finish(
     deploy.save(plain, folder.artefact, summary=summary_of(metrics))
     # The file of a user's own network cannot say how to build it.
     measured = folder.artefact if getattr(plain, "zoo_name", "") or image is None else plain
-    report = deploy.report(measured, example=image, latency=False)
+    report = measure(measured, example=image, latency=False)
     drawn = _draw(plain, task, folder.samples)
     title, history = folder.path.absolute().name, folder.history()
     write_html(folder.report, title=title, comparison=[], report=report, history=history, samples=drawn)

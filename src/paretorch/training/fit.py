@@ -16,7 +16,7 @@ from torch import nn
 from paretorch.errors import ArtefactError, DivergenceError
 from paretorch.optim.peers import set_mode
 from paretorch.support import checked_files
-from paretorch.support.signals import on_sigterm
+from paretorch.support.processes import on_sigterm
 from paretorch.training import optimizers, schedules
 from paretorch.training.checkpoint import Checkpoint, random_state, restore_random
 from paretorch.training.compression import harden

@@ -12,9 +12,8 @@ import torch
 
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.optim.kernels.compiled import find_compiler
-from paretorch.support import checked_files
+from paretorch.support import __version__, checked_files
 from paretorch.support.files import parse_json, read_json, read_text, sweep
-from paretorch.support.version import __version__
 from paretorch.support.warn import warn
 from paretorch.training.files import write_atomically, write_error
 from paretorch.training.recipe import Recipe

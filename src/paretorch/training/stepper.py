@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.support.dynamo import own_code
+from paretorch.support.dynamo import copy_code
 from paretorch.training.optimizers import set_rate
 from paretorch.training.task import Batch, Task
 
@@ -58,7 +58,7 @@ class Stepper:
     def release(self) -> None:
         """Compile and capture anew at the next steps."""
         self._graph, self._warm = None, 0
-        self._forward = torch.compile(own_code(self._losses), dynamic=False) if self._compile else self._losses
+        self._forward = torch.compile(copy_code(self._losses), dynamic=False) if self._compile else self._losses
 
     def begin(self, batches: Batch, rates: list[float], start: int = 0, record: Tensor | None = None) -> None:
         """Lay an epoch out: its batches, a learning rate for each step, and what earlier steps of it recorded."""

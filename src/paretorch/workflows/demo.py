@@ -71,15 +71,15 @@ def _one_thread() -> Iterator[None]:
 
 
 def _compare(out: Path, dense: Path, small: Path) -> list[dict[str, Any]]:
-    from paretorch import deploy, zoo
-    from paretorch.report import write_html
+    from paretorch import zoo
+    from paretorch.report import report, write_html
     from paretorch.training.folder import read_history
 
     pixels = zoo.data.load("digits").test[0][:64]
     example = pixels.float() / 255
     shutil.copyfile(small / "model.pare", out / "model.pare")
-    before = deploy.report(dense / "model.pare", example=example)
-    after = deploy.report(out / "model.pare", example=example)
+    before = report(dense / "model.pare", example=example)
+    after = report(out / "model.pare", example=example)
     rows = [_row("dense", before), _row("compressed", after)]
     write_html(
         out / "report.html", title="The digits, smaller", comparison=rows, report=after, history=read_history(small)

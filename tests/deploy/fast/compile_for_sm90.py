@@ -10,19 +10,19 @@ from triton.compiler import ASTSource
 
 from paretorch.deploy.fast.codes import WIDTHS
 from paretorch.deploy.fast.kernel import packed_linear
-from paretorch.deploy.fast.launch import _assembly
+from paretorch.deploy.fast.launch import assembly
 
 POINTERS = {"x": "*bf16", "out": "*bf16", "bias": "*bf16", "partial": "*fp32"}
 NUMBERS = ("batch", "outputs", "inputs", "x_stride", "tiles")
 
 
 def main(width: int, batch: int, early: int) -> str:
-    numbers = {"ROWS": 32, "COLUMNS": 256, "BATCH": batch, "WAYS": 4, "SPLITS": 2, "STAGES": 3, "EARLY": early}
+    numbers = {"ROWS": 32, "COLUMNS": 256, "BATCH": batch, "WARPS": 4, "SPLITS": 2, "STAGES": 3, "EARLY": early}
     constants = {
         **numbers,
         **({"batch": 1} if batch == 1 else {}),  # Triton makes a constant of every argument that is 1
         **{f"HAS{w}": w == width for w in WIDTHS},
-        **{f"ASM{w}": _assembly(w, True) for w in WIDTHS},
+        **{f"ASM{w}": assembly(w, True) for w in WIDTHS},
         **dict.fromkeys(("ODD", "FULL", "REGULAR", "WHOLE", "BIAS"), True),
     }
     names = packed_linear.arg_names

@@ -1,4 +1,4 @@
-"""The benchmark's own bookkeeping, with a clock that is given and a GPU that is not there."""
+"""The benchmark's bookkeeping, with a given clock and no GPU."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from paretorch.deploy.fast.launch import SETTINGS
 from paretorch.deploy.fast.packing import Order, pack, unpack
-from paretorch.deploy.fast.settings import SETTINGS
 
 PATH = Path(__file__).parents[3] / "benchmarks" / "packed_linear.py"
 TILE = (32, 128)
@@ -91,7 +91,7 @@ def test_every_candidate_computes_the_same(options) -> None:
     assert {row.get("setting") for row in rows} == {None, "tiles 64x128, 2 × 4 warps"}
 
 
-def test_a_setting_that_is_given_is_not_chosen(options) -> None:
+def test_a_given_setting_is_kept(options) -> None:
     kept = Kept()
     options.settings, options.kinds = ["32x128:3x2:stages=4:early"], ["4"]
     bench.gpu_table(options, 1e12, kept)
@@ -126,7 +126,7 @@ def test_the_sweep_writes_every_row_as_it_comes_the_most_promising_setting_first
     assert capsys.readouterr().out.count("best so far") == 2, "the clock only grows: the first of each case"
 
 
-def test_a_setting_without_room_is_named_and_skipped(options, monkeypatch, capsys) -> None:
+def test_a_setting_without_enough_memory_is_named_and_skipped(options, monkeypatch, capsys) -> None:
     monkeypatch.setattr(bench.Field, "add_packed", lambda *args: 1 / 0)
     assert bench.try_setting(bench.parse("32x256:1x8"), ("64x256", "4", 1)) is None
     assert "1 × 8 warps: ZeroDivisionError" in capsys.readouterr().out

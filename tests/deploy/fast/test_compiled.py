@@ -1,4 +1,4 @@
-"""What the compiler makes of the kernel on Hopper: no GPU is needed to look."""
+"""The compiled kernel for Hopper, which can be inspected without a GPU."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_one_row_is_loaded_once_a_tile(tmp_path) -> None:
     assert len(re.findall(r"\bldmatrix", body.split("bra")[0])) < 8
 
 
-def test_a_kernel_that_starts_early_touches_nothing_before_the_other_has_ended(tmp_path) -> None:
+def test_a_kernel_that_starts_early_waits_before_it_reads(tmp_path) -> None:
     code = ptx(4, 1, 3, tmp_path)
     before, after = code.split("griddepcontrol.wait", 1)
     assert before.count("cp.async.bulk.prefetch.L2.global") == 3, "the tiles of three turns"

@@ -19,8 +19,8 @@ if DEVICE == "cpu" and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
 
 from paretorch.deploy.fast import PackedLinear, optimize  # noqa: E402
 from paretorch.deploy.fast import launch as _launch  # noqa: E402
+from paretorch.deploy.fast.launch import SETTINGS, Tuning  # noqa: E402
 from paretorch.deploy.fast.packing import Order, pack  # noqa: E402
-from paretorch.deploy.fast.settings import SETTINGS, Tuning  # noqa: E402
 from tests.deploy.fast.grids import by_block, by_channel, on_the_grid  # noqa: E402
 
 TILE = (32, 128)
@@ -101,7 +101,7 @@ def test_runs_repeat_bit_for_bit() -> None:
     assert torch.equal(layer(x), layer(x))
 
 
-def test_optimize_takes_it_where_the_timer_says_so(monkeypatch) -> None:
+def test_optimize_chooses_it_if_the_timer_says_so(monkeypatch) -> None:
     """On a CPU the choice of the kind is made as on a GPU; the times are given."""
     from paretorch.deploy.fast import replacements
 
@@ -123,7 +123,7 @@ def test_optimize_takes_it_where_the_timer_says_so(monkeypatch) -> None:
     assert "17 rows" in optimize(model, many, timer=lambda calls: {}).summary.choices[0].reason
 
 
-def test_a_changed_layer_is_not_computed_from_what_it_was() -> None:
+def test_a_changed_layer_uses_its_new_values() -> None:
     layer, other = (check(by_channel(64, 128, widths), 2, 1) for widths in ((2, 8), (4,)))
     x = torch.randn(2, 128).bfloat16().to(DEVICE)
     layer.load_state_dict(other.state_dict())

@@ -1,4 +1,4 @@
-"""`optimize` decides by the timer alone, here one that gives the times; and it never touches the model."""
+"""`optimize` decides by the timer alone, here with given times, and never changes the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 import paretorch as pt
 from paretorch.deploy.fast import SparseLinear, SparsePointwise
-from paretorch.deploy.fast.timers import is_faster, speedup
+from paretorch.deploy.fast.timers import is_faster, speedup, speedup_in_words
 
 
 class Given:
@@ -93,7 +93,7 @@ def test_the_copy_shares_no_memory_and_is_in_eval_mode() -> None:
     assert all(t.data_ptr() not in theirs for t in fast.state_dict().values() if t.numel())
 
 
-def test_the_model_comes_back_where_the_whole_is_not_faster() -> None:
+def test_the_model_is_returned_if_the_copy_is_not_faster() -> None:
     model = network()
     fast, summary = pt.optimize(model, torch.randn(5, 40), timer=faster(after=3.95))
     assert fast is model
@@ -111,11 +111,16 @@ def test_a_layer_that_is_not_faster_stays() -> None:
     assert summary.reason == "no layer was measured to be faster"
 
 
-def test_one_lucky_round_is_no_proof() -> None:
+def test_one_fast_round_is_not_enough() -> None:
     assert not is_faster([2.0] * 4, [0.1, 1.99, 1.99, 1.99])
     assert not is_faster([2.0] * 4, [1.0, 1.0, 2.5, 2.5])
     assert is_faster([2.0] * 4, [1.0, 1.0, 1.0, 2.5])
     assert speedup([2.0, 4.0, 6.0], [1.0, 1.0, 1.0]) == 4.0
+
+
+def test_overlapping_ranges_have_no_ratio() -> None:
+    assert speedup_in_words([2.0, 4.0, 6.0], [1.0, 1.0, 1.9]) == "3.2 × faster"
+    assert speedup_in_words([2.0, 4.0, 6.0, 6.0], [1.0, 2.0, 3.0, 6.1]) == "faster in 3 of 4 rounds"
 
 
 def test_layers_are_measured_on_the_inputs_they_get() -> None:
@@ -266,7 +271,7 @@ def test_a_forward_pass_set_on_the_layer_itself_is_kept() -> None:
     assert type(fast[0]) is nn.Linear
 
 
-def test_a_layer_that_does_not_run_is_not_taken() -> None:
+def test_a_replacement_that_does_not_run_is_not_chosen() -> None:
     """Under autocast the input of a sparse product would be bf16."""
     with torch.autocast("cpu", torch.bfloat16):
         _, summary = pt.optimize(network(), torch.randn(5, 40), timer=faster())
@@ -274,7 +279,7 @@ def test_a_layer_that_does_not_run_is_not_taken() -> None:
     assert {choice.chosen for choice in summary.choices} == {"dense"}
 
 
-def test_a_layer_whose_outputs_differ_is_not_taken(monkeypatch) -> None:
+def test_a_replacement_with_other_outputs_is_not_chosen(monkeypatch) -> None:
     right = SparseLinear.forward
     monkeypatch.setattr(SparseLinear, "forward", lambda self, x: right(self, x) * 1.001)
     timer = faster()
@@ -286,7 +291,7 @@ def test_a_layer_whose_outputs_differ_is_not_taken(monkeypatch) -> None:
     assert isinstance(fast[0], nn.Linear)
 
 
-def test_a_whole_whose_outputs_differ_is_not_taken(monkeypatch) -> None:
+def test_a_copy_with_other_outputs_is_not_chosen(monkeypatch) -> None:
     right, timer = SparseLinear.forward, faster()
     monkeypatch.setattr(SparseLinear, "forward", lambda self, x: right(self, x) + (len(timer.asked) == 2))
     model = network()
@@ -310,7 +315,7 @@ def test_torchs_fused_encoder_does_not_go_past_the_new_layers() -> None:
         torch.testing.assert_close(fast(x), model(x))
 
 
-def test_a_model_that_reads_the_weight_itself_comes_back() -> None:
+def test_a_model_that_reads_the_weight_itself_is_returned() -> None:
     class Nosy(nn.Module):
         def __init__(self) -> None:
             super().__init__()

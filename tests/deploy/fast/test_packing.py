@@ -25,7 +25,7 @@ TILE = (32, 128)
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
     seed=st.integers(0, 99),
 )
-def test_channels_of_any_precisions_come_back_exactly(outputs, inputs, allowed, exponent, dtype, seed) -> None:
+def test_channels_of_any_precisions_are_restored_exactly(outputs, inputs, allowed, exponent, dtype, seed) -> None:
     weight = on_the_grid(by_channel(outputs, inputs, tuple(allowed), seed), 2.0**exponent, seed).to(dtype)
     assert torch.equal(unpack(pack(weight, *TILE)).to(dtype), weight)
 
@@ -37,7 +37,7 @@ def test_channels_of_any_precisions_come_back_exactly(outputs, inputs, allowed, 
     allowed=st.lists(st.sampled_from([0, 2, 4, 8]), min_size=1, max_size=4, unique=True),
     seed=st.integers(0, 99),
 )
-def test_blocks_of_a_tile_come_back_exactly(outputs, inputs, allowed, seed) -> None:
+def test_blocks_of_a_tile_are_restored_exactly(outputs, inputs, allowed, seed) -> None:
     weight = on_the_grid(by_block(outputs, inputs, TILE, tuple(allowed), seed), seed=seed)
     assert torch.equal(unpack(pack(weight, *TILE)), weight)
 
@@ -53,7 +53,7 @@ def test_zeros_among_the_weights_take_one_more_bit(outputs, inputs, bits, seed) 
 
 
 @pytest.mark.parametrize(("bits", "per_byte"), [(2, 4), (4, 2), (8, 1)])
-def test_as_many_weights_a_byte_as_the_bits_say(bits, per_byte) -> None:
+def test_bytes_follow_from_the_bits_per_weight(bits, per_byte) -> None:
     weight = on_the_grid(torch.full((64, 256), bits))
     assert pack(weight, *TILE).bytes == 64 * 256 // per_byte
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paretorch import SMOLActivations, compress
-from paretorch.edits.quantized import QuantizedActivation, steps_of
+from paretorch.edits.quantize_activation import QuantizedActivation, steps_of
 from paretorch.methods.precision.activations import ActivationPrecision
 from tests.contract.loop import optimizer_of, train
 from tests.contract.reference import noise

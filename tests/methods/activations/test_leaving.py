@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from paretorch import SMOL, ContinuousSparsification, SMOLActivations, compress, export_onnx, load, save
-from paretorch.deploy import report
 from paretorch.edits import QuantizedActivation, read_edits
 from paretorch.errors import ArtefactError, ConfigError
+from paretorch.report import report
 from paretorch.zoo import build as build_network
 from tests.methods.activations.nets import METHODS, batch, build, run_to
 
@@ -96,7 +96,7 @@ def test_only_activations_can_be_quantized_by_a_file(name: str, tmp_path: Path) 
     model = build()
     model.paretorch_edits = [{"kind": "quantize_activation", "modules": [name], "grid": [1]}]
     save(model, tmp_path / "net.pare")
-    with pytest.raises(ArtefactError, match="an edit"):
+    with pytest.raises(ArtefactError, match="An edit"):
         load(tmp_path / "net.pare", into=build())
 
 

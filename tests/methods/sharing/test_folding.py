@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from paretorch import Plan, compress, export_onnx
-from paretorch.deploy import load, report, save, sizes
+from paretorch.deploy import load, save, sizes
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.methods.sharing import Folding, SoftSharing, fold, layer_similarity
+from paretorch.report import report
 from paretorch.workflows.folding_curve import folding_curve
 from tests.contract.loop import equal, optimizer_of, snapshot, train
 from tests.methods.sharing.cases import attach, batch, build
@@ -258,7 +259,7 @@ GOOD = {"kind": "share", "bank": "shared_0", "count": 1, "weights": ["1.weight",
     ],
 )
 def test_hostile_edits_are_refused(change: dict[str, object], tmp_path: Path) -> None:
-    from paretorch.deploy.replay import replayed
+    from paretorch.deploy.filling import replayed
     from paretorch.edits import read_edits
 
     network = build("linear")

@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from paretorch import compress
 from paretorch.core.plan import Plan
-from paretorch.deploy.measure.macs import count_macs
+from paretorch.deploy.measure.structure import count_macs
 from paretorch.errors import ConfigError
 from paretorch.methods.sparsity.rivals import AMC, MagnitudePruning, harden_searched
 from paretorch.methods.sparsity.rivals.amc import episode_of, kept_counts, reward_of

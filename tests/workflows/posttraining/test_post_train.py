@@ -191,7 +191,7 @@ def test_what_cannot_work_is_one_sentence() -> None:
     refused("does not run on the first batch", [torch.zeros(4, 7)])
     refused("overflow", [vectors()[0], torch.full((4, 48), 1e30)], DataError)
     refused("allow at least", budget=300)
-    refused("is no size", budget="much")
+    refused("is not a size", budget="much")
     refused("no weight to round", exclude="*")
     refused("at least one batch", most_batches=0)
 

@@ -53,7 +53,7 @@ _WRONG: dict[str, tuple[Callable[[], Any], dict[str, Any], type[PareError], str]
     "wrong shape": (lambda: [torch.zeros(4, 7)], {}, ConfigError, "does not run on the first batch"),
     "ends early": (lambda: iter(images(5)), {"steps": 20}, DataError, "batches ended after 5"),
     "small budget": (lambda: images(4), {"budget": 50}, ConfigError, "allow at least"),
-    "strange budget": (lambda: images(4), {"budget": "4 apples"}, ConfigError, "is no size"),
+    "strange budget": (lambda: images(4), {"budget": "4 apples"}, ConfigError, "is not a size"),
     "steps": (lambda: images(4), {"steps": -1}, ConfigError, "steps=-1"),
     "half steps": (lambda: images(4), {"steps": 1.5}, ConfigError, "steps=1.5"),
     "progress": (lambda: images(4), {"progress": "loud"}, ConfigError, "progress is 'loud'"),

@@ -10,8 +10,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from paretorch import deploy, zoo
+from paretorch import zoo
 from paretorch.cli.app import app
+from paretorch.report import report
 from paretorch.training import Recipe, Runtime, train
 from paretorch.training.compression import attach
 from paretorch.training.recipe_values import changed
@@ -49,7 +50,7 @@ def test_the_curve_has_its_points_and_everything_trains_as_long() -> None:
 def test_every_way_to_spend_the_bytes_keeps_to_them(tmp_path: Path, setting: str) -> None:
     result = train(_tiny(setting), tmp_path, Runtime(device="cpu", progress="quiet"))
     assert 0.85 * _BUDGET <= result["bytes"] == (tmp_path / "model.pare").stat().st_size <= _BUDGET
-    found = deploy.report(tmp_path / "model.pare")
+    found = report(tmp_path / "model.pare")
     assert found.accuracy == pytest.approx(result["test_accuracy"], abs=1e-4)
     assert all(layer.size.bits < 32 for layer in found.layers), "no layer is left as it was"
 
@@ -62,7 +63,7 @@ def test_nothing_of_resnet20_is_left_out() -> None:
     assert [method.exclude for method in plan.methods()] == [("head",), ()]
     plan.harden()
     small = plan.finalize()
-    layers = deploy.report(small).layers
+    layers = report(small).layers
     assert {"stages.1.0.shortcut.0.weight", "stem.weight", "head.weight"} <= {layer.name for layer in layers}
     assert all(layer.size.precisions for layer in layers), "every weight lies on a grid"
 

@@ -77,7 +77,9 @@ def pull(
                 s = tl.load(inner_s + at, mask=inside, other=0.0)
                 reach = scale * tl.sigmoid(s)
             if OUTER == NONE:
-                v = tl.load(w_ptr + at, mask=inside, other=0.0).to(tl.float32)  # W is v: cheaper than to draw the noise again
+                v = tl.load(w_ptr + at, mask=inside, other=0.0).to(
+                    tl.float32
+                )  # W is v: cheaper than to draw the noise again
             elif DECIDE_INNER or DECIDE_OUTER:
                 v = w + reach * _uniform(_place(at, column, tensors, PERMUTED), key)
         elif INNER == STEPS and (DECIDE_INNER or DECIDE_OUTER):

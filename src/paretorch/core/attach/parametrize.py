@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from paretorch.core.attach.sites import Site
 from paretorch.core.attach.weights import relaxed_weights
 from paretorch.core.relaxation import Chain
-from paretorch.edits.mixed import forget_flat_weights, move_recurrent
+from paretorch.edits.share import forget_flat_weights, move_recurrent
 
 
 def attach(site: Site, chain: Chain) -> None:

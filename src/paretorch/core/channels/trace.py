@@ -21,7 +21,7 @@ from paretorch.core.channels.rules import CASTS, MOVES, Rules, arguments_of, ope
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import first_sentence
 from paretorch.support.inputs import ModelCall, TensorFunction
-from paretorch.support.silence import quiet
+from paretorch.support.processes import suppress_output
 
 
 def trace(model: nn.Module, call: ModelCall) -> Network:
@@ -29,7 +29,7 @@ def trace(model: nn.Module, call: ModelCall) -> Network:
     modes = {module: module.training for module in model.modules()}
     try:
         model.eval()
-        with torch.no_grad(), quiet():
+        with torch.no_grad(), suppress_output():
             exported = torch.export.export(TensorFunction(model, call), tuple(call.tensors), strict=False)
     except Exception as error:
         raise ConfigError(

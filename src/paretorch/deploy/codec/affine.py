@@ -1,8 +1,8 @@
 """The coding of values on grids of their own per group of neighbours: w = s · c, or w = s · q + o as `lines` has it.
 
-Stored are the layout (axis, length of a group, form), the steps and offsets as small tensors, one symbol per value for the
-code, and one for the correction, which costs nothing if every value is met. Values that are escaped follow as they are. Codes
-may be counted from a whole number per group, a zero point, if that takes fewer bits.
+It stores the layout (axis, length of a group, form), the steps and offsets as small tensors, one symbol per value for the code,
+and one for the correction, which takes no bits if every product is exact. Escaped values follow unchanged. Codes are counted
+from a zero point, a whole number per group, if that takes fewer bits.
 """
 
 from __future__ import annotations
@@ -26,20 +26,18 @@ from paretorch.deploy.codec.codings import (
     Steps,
     explain,
 )
-from paretorch.deploy.codec.entropy import Array
 from paretorch.deploy.codec.grids import HALF
-from paretorch.deploy.codec.grouped import ESCAPE, Grouped, products
-from paretorch.deploy.codec.layouts import FLAT
+from paretorch.deploy.codec.grouped import ESCAPE, FLAT, Grouped, products
 from paretorch.deploy.codec.lines import FORMS
 from paretorch.deploy.codec.multiples import Codes, Floats
-from paretorch.deploy.codec.streams import BitCounts, PartsReader, PartsWriter
+from paretorch.deploy.codec.streams import Array, BitCounts, PartsReader, PartsWriter
 from paretorch.deploy.codec.symbols import Symbols, decode_symbols, read_tables
 from paretorch.deploy.codec.words import Planes, read_planes, to_words
 from paretorch.errors import ArtefactError
 
 _CHUNK = 1 << 17  # values computed at once
 _HEADER_BITS = 64.0  # of layout and form, about
-_BASE_SPAN = 1 << 12  # the largest zero point
+_MAX_BASE = 1 << 12  # the largest zero point
 _NO_CODE = 1 << 30
 
 
@@ -53,7 +51,7 @@ class Affine:
         codes = found.codes if self._base is None else found.codes - _spread(self._base, length, width)
         if found.form:  # symbol 0 is a value of zero
             coded = _coded(found)
-            self._low = int(codes[coded].min(initial=_BASE_SPAN))
+            self._low = int(codes[coded].min(initial=_MAX_BASE))
             codes = np.where(coded, codes - self._low + 1, 0)
         self._steps = _vector(found.steps)
         self._offsets = _vector(found.offsets) if found.form else None
@@ -102,7 +100,7 @@ class Affine:
         width = out.size // rows
         length = 1 + index.number(width - 1)
         form, shifted = index.number(len(FORMS)), index.number(1)
-        low = index.signed(_BASE_SPAN) if form else 0
+        low = index.signed(_MAX_BASE) if form else 0
         many = -(-width // length)
         steps = _read_vector(reader, (rows, many))
         offsets = _read_vector(reader, (rows, many)) if form else steps
@@ -127,7 +125,7 @@ class Affine:
 
 
 def _windows(rows: int, width: int) -> Iterator[tuple[slice, slice]]:
-    """Yield ranges of rows and columns with a chunk of values each, so that little memory is taken beside the tensor."""
+    """Yield ranges of rows and columns with a chunk of values each, so that temporaries are small."""
     height, span = max(1, _CHUNK // width), min(width, _CHUNK)
     for start in range(0, rows, height):
         for begin in range(0, width, span):
@@ -144,11 +142,15 @@ def _read_escaped(reader: PartsReader, own: Array, away: Array, dtype: torch.dty
 def _read_symbols(
     reader: PartsReader, shape: tuple[int, int], dtype: type[np.signedinteger[Any]], known: Shape | None = None
 ) -> Array:
-    """Read integers of this shape; `known` is what the coder knew of it, all of it by default."""
+    """Read integers of this shape.
+
+    Args:
+        known: The shape that the encoder was given, if not this one.
+    """
     known = shape if known is None else known
     tables = read_tables(reader.index, reader.coded, shape[0] * shape[1], known)
     if np.abs(tables.alphabet).max() > np.iinfo(dtype).max:
-        raise ArtefactError("The artefact has codes larger than any")
+        raise ArtefactError("The artefact has codes that are too large")
     symbols = np.empty(shape[0] * shape[1], dtype=dtype)
     decode_symbols(reader.coded, tables, tables.alphabet.astype(dtype), symbols, known)
     return symbols.reshape(shape)
@@ -165,7 +167,7 @@ def _zero_points(found: Grouped) -> Codes | None:
     coded = _coded(found)
     least = np.minimum.reduceat(np.where(coded, found.codes, _NO_CODE), np.arange(0, width, length), axis=1)
     base = np.where(least == _NO_CODE, 0, least)
-    if not base.any() or int(np.abs(base).max()) > _BASE_SPAN:
+    if not base.any() or int(np.abs(base).max()) > _MAX_BASE:
         return None
     counted = (found.codes - _spread(base, length, width))[coded]
     gain = _entropy(found.codes[coded]) - _entropy(counted) - _entropy(base)
@@ -173,7 +175,7 @@ def _zero_points(found: Grouped) -> Codes | None:
 
 
 def _coded(found: Grouped) -> NDArray[np.bool_]:
-    """Return which values have codes: on a line zeros and escaped values have none."""
+    """Return which values have codes. On a line, zeros and escaped values have none."""
     away = (found.corrections == ESCAPE) | found.zeros
     return ~away if found.form else np.ones(away.shape, dtype=bool)
 
@@ -185,7 +187,7 @@ def _entropy(numbers: Array) -> float:
 
 
 def _precisions(found: Grouped) -> dict[int, int]:
-    """Return {bits: weights}: those that hold as many codes as there are from the least to the largest of a group."""
+    """Return {bits: weights}: the bits that hold all codes from the least to the largest of a group."""
     length, width = found.layout.length, found.codes.shape[1]
     starts = np.arange(0, width, length)
     low, high = (pick.reduceat(found.codes, starts, axis=1) for pick in (np.minimum, np.maximum))

@@ -19,26 +19,25 @@ import numpy as np
 import torch
 
 from paretorch.deploy.codec import grids
-from paretorch.deploy.codec.entropy import Array
 from paretorch.deploy.codec.grids import HALF
 from paretorch.deploy.codec.slice_groups import levels_of
-from paretorch.deploy.codec.streams import BitCounts, PartsReader, PartsWriter
+from paretorch.deploy.codec.streams import Array, BitCounts, PartsReader, PartsWriter
 from paretorch.deploy.codec.symbols import Symbols, decode_symbols, read_tables
 from paretorch.deploy.codec.words import Planes, binary_words, read_planes, to_floats, to_words
 from paretorch.errors import ArtefactError
 
 Shape = tuple[int, ...]
-SMALL = 4  # integer tensors of at most this many values go into the index
+SMALL = 4  # values: integer tensors of up to this size go into the index
 
 
 class Coding(Protocol):
-    """What every coding provides."""
+    """The interface of all codings."""
 
     name: str
 
     @property
     def cost(self) -> float:
-        """An estimate in bits, to choose by."""
+        """The estimated bits, to choose by."""
 
     def write(self, writer: PartsWriter) -> BitCounts:
         """Append the tensor; return the bits spent outside the index."""
@@ -141,7 +140,7 @@ class Codebook:
         decode_symbols(reader.coded, tables, np.arange(count, dtype=places.dtype), places, shape)
         letters = np.empty(count, dtype=out.dtype)
         read_planes(reader, letters, dtype)
-        np.take(letters, places, out=out, mode="clip")  # all places are valid; the other modes copy `out`
+        np.take(letters, places, out=out, mode="clip")  # all indices are valid; the other modes copy `out`
 
 
 class Steps:
@@ -218,12 +217,12 @@ class Sparse:
         out[kept] = words
 
 
-# A coding's position is its number in the file. This list is complete: `tensors.CODINGS` goes on from here.
+# A coding's position is its number in the file. This list is closed: further codings go into `tensors.CODINGS`.
 PLAIN_CODINGS: tuple[type[Coding], ...] = (Constant, Small, Grid, Codebook, Dense, Sparse, Steps)
 
 
 def count_precisions(alphabet: Array, exponent: int, counts: Array) -> tuple[dict[int, int], int]:
-    """Return {bits p: weights}, and k: a weight is an odd multiple of 2**(1-p) * 2**k, with 2**k at most the largest."""
+    """Return {bits p: weights}, and k: a weight is an odd multiple of 2**(1-p) * 2**k, where 2**k is at most the largest."""
     top = int(np.abs(alphabet).max()).bit_length()
     found: dict[int, int] = {}
     for level, count in zip(levels_of(alphabet).tolist(), counts.tolist(), strict=True):
@@ -233,7 +232,7 @@ def count_precisions(alphabet: Array, exponent: int, counts: Array) -> tuple[dic
 
 
 def few_values(different: int, count: int) -> dict[int, int]:
-    """Return {bits p: weights} of weights with so many `different` values (or codes), zero included: p = ⌈log₂ different⌉."""
+    """Return {bits p: weights} for `count` weights of `different` values, including zero: p = ⌈log₂ different⌉."""
     return {max(1, (different - 1).bit_length()): count}
 
 
@@ -241,7 +240,7 @@ def explain(symbols: Symbols, by_level: bool = True) -> BitCounts:
     """Split the bits into codes, masks and maps, by the chain rule for -log2 P(symbol), class by class.
 
     Args:
-        by_level: Whether the trailing zeros of a code are its precision, as on the grid of chapter 5.
+        by_level: Whether the trailing zeros of a code give its precision, as on the grid of chapter 5.
     """
     rows = levels_of(symbols.tables.alphabet)
     rows = rows if by_level else np.minimum(rows, 0)

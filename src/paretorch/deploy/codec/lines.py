@@ -1,8 +1,8 @@
 """Groups of values on lines of their own, w = s · q + o with whole numbers q and any offset o, for all groups at once.
 
-Values that are not zero are sorted; the least gap between two is m · s with a small m, and gives the codes q. What the step
-and the offset were to the last digit depends on how the product and the sum were rounded. `FORMS` has the ways that people
-compute them. Near the fitted line there are few pairs of fp32 numbers, which are tried in each way.
+Values that are not zero are sorted. The least gap between two of them is m · s with a small m, which gives the codes q. The last
+digits of step and offset depend on how the product and the sum were rounded: `FORMS` has the usual formulas. Near the fitted
+line there are few pairs of fp32 numbers, which are tried with each form.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from paretorch.deploy.codec.multiples import Codes, Floats, Mask, Wide, shortest
 Form = Callable[[Floats, Floats, Floats], Floats]
 Try = tuple[int, int | None, int | None]  # by how much codes, step and offset differ from the fitted ones
 
-_MOST_CODE = 1 << 10
-_MOST_GAP = 8  # steps between the two nearest values of a group
+_MAX_CODE = 1 << 10
+_MAX_GAP = 8  # steps between the two nearest values of a group
 _ERROR = 4.0 * 2.0**-24  # of a value, relative to the largest of its group
-_REACH = 3  # units in the last place by which a step or an offset may be off
+_REACH = 3  # the largest error of a step or an offset, in units in the last place
 _SAMPLE = 128  # groups by which the form is chosen
 _BITS = np.int64(0x7FFFFFFF)
 
@@ -39,12 +39,12 @@ def fused(codes: Floats, steps: Floats, offsets: Floats) -> Floats:
 
 
 def minus_times(codes: Floats, steps: Floats, offsets: Floats) -> Floats:
-    """w = fl(fl(q − z) · s), with any number z."""
+    """w = fl(fl(q − z) · s), for any number z."""
     return np.asarray((codes - offsets) * steps)
 
 
 def times_minus(codes: Floats, steps: Floats, offsets: Floats) -> Floats:
-    """w = fl(fl(q · s) − fl(z · s)), with a whole number z."""
+    """w = fl(fl(q · s) − fl(z · s)), for a whole number z."""
     return np.asarray(codes * steps - offsets * steps)
 
 
@@ -53,7 +53,7 @@ FORMS: tuple[Form, ...] = (times_minus, times_plus, fused, minus_times)
 
 
 def nearest_codes(form: int, values: Floats, steps: Floats, offsets: Floats) -> Wide:
-    """Return the codes, as numbers that need not be whole, whose products are these values; nothing if there is no step."""
+    """Return the codes of values before rounding them to whole numbers; not finite if a step is 0."""
     with np.errstate(all="ignore"):
         if FORMS[form] in (times_plus, fused):
             return np.asarray((values.astype(np.float64) - offsets) / steps)
@@ -62,7 +62,7 @@ def nearest_codes(form: int, values: Floats, steps: Floats, offsets: Floats) -> 
 
 @dataclass(frozen=True)
 class Plan:
-    """A form, and the tries that are worth their time."""
+    """A form, and the tries that found lines in a sample."""
 
     form: int
     tries: tuple[Try, ...]
@@ -99,11 +99,11 @@ def fit_codes(values: Floats) -> tuple[Codes, Wide, Wide, Mask]:
     error = _ERROR * np.maximum(np.abs(base), np.abs(base + reach))
     rise = np.where(values == 0, 0.0, wide - base[:, None])
     codes, slope = np.zeros(values.shape, dtype=np.int32), np.where(reach == 0, np.abs(base), 0.0)
-    fits = reach == 0  # one value: any step will do
+    fits = reach == 0  # one value: any step fits
     left = np.flatnonzero(reach > 0)
-    for m in range(1, _MOST_GAP + 1):
+    for m in range(1, _MAX_GAP + 1):
         top = np.rint(reach[left] / gap[left] * m)
-        left, top = left[top <= _MOST_CODE], top[top <= _MOST_CODE]
+        left, top = left[top <= _MAX_CODE], top[top <= _MAX_CODE]
         if not left.size:
             break
         found = reach[left] / top
@@ -119,7 +119,7 @@ def fit_lines(values: Floats, plan: Plan | None = None) -> Lines:
     """Return the line of each group.
 
     Args:
-        plan: Form and tries from `plan_lines`. Default: those that suit these groups.
+        plan: Form and tries from `plan_lines`. Default: found from these groups.
     """
     fitted = fit_codes(values)
     plan = plan_lines(values) if plan is None else plan
@@ -128,7 +128,7 @@ def fit_lines(values: Floats, plan: Plan | None = None) -> Lines:
 
 
 def plan_lines(values: Floats) -> Plan:
-    """Return the form by which most of a sample of the groups are exact, and tries like those that helped, most helpful first."""
+    """Return the form with the most exact groups in a sample, and tries like those that succeeded, most successful first."""
     some = values[:: max(1, len(values) // _SAMPLE)]
     codes, slope, base, fits = fit_codes(some)
     some, codes, slope, base = some[fits], codes[fits], slope[fits], base[fits]
@@ -144,7 +144,7 @@ def plan_lines(values: Floats) -> Plan:
 
 
 def _solve(plan: Plan, values: Floats, codes: Codes, slope: Wide, base: Wide) -> tuple[Lines, dict[Try, int]]:
-    """Try steps and offsets near the fitted line until every value of a group is met; count which tries met one."""
+    """Try steps and offsets near the fitted line until all values of a group are exact; count the successes of each try."""
     form, hits = plan.form, dict[Try, int]()
     best, steps, offsets = codes.copy(), slope.astype(np.float32), _offset(form, base, slope)
     exact = np.zeros(len(values), dtype=bool)
@@ -169,7 +169,7 @@ def _solve(plan: Plan, values: Floats, codes: Codes, slope: Wide, base: Wide) ->
 
 
 def _offset(form: int, base: Wide, slope: Wide) -> Floats:
-    """Return the offset of the code 0 as the form has it: a value, or a number of steps."""
+    """Return the offset in the form's own unit: a value, or a number of steps."""
     if FORMS[form] in (times_plus, fused):
         return np.asarray(base, dtype=np.float32)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -178,9 +178,9 @@ def _offset(form: int, base: Wide, slope: Wide) -> Floats:
 
 
 def _tries(form: int, middle: int) -> Iterator[Try]:
-    """Yield how far the codes, the step and the offset are from the fitted ones, likely ones first; None: few digits.
+    """Yield differences of codes, step and offset from the fitted ones, likely ones first; None: the one with few digits.
 
-    The least value of a group need not have the code 0, and people count from 0 or from −2**(bits − 1).
+    The least value of a group need not have the code 0, and quantizers count from 0 or from −2**(bits − 1).
     """
     near: list[int | None] = [None, 0, *(sign * i for i in range(1, _REACH + 1) for sign in (1, -1))]
     if FORMS[form] is times_minus:  # the offset follows from the step
@@ -194,7 +194,7 @@ def _tries(form: int, middle: int) -> Iterator[Try]:
 
 
 def _neighbour(numbers: Floats, units: int | None) -> Floats:
-    """Return the fp32 numbers so many units in the last place away; None: the nearby one with the fewest digits."""
+    """Return the fp32 numbers `units` in the last place away; None: the nearby number with the fewest digits."""
     words = np.ascontiguousarray(numbers).view(np.uint32).astype(np.int64)
     sign, size = words & ~_BITS, words & _BITS
     if units is None:

@@ -1,9 +1,9 @@
 """Groups of values as whole multiples of a step of their own, w = fl(c · s): codes and steps, for all groups at once.
 
-Within a group the least magnitude is k · s with a small k. For k = 1, 2, … all values are divided by the step that k gives,
-and the first k by which all are near whole numbers is taken. Then every value gives an interval of steps, those whose
-product rounds to it. The intersection of the intervals holds few fp32 numbers; the one with the fewest digits is the cheapest to store.
-A zero point that is a whole number makes no difference here: s · (q − z) is a multiple of s.
+The least magnitude of a group is k · s with a small k. For k = 1, 2, … all values are divided by the step that k gives; the first
+k for which all are near whole numbers is chosen. Then every value gives an interval of steps whose product rounds to it. The
+intersection of the intervals has few fp32 numbers; the one with the fewest digits is the cheapest to store. A zero point that is
+a whole number changes nothing: s · (q − z) is a multiple of s.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Mask = NDArray[np.bool_]
 Codes = NDArray[np.int32]
 Words = NDArray[np.int64]  # bit patterns of positive fp32 numbers, which are in the order of the numbers
 
-MAX_CODE = 1 << 11  # |c|: beyond it, chance makes multiples of anything
-_MOST_LEAST = 48  # what the least code of a group may be
+MAX_CODE = 1 << 11  # |c|: with larger codes, any values are multiples by chance
+_MAX_LEAST = 48  # the largest least code of a group
 _AT_ONCE = 1 << 12  # groups whose possible steps are tried together
-_SAMPLE = 8  # values of a group that are looked at first
-# Two values, their ratio and a product are each off by half a unit in the last place; in half precision, two values.
+_SAMPLE = 8  # values of a group that are tested first
+# Two values, their ratio and a product each have an error of half a unit in the last place; in half precision, two values have.
 TOLERANCE = {torch.float32: 4.0 * 2.0**-24, torch.float16: 2.1 * 2.0**-11, torch.bfloat16: 2.1 * 2.0**-8}
 _TOP_CODE = {
     torch.float32: MAX_CODE,
     torch.float16: 1 << 9,
     torch.bfloat16: 1 << 6,
-}  # beyond it, neighbours are as near
-_COMMON, _FEW = (2, 3, 5, 7), 3  # factors that so many different codes may have in common by chance
+}  # with larger codes, neighbouring values are as near
+_COMMON, _FEW = (2, 3, 5, 7), 3  # factors that up to so many different codes have in common by chance
 _TOP = np.finfo(np.float32).max
 
 
@@ -40,8 +40,8 @@ class Multiples:
     """w ≈ codes · step, group by group (groups, values): `fits` up to two roundings, `exact` bit for bit.
 
     Args:
-        first: Bit pattern of the least step that gives the values of a group.
-        last: Bit pattern of the largest.
+        first: The bit pattern of the least step that gives the values of a group.
+        last: The bit pattern of the largest such step.
     """
 
     codes: Codes
@@ -60,7 +60,7 @@ def fit_multiples(values: Floats, dtype: torch.dtype = torch.float32) -> Multipl
     """Return the codes and steps of groups (groups, values); zeros have code 0 and fit any step.
 
     Args:
-        dtype: What the products were rounded to.
+        dtype: The dtype that the products were rounded to.
     """
     sizes = np.abs(values).astype(np.float64)
     guess = _coarsest(sizes, dtype)
@@ -69,7 +69,7 @@ def fit_multiples(values: Floats, dtype: torch.dtype = torch.float32) -> Multipl
     first, last = _steps(sizes, codes, dtype)
     exact = _matches(sizes, codes, first, last, dtype)
     off = np.flatnonzero(fits & ~exact & _are_few(codes))
-    for factor in _COMMON:  # 3s and 9s, say, are no exact multiples of fl(3s)
+    for factor in _COMMON:  # for example, 3s and 9s are no exact multiples of fl(3s)
         if not off.size:
             break
         finer = _round(sizes[off], guess[off] / factor)
@@ -88,7 +88,7 @@ def _are_few(codes: Codes) -> Mask:
 
 
 def are_multiples(values: Floats, dtype: torch.dtype = torch.float32) -> Mask:
-    """Return which groups (groups, values) are near multiples of some step; as `fit_multiples`, without the codes."""
+    """Return which groups (groups, values) are near multiples of some step: as `fit_multiples`, without the codes."""
     sizes = np.abs(values).astype(np.float64)
     return np.asarray((_coarsest(sizes, dtype) > 0) | ~sizes.any(1))
 
@@ -102,7 +102,7 @@ def _coarsest(sizes: Wide, dtype: torch.dtype) -> Wide:
     sample = sizes[:, :: max(1, sizes.shape[1] // _SAMPLE)]
     for start in range(0, left.size, _AT_ONCE):
         some = left[start : start + _AT_ONCE]
-        ks = np.arange(2, _MOST_LEAST + 1)
+        ks = np.arange(2, _MAX_LEAST + 1)
         guesses = least[some, None] / ks
         likely = _are_near(sample[some, None], guesses, near) & (most[some, None] <= top * guesses)
         while some.size:  # the smallest k that the sample allows, until all values allow it
@@ -145,7 +145,7 @@ def _steps(sizes: Wide, codes: Codes, dtype: torch.dtype) -> tuple[Words, Words]
 
 
 def words_within(low: Wide, high: Wide) -> tuple[Words, Words]:
-    """Return the bit patterns of the first and last fp32 number in intervals of positive numbers; the middle twice if empty."""
+    """Return the bit patterns of the first and last fp32 number in intervals of positive numbers; twice the middle if empty."""
     below, above = low.astype(np.float32), high.astype(np.float32)
     first = below.view(np.uint32).astype(np.int64) + (below.astype(np.float64) < low)
     last = above.view(np.uint32).astype(np.int64) - (above.astype(np.float64) > high)
@@ -168,9 +168,9 @@ def as_floats(words: Words) -> Floats:
 
 
 def share_digits(first: Words, last: Words) -> Floats:
-    """Return steps (rows, groups) in these intervals: with equal digits throughout a row, if there are such, else few.
+    """Return steps (rows, groups) in these intervals, with equal digits within a row if possible, else with few digits.
 
-    So the steps of groups with different bits and one scale per row differ by powers of two only.
+    So if the groups of a row have one scale and different bits, their steps differ only by powers of two.
     """
     digits = (1 << 23) - 1
     own = shortest_words(first, last)

@@ -11,8 +11,15 @@ from paretorch.edits.scale import MAX_BITS
 KINDS = ("codes", "masks", "maps", "rest")
 
 
+class _ByKind:
+    @property
+    def by_kind(self) -> dict[str, float]:
+        """The bytes of each kind."""
+        return {kind: getattr(self, kind) for kind in KINDS}
+
+
 @dataclass(frozen=True)
-class TensorSize:
+class TensorSize(_ByKind):
     """One tensor in the file; bytes are fractional because one coder serves all tensors.
 
     Args:
@@ -47,7 +54,7 @@ class TensorSize:
 
     @property
     def bits(self) -> float:
-        """Mean bits per weight without map and masks: p as above; without a precision the width of its dtype, or 0 for a zero."""
+        """Mean bits per weight without map and masks: p as above, or without precisions the bits of the dtype, and 0 for a zero."""
         if not self.numel:
             return 0.0
         if self.precisions:
@@ -55,7 +62,7 @@ class TensorSize:
         return 8.0 * self.dense / self.numel * (1.0 - self.zeros / self.numel)
 
     def rescaled(self, exponent: int) -> TensorSize:
-        """Return the same weights seen at scale 2**exponent: every precision grows by as much as the scale does."""
+        """Return the same weights on a grid of scale 2**exponent: every precision grows by as much as the scale."""
         more = 0 if self.scale is None else exponent - self.scale
         if more <= 0:
             return self
@@ -64,8 +71,8 @@ class TensorSize:
 
 
 @dataclass(frozen=True, repr=False)
-class Sizes:
-    """Bytes on disk: `total` is the file's length; the kinds add up to it, the tensors to all but names and header."""
+class Sizes(_ByKind):
+    """Bytes on disk. `total` is the length of the file. The kinds add up to it; the tensors to all but names and header."""
 
     total: int
     codes: float
@@ -76,15 +83,15 @@ class Sizes:
     tensors: Mapping[str, TensorSize]
 
     def __repr__(self) -> str:
-        kinds = ", ".join(f"{kind} {getattr(self, kind):,.0f}" for kind in KINDS)
+        kinds = ", ".join(f"{kind} {size:,.0f}" for kind, size in self.by_kind.items())
         return f"Sizes({self.total:,} bytes: {kinds}; {self.dense:,} dense, {len(self.tensors)} tensors)"
 
 
 def on_their_grids(tensors: Mapping[str, TensorSize], edits: Sequence[Edit]) -> dict[str, TensorSize]:
-    """Precisions as the methods count them: on a grid of the scale that an edit names, or of chapter 5's own, within ±2.
+    """Return sizes with precisions as the methods count them: on the grid with the scale that an edit names, or of chapter 5.
 
-    Read off the values alone, a grid is as small as the largest of them allows, and ±½ of 2 bits would have one. What is
-    mixed from shared tensors has no edit for its grid, and is left as it was read; so is a grid finer than any of ours.
+    Read off the values alone, a grid is as small as the largest value allows: ±½ of 2 bits would count as 1 bit. Shared tensors
+    have no edit for their grid and do not change. Neither does a grid finer than that of any method.
     """
     named = {edit.weight: edit.exponent for edit in edits if isinstance(edit, Scale)}
     shared = {name for edit in edits if isinstance(edit, Share) for name in edit.stored}

@@ -1,13 +1,13 @@
-"""Groups of slices: which rows, columns, taps or blocks of a weight share a frequency table.
+"""Classes of slices: which rows, columns, taps or blocks of a weight share a frequency table.
 
 Precision and sparsity differ between channels (whole rows at one precision, or gone), between inputs, between the taps of a
 convolution, and between blocks of any shape. The slices of a weight are sorted into a few classes, each with its own table; the
-class of every slice is stored. A slice that is all zero then costs nothing, a slice of one precision only its codes, and the
-map of classes costs its entropy. The classes are learned from histograms of so many slices as is affordable; then every slice
-joins the class that codes it best, so that no number of slices is too large.
+class of every slice is stored. A slice of zeros then takes no bits, a slice of one precision only those of its codes, and the map
+of classes takes its entropy. The classes are learned from the histograms of a sample of slices; then every slice joins the class
+that codes it best, so that any number of slices is possible.
 
-Classes begin as slices of one finest precision, number of symbols and share of zeros. They are merged as long as that saves
-bits; then slices move to the class that codes them best, the bits of naming the class included.
+A class begins as the slices of one finest precision, number of symbols and share of zeros. Classes are merged as long as that
+saves bits. Then slices move to the class that codes them best, including the bits that name the class.
 
 The shape of blocks is guessed from where the precision of neighbours changes: inside a block neighbours are alike more often than
 across its edge. For every length up to a limit the pairs at the edges that it would have are compared with all other pairs.
@@ -21,23 +21,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paretorch.deploy.codec.entropy import Array, bits_of
+from paretorch.deploy.codec.streams import Array, bits_of
 
 Cube = tuple[int, int, int]
 
-_MOST_CELLS = (
+_MAX_CELLS = (
     1 << 21
 )  # slices times letters that are counted to learn classes; beyond it letters are pooled, slices sampled
-MOST_SLICES = 1 << 20  # slices that may have classes however small they are; files of older versions may have so many
-LEAST_SLICE = 4  # values in a slice, on average: smaller ones do not pay for a class
+MAX_SLICES = 1 << 20  # slices that may have classes even if they are small, as in files of older versions
+MIN_SLICE = 4  # values in a slice, on average: smaller ones do not pay for a class
 _CHUNK = 1 << 20  # symbols counted at once
 _TABLE_BITS = 4.0  # of one entry of a further table, about
-_MOST_CLASSES = 12
-_MOST_KINDS = 48  # of slices, before classes are merged
+_MAX_CLASSES = 12
+_MAX_KINDS = 48  # of slices, before classes are merged
 _ROUNDS = 3  # in which slices move to the class that codes them best
 _SAMPLE = 1 << 18  # neighbours that are compared to guess the shape of blocks
 _RUN = 256  # neighbouring outputs in one part of that sample
-_LONGEST = 1024  # side of a block that is looked for
+_LONGEST = 1024  # side of a block
 _CLEAR = 6.0  # standard errors
 
 
@@ -46,7 +46,8 @@ class Groups:
     """The class of every block of the cube (outputs, inputs, taps); blocks at the far edges may be smaller.
 
     Args:
-        of: Classes by place of the block (outputs, inputs, taps). Blocks of whole rows, columns or taps are slices along one axis.
+        block: The shape of a block. Blocks of whole rows, columns or taps are slices along one axis.
+        of: The class of each block, by its place (outputs, inputs, taps).
     """
 
     block: Cube
@@ -105,12 +106,12 @@ def spread(of: Array, block: Cube, shape: Cube) -> Array:
 def find_groups(
     symbols: Array, shape: Cube, alphabet: Array, total: Array, block: Cube | None = None
 ) -> tuple[Groups, Array] | None:
-    """Return the classes that save most, and their counts (class, symbol); None if one table for all is as good.
+    """Return the classes that save most bits, and their counts (class, symbol); None if one table for all is as good.
 
     Args:
         alphabet: The integer of each symbol.
         total: How often each symbol occurs.
-        block: A shape that blocks are known to have; else shapes are guessed from the values.
+        block: The shape of blocks, if known; else shapes are guessed from the values.
     """
     cube, levels = symbols.reshape(shape), levels_of(alphabet)
     known = [axis_block(axis, shape) for axis in range(3)]
@@ -118,7 +119,7 @@ def find_groups(
     best, best_gain, best_counts = None, 0.0, None
     for own in dict.fromkeys(known):
         count = int(np.prod(places(own, shape)))
-        if count < 2 or symbols.size // count < LEAST_SLICE:
+        if count < 2 or symbols.size // count < MIN_SLICE:
             continue
         labels = _classify(cube, own, alphabet, levels)
         if labels is None:
@@ -136,7 +137,7 @@ def _classify(cube: Array, block: Cube, alphabet: Array, levels: Array) -> Array
     grid = places(block, shape)
     count = int(np.prod(grid))
     pool = np.arange(levels.size)
-    if count * levels.size > _MOST_CELLS:  # letters of one precision and about one magnitude are counted as one
+    if count * levels.size > _MAX_CELLS:  # count letters of one precision and about one magnitude as one
         wide = np.frexp(np.abs(alphabet).astype(np.float64))[1]
         pool = np.unique(np.stack([levels, wide]), axis=1, return_inverse=True)[1].ravel()
     size = int(pool.max()) + 1
@@ -147,8 +148,8 @@ def _classify(cube: Array, block: Cube, alphabet: Array, levels: Array) -> Array
         counts = _histogram(cube, block, pool)
         tables = _learn_classes(counts, pooled, width) if _is_promising(counts) else None
         return None if tables is None else _assign(counts, tables).reshape(grid)
-    parts = list(_row_parts(shape, block[0], max(block[0], _MOST_CELLS // size * block[0] * grid[0] // count)))
-    stride = max(1, -(-count * size // _MOST_CELLS))
+    parts = list(_row_parts(shape, block[0], max(block[0], _MAX_CELLS // size * block[0] * grid[0] // count)))
+    stride = max(1, -(-count * size // _MAX_CELLS))
     sample = [_histogram(cube[part], block, pool) for part in parts[::stride]]
     counts = np.concatenate(sample)
     tables = _learn_classes(counts, pooled, width) if _is_promising(counts) else None
@@ -160,7 +161,7 @@ def _classify(cube: Array, block: Cube, alphabet: Array, levels: Array) -> Array
 
 
 def _is_promising(counts: Array) -> bool:
-    """Return whether one table per slice saves more than fitting noise does, (symbols - 1) / 2 nats per slice."""
+    """Return whether one table per slice saves more than noise would: (symbols - 1) / 2 nats per slice."""
     free = counts.sum(0)
     gain = float(bits_of(free) - bits_of(counts).sum())
     used = np.minimum(np.count_nonzero(free), counts.sum(1)) - 1
@@ -168,7 +169,7 @@ def _is_promising(counts: Array) -> bool:
 
 
 def _row_parts(shape: Cube, rows: int, most: int) -> Iterator[slice]:
-    """Yield ranges of outputs that hold whole blocks, and at most so many outputs or a chunk of values."""
+    """Yield ranges of outputs with whole blocks, each of at most `most` outputs or a chunk of values."""
     size = max(1, min(most, _CHUNK // max(shape[1] * shape[2], 1)) // rows) * rows
     return (slice(start, start + size) for start in range(0, shape[0], size))
 
@@ -199,7 +200,7 @@ def _map_bits(labels: Array) -> float:
 
 
 def _assign(counts: Array, tables: Array) -> NDArray[np.uint8]:
-    """Return the class of each slice that codes it in the fewest bits, classes that many slices have preferred."""
+    """Return for each slice the class that codes it in the fewest bits; the names of frequent classes take fewer."""
     return np.asarray((counts @ _lengths(tables).T + _naming(tables)).argmin(1), dtype=np.uint8)
 
 
@@ -208,7 +209,7 @@ def _learn_classes(counts: Array, levels: Array, letters: Array) -> Array:
 
     Args:
         levels: Of each symbol: trailing zero bits, -1 for zero.
-        letters: How many letters each symbol stands for, to know what a table costs.
+        letters: How many letters each symbol stands for, for the cost of a table.
     """
     labels = _merge(counts, _kinds(counts, levels), letters)
     for _ in range(_ROUNDS):
@@ -227,7 +228,7 @@ def _class_tables(counts: Array, labels: Array) -> Array:
 
 
 def _lengths(tables: Array) -> Array:
-    """Return the bits of each symbol in each class; symbols that a class does not have are as good as forbidden."""
+    """Return the bits of each symbol in each class; very many for symbols that the class does not have."""
     counts = tables[:, :-1] + 1e-3
     return np.asarray(np.log2(counts.sum(1, keepdims=True) / counts))
 
@@ -246,9 +247,9 @@ def _kinds(counts: Array, levels: Array) -> Array:
     rich = np.frexp(np.count_nonzero(present, axis=1).astype(np.float64))[1]
     signature = (finest * 32 + rich) * 8 + np.searchsorted(edges, zeros) + np.where(zeros == 1.0, 4, 0)
     kinds, labels, sizes = np.unique(signature, return_inverse=True, return_counts=True)
-    if kinds.size > _MOST_KINDS:  # a rare kind joins the next common one
-        common = np.sort(np.argsort(-sizes)[:_MOST_KINDS])
-        labels = np.searchsorted(common, labels.ravel()).clip(max=_MOST_KINDS - 1)
+    if kinds.size > _MAX_KINDS:  # a rare kind joins the next common kind
+        common = np.sort(np.argsort(-sizes)[:_MAX_KINDS])
+        labels = np.searchsorted(common, labels.ravel()).clip(max=_MAX_KINDS - 1)
     return np.unique(labels, return_inverse=True)[1].ravel()
 
 
@@ -264,7 +265,7 @@ def _merge(counts: Array, labels: Array, letters: Array) -> Array:
         both = stack[first] + stack[second]
         loss = bits_of(both) + _TABLE_BITS * ((both > 0) @ letters) - alone[first] - alone[second]
         pick = int(loss.argmin())
-        if loss[pick] > 16.0 and len(tables) <= _MOST_CLASSES:
+        if loss[pick] > 16.0 and len(tables) <= _MAX_CLASSES:
             break
         keep, drop = int(first[pick]), int(second[pick])
         tables[keep] = both[pick]
@@ -274,7 +275,7 @@ def _merge(counts: Array, labels: Array, letters: Array) -> Array:
 
 
 def _block_shapes(cube: Array, levels: Array) -> list[Cube]:
-    """Return shapes (outputs, inputs, taps) that blocks may have; empty if neighbours are alike everywhere, or nowhere."""
+    """Return likely shapes of blocks (outputs, inputs, taps); none if neighbours are equally alike everywhere."""
     outputs, inputs, taps = cube.shape
     if inputs < 4:
         return []
@@ -298,7 +299,7 @@ def _block_shapes(cube: Array, levels: Array) -> list[Cube]:
 
 
 def _period(alike: Array, pairs: int) -> int | None:
-    """Return the length at whose multiples neighbours are clearly less often alike; None if there is none.
+    """Return the length at whose multiples neighbours are clearly less often equal; None if there is none.
 
     Args:
         alike: Share of equal neighbours between places i and i + 1.

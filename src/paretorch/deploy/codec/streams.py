@@ -1,20 +1,129 @@
-"""Numbers, byte strings and the parts of a file, written and read back with every read checked.
+"""The three parts of a file: the index (small numbers), entropy-coded symbols, and bytes that no model shrinks.
 
-An artefact has three parts: the index (small numbers), the entropy-coded symbols, and bytes that no model shrinks.
+The entropy coder is constriction's ANS, one coder for a whole file. ANS is a stack: the encoder collects runs of symbols and
+pushes them last run first, so that the decoder pops them in file order. One coder per tensor would cost one partly filled word
+per tensor. Everything that is read is checked.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from math import isqrt
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paretorch.deploy.codec.entropy import Decoder, Encoder
 from paretorch.errors import ArtefactError
 
+Array = NDArray[Any]
+
 _VARINT_BYTES = 10  # enough for the bit pattern of a 64-bit value
+_CHUNK = 1 << 18  # symbols per call of the coder, so that int32 copies take 1 MiB
+_STEPS = 16  # frequencies are powers of 2 ** (-1/16)
+MAX_DROP = 24 * _STEPS  # constriction's probabilities have 24 bits
+
+
+def _roots() -> list[int]:
+    """Return floor(2 ** (24 - i/16)), computed in integers because floats could differ between machines."""
+    return [isqrt(isqrt(isqrt(isqrt(1 << (24 * _STEPS - i))))) for i in range(_STEPS)]
+
+
+_ROOTS = np.array(_roots(), dtype=np.int64)
+
+
+def frequencies(drops: Array) -> Array:
+    """Return the frequencies 2 ** (24 - drop/16) of a model, at least 1; 0 for a negative drop: the symbol does not occur."""
+    drops = np.asarray(drops, dtype=np.int64)
+    table = _ROOTS[drops % _STEPS] >> np.clip(drops // _STEPS, 0, 24)
+    return np.where(drops < 0, 0, np.maximum(table, 1))
+
+
+def fit_drops(counts: Array, coarse: int) -> Array:
+    """Return the drops nearest to the counts of a sample, in multiples of `coarse` sixteenths of an octave."""
+    counts = np.asarray(counts, dtype=np.float64)
+    with np.errstate(divide="ignore"):
+        drops = np.rint(np.log2(counts.max(initial=1.0) / counts) * (_STEPS / coarse)) * coarse
+    return np.where(counts > 0, np.minimum(drops, MAX_DROP), -1).astype(np.int64)
+
+
+def code_lengths(drops: Array) -> NDArray[np.float64]:
+    """Return the bits per symbol under the model; infinite if it does not occur, zero if it is the only symbol."""
+    table = frequencies(drops).astype(np.float64)
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log2(table.sum() / table))
+
+
+def bits_of(counts: Array) -> Array:
+    """Return the bits (n times the entropy) of each row of counts, coded with its own frequencies."""
+    total = counts.sum(-1)
+    inner = counts * np.log2(np.maximum(counts, 1))
+    return np.asarray(total * np.log2(np.maximum(total, 1)) - inner.sum(-1))
+
+
+def _coder(words: Array | None = None) -> Any:
+    from constriction import stream
+
+    return stream.stack.AnsCoder() if words is None else stream.stack.AnsCoder(words)
+
+
+def _model(drops: Array) -> Any:
+    from constriction import stream
+
+    # float64 holds these integers and their sums exactly, so every machine builds the same model
+    return stream.model.Categorical(frequencies(drops).astype(np.float64), perfect=False)
+
+
+def _needs_coding(drops: Array) -> bool:
+    return int(np.count_nonzero(np.asarray(drops) >= 0)) > 1
+
+
+class Encoder:
+    """Collects runs of symbols 0 .. len(drops)-1 with their models; `finish` returns the coded bytes."""
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[Array, Array]] = []
+
+    def add(self, symbols: Array, drops: Array) -> None:
+        if symbols.size and _needs_coding(drops):
+            self._runs.append((symbols, drops))
+
+    def finish(self) -> bytes:
+        coder = _coder()
+        for symbols, drops in reversed(self._runs):
+            model = _model(drops)
+            for start in reversed(range(0, symbols.size, _CHUNK)):
+                coder.encode_reverse(symbols[start : start + _CHUNK].astype(np.int32), model)
+        return bytes(coder.get_compressed().astype("<u4").tobytes())
+
+
+class Decoder:
+    """Returns the runs in the order in which they were added, into arrays whose size the caller has checked.
+
+    constriction reads past the end without an error, so a forged stream gives arbitrary symbols of the alphabet: wrong values,
+    but values of the table. The checksum finds damage.
+    """
+
+    def __init__(self, words: bytes | memoryview) -> None:
+        try:
+            aligned = np.frombuffer(words, dtype="<u4")
+            self._coder = _coder(np.require(aligned, np.uint32, ["A"]))
+        except ValueError as error:
+            raise ArtefactError("The artefact's coded part has an impossible end") from error
+
+    def take(self, drops: Array, table: Array, out: Array) -> None:
+        """Fill `out` with the next symbols, looked up in `table`."""
+        if out.size == 0 or not _needs_coding(drops):
+            out[:] = table[int(np.argmax(np.asarray(drops) >= 0))]
+            return
+        model = _model(drops)
+        for start in range(0, out.size, _CHUNK):
+            part = out[start : start + _CHUNK]
+            part[:] = table[self._coder.decode(model, part.size)]
+
+    def finish(self) -> None:
+        if not self._coder.is_empty():
+            raise ArtefactError("The artefact's coded part is longer than its tensors need")
 
 
 class ByteWriter:
@@ -39,7 +148,7 @@ class ByteWriter:
 
 
 class ByteReader:
-    """Reads what ByteWriter wrote; raises ArtefactError, never IndexError, for anything that does not fit."""
+    """Reads what ByteWriter wrote; raises ArtefactError for anything impossible."""
 
     def __init__(self, data: bytes | memoryview) -> None:
         self._data = memoryview(data)
@@ -65,7 +174,7 @@ class ByteReader:
         return value // 2 if value % 2 == 0 else -(value // 2) - 1
 
     def numbers(self, count: int, limit: int) -> NDArray[np.int64]:
-        """Read many numbers at once; allocate nothing that the remaining bytes could not fill."""
+        """Read many numbers; allocate no more than the remaining bytes could fill."""
         if count > self.left:
             raise ArtefactError("The artefact's index is too short for its tables")
         return np.fromiter((self.number(limit) for _ in range(count)), dtype=np.int64, count=count)
@@ -104,9 +213,9 @@ class PartsReader:
 
 
 class BitCounts(NamedTuple):
-    """Bits outside the index, by what they are for: values, which weights are zero, which precision.
+    """Bits outside the index by purpose: values (codes), which weights are zero (masks), which precision (maps).
 
-    Of those for values, `steps` are for steps and offsets, `off` for values that are not on the grid, or not exactly.
+    Of the bits for values, `steps` are for steps and offsets, and `off` for values that are not exactly on their grid.
     """
 
     codes: float = 0.0

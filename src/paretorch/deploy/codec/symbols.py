@@ -1,4 +1,4 @@
-"""Arrays of integers as symbols: the alphabet that occurs, a frequency for each symbol, and what both cost.
+"""Arrays of integers as symbols: the alphabet, a frequency for each symbol, and the bits that they take.
 
 A finalized weight is w = v * 2**e with a small integer v: zero if it was dropped, odd at the finest precision of its
 layer, even above it. One symbol per weight therefore carries mask, precision and code jointly.
@@ -19,10 +19,9 @@ from math import isqrt
 
 import numpy as np
 
-from paretorch.deploy.codec.entropy import MAX_DROP, Array, Decoder, Encoder, code_lengths, fit_drops
 from paretorch.deploy.codec.slice_groups import (
-    LEAST_SLICE,
-    MOST_SLICES,
+    MAX_SLICES,
+    MIN_SLICE,
     Cube,
     Groups,
     as_cube,
@@ -31,15 +30,24 @@ from paretorch.deploy.codec.slice_groups import (
     levels_of,
     places,
 )
-from paretorch.deploy.codec.streams import ByteReader, ByteWriter
+from paretorch.deploy.codec.streams import (
+    MAX_DROP,
+    Array,
+    ByteReader,
+    ByteWriter,
+    Decoder,
+    Encoder,
+    code_lengths,
+    fit_drops,
+)
 from paretorch.errors import ArtefactError
 
 SPAN = 1 << 17  # the widest range of integers that can be symbols
 _TABLE_STEPS = (1, 4, 16)  # resolutions of stored frequencies, in sixteenths of an octave
-_MOST_CLASSES = 64
+_MAX_CLASSES = 64
 _BLOCKS = 4  # in place of 1 + axis: classes of blocks
-_CHUNK = 1 << 20  # symbols looked up at once
-_FEW = 8  # letters: up to here a table is as small as any formula
+_CHUNK = 1 << 20  # symbols per lookup
+_FEW = 8  # letters: a table of up to so many is as small as any formula
 _FALLS = 64  # 0: flat; 1 .. 31: with |v|; 32 .. 63: with v**2
 _MAX_FORMULA = 1 << 12  # integers in such an alphabet
 _OCTAVE = 16  # drops are in sixteenths of an octave
@@ -73,9 +81,9 @@ class Symbols:
     """An integer array of range < SPAN, with the tables fitted to it, ready to be written.
 
     Args:
-        shape: That of the array, if slices of it may have tables of their own.
-        block: Neighbours along the second axis that may be alike; else shapes of blocks are guessed.
-        nested: Whether this is the map of blocks itself, which has none of its own.
+        shape: The shape of the array, if its slices may have tables of their own.
+        block: How many neighbours along the second axis form a block; else shapes of blocks are guessed.
+        nested: Whether this is a map of blocks, which has no map of its own.
     """
 
     def __init__(
@@ -155,13 +163,13 @@ class Symbols:
 
 
 def _map(groups: Groups) -> Symbols:
-    """Return the classes as symbols; of blocks, neighbours in a row or column may be alike."""
+    """Return the classes as symbols. Those of blocks may be alike in a row or column."""
     of = groups.of.astype(np.int32)
     return Symbols(of.ravel(), of.shape if groups.axis is None else (), nested=True)
 
 
 def _chunks(flat: Array) -> Iterator[Array]:
-    """Yield views of one part after another: temporaries take eight bytes per symbol, too many for all at once."""
+    """Yield views of one chunk after another, because temporaries take eight bytes per symbol."""
     return (flat[start : start + _CHUNK] for start in range(0, flat.size, _CHUNK))
 
 
@@ -177,7 +185,7 @@ def _table_bits(alphabet: Array, drops: Array, step: int) -> float:
 
 
 def _fit(alphabet: Array, counts: Array, groups: Groups | None) -> tuple[Tables, float]:
-    """Fit tables at the resolution that pays: coarse frequencies cost little, fine ones code many samples better."""
+    """Fit tables at the best resolution: coarse frequencies take few bits, fine ones code many samples better."""
     best, least = None, np.inf
     for step in _TABLE_STEPS:
         drops = np.stack([fit_drops(row, step) for row in counts])
@@ -204,7 +212,7 @@ def read_tables(
     """Read the tables of an array of `count` integers; nothing of the array's size is allocated yet.
 
     Args:
-        nested: Whether this is the map of blocks itself, which has none of its own.
+        nested: Whether this is a map of blocks, which has no map of its own.
     """
     size = index.number(min(count, SPAN))
     first, smooth = index.signed(SPAN), size == 0
@@ -235,7 +243,7 @@ def read_tables(
         drops[:, _order(alphabet)] = np.cumsum(deltas).reshape(classes, size)
         drops = np.where(drops == -1, -1, drops * step)
     if drops.min() < -1 or drops.max() > MAX_DROP or (drops.max(1) < 0).any():
-        raise ArtefactError("The artefact holds a frequency that cannot be")
+        raise ArtefactError("The artefact holds an impossible frequency")
     return Tables(alphabet, drops, step, groups)
 
 
@@ -249,18 +257,18 @@ def _read_groups(index: ByteReader, coded: Decoder, shape: Cube, nested: bool) -
         block = axis_block(kind - 1, shape)
     grid = places(block, shape)
     count = math.prod(grid)
-    if (kind == _BLOCKS or count > MOST_SLICES) and math.prod(shape) // max(count, 1) < LEAST_SLICE:
-        raise ArtefactError("The artefact sorts more slices of a tensor into classes than pays")
+    if (kind == _BLOCKS or count > MAX_SLICES) and math.prod(shape) // max(count, 1) < MIN_SLICE:
+        raise ArtefactError("The artefact sorts too small slices of a tensor into classes")
     inner = read_tables(index, coded, count, grid if kind == _BLOCKS else (), nested=True)
-    if inner.alphabet[0] < 0 or inner.alphabet[-1] >= _MOST_CLASSES:
-        raise ArtefactError("The artefact sorts a tensor's slices into classes that cannot be")
+    if inner.alphabet[0] < 0 or inner.alphabet[-1] >= _MAX_CLASSES:
+        raise ArtefactError("The artefact sorts a tensor's slices into impossible classes")
     of = np.empty(count, dtype=np.uint8)
     decode_symbols(coded, inner, inner.alphabet.astype(np.uint8), of, grid if kind == _BLOCKS else ())
     return Groups(block, of.reshape(grid))
 
 
 def decode_symbols(coded: Decoder, tables: Tables, values: Array, out: Array, shape: tuple[int, ...] = ()) -> None:
-    """Fill `out` (flat) with decoded symbols, each looked up in `values` (one per letter of the alphabet)."""
+    """Fill `out` (flat) with decoded symbols, looked up in `values` (one per letter of the alphabet)."""
     if tables.groups is None:
         coded.take(tables.drops[0], values, out)
         return

@@ -21,12 +21,11 @@ from paretorch.deploy.codec.codings import (
     Steps,
     few_values,
 )
-from paretorch.deploy.codec.entropy import Array
 from paretorch.deploy.codec.grids import HALF, read_binary, read_grid, read_rounded
 from paretorch.deploy.codec.grids import Grid as StepGrid
 from paretorch.deploy.codec.grouped import Grouped, read_groups
 from paretorch.deploy.codec.sizes import TensorSize
-from paretorch.deploy.codec.streams import PartsReader, PartsWriter
+from paretorch.deploy.codec.streams import Array, PartsReader, PartsWriter
 from paretorch.deploy.codec.words import to_floats, to_words, words_of
 from paretorch.errors import ArtefactError
 from paretorch.support.binary import digits
@@ -35,9 +34,9 @@ from paretorch.support.binary import digits
 CODINGS: tuple[type[Coding], ...] = (*PLAIN_CODINGS, Affine)
 _CERTAIN = (
     1 << 12
-)  # from this many weights on, a grid with a small alphabet is not compared with planes: its table is negligible
-_LEAST_GROUPED = 64  # values in a tensor whose groups are looked for
-_FEW_DIGITS = 8  # of a binary grid that needs no groups
+)  # weights: with more, a grid with a small alphabet is not compared with planes, as its table is negligible
+_MIN_GROUPED = 64  # values in a tensor whose groups are searched
+_FEW_DIGITS = 8  # of the codes of a binary grid, with which groups are not searched
 _NEARBY, _WINDOWS = 256, 64  # values in a window, and windows, by which `_repeats_nearby` decides
 _SAMPLE = 1 << 10  # values by which `_repeats` decides
 
@@ -72,18 +71,18 @@ def decode_tensor(
     """Read the next tensor. The caller has checked that it can hold a tensor of this shape.
 
     Args:
-        into: Filled in place if it is contiguous and on the CPU, so that there is never a second copy.
+        into: A tensor to fill, in place if it is contiguous and on the CPU, so that there is no second copy.
     """
     if into is None or type(into) is not Tensor or into.device.type != "cpu" or not into.is_contiguous():
         made = decode_tensor(reader, shape, dtype, torch.empty(shape, dtype=dtype))
         return made if into is None else into.copy_(made)
     coding = CODINGS[reader.index.number(len(CODINGS) - 1)]
-    if not into.numel() and coding is not Constant:  # a table for every slice of nothing could be of any size
+    if not into.numel() and coding is not Constant:  # the tables of its slices could have any size
         raise ArtefactError("The artefact codes a tensor without elements")
     words = words_of(into) if into.numel() else np.empty(0, dtype=f"u{dtype.itemsize}")
     coding.read(reader, shape, dtype, words)
     if dtype == torch.bool:
-        np.not_equal(words, 0, out=words)  # a forged truth may be 2
+        np.not_equal(words, 0, out=words)  # a forged boolean may be 2
     if not into.is_inference():
         increment_version(into)  # as every change in place does
     return into
@@ -104,7 +103,7 @@ def _smallest(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple
     if on_grid is not None:
         precisions, scale = on_grid.precisions, on_grid.scale
         if dtype in HALF and (few := _few(words)) and _mean(few) < _mean(precisions):
-            precisions, scale = few, None  # any numbers of so few digits lie on some fine binary grid
+            precisions, scale = few, None  # numbers of few digits always lie on some fine binary grid
         codings.append(on_grid)
     elif _repeats(words):
         letters, places = np.unique(words, return_inverse=True)
@@ -128,8 +127,8 @@ def _smallest(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple
 
 
 def _grouped(words: Array, dtype: torch.dtype, shape: tuple[int, ...], on_grid: Grid | None) -> Affine | Steps | None:
-    """Return steps (and offsets) of groups, rows or columns; None if the values look as if they had none."""
-    if dtype not in (torch.float32, *HALF) or len(shape) < 2 or words.size < _LEAST_GROUPED:
+    """Return steps (and offsets) of groups, rows or columns; None if the values seem to have none."""
+    if dtype not in (torch.float32, *HALF) or len(shape) < 2 or words.size < _MIN_GROUPED:
         return None
     if (on_grid is not None and on_grid.digits <= _FEW_DIGITS) or not _repeats_nearby(words, shape):
         return None
@@ -144,11 +143,11 @@ def _as_grid(found: Grouped, shape: tuple[int, ...]) -> StepGrid:
     axis = found.layout.axis
     moved = (shape[axis], *(length for i, length in enumerate(shape) if i != axis))
     codes = np.ascontiguousarray(np.moveaxis(found.codes.reshape(moved), 0, axis))
-    return StepGrid(codes, found.steps.ravel(), axis, True)
+    return StepGrid(codes, found.steps.ravel(), axis)
 
 
 def _repeats_nearby(words: Array, shape: tuple[int, ...]) -> bool:
-    """Return whether magnitudes repeat among neighbours in a row or column, as codes of one group do and floats do not."""
+    """Return whether magnitudes repeat among neighbours in a row or column, as the codes of a group do and floats do not."""
     sizes = (words & words.dtype.type((1 << (8 * words.itemsize - 1)) - 1)).reshape(shape)
     for axis in (0, 1):
         rows = np.moveaxis(sizes, axis, 0).reshape(shape[axis], -1)
@@ -166,17 +165,17 @@ def _steps(words: Array, dtype: torch.dtype, shape: tuple[int, ...], on_grid: Gr
     """Return steps per row or column; None if there are none, or if they save nothing."""
     if len(shape) < 2 or dtype not in (torch.float32, *HALF):
         return None
-    # On a binary grid there is nothing else to find. In half precision, though, rounded numbers lie on a fine one too.
+    # A binary grid is final, except in half precision, where any rounded numbers lie on a fine one.
     if on_grid is not None and (dtype not in HALF or on_grid.digits < digits(dtype)):
         return None
-    # A step takes four bytes, a code a quarter of a byte or more: slices of one or two values gain nothing.
+    # A step takes four bytes, a code at least a quarter of a byte: slices of one or two values save nothing.
     axes = tuple(axis for axis in (0, 1) if 4 * shape[axis] + words.size // 4 < words.nbytes)
     floats = to_floats(words, dtype).reshape(shape)
     stepped = read_rounded(floats, dtype, axes) if dtype in HALF else read_grid(floats, axes)
-    # Any few values of so few digits have steps, with large codes: no evidence of a grid.
+    # A few values of few digits always have steps, with large codes: that is no grid.
     if dtype in HALF and stepped is not None and np.unique(stepped.codes).size > words.size // 4:
         return None
-    # As large as the tensor itself: one step per value, which any values have.
+    # One step per value is no grid, and as large as the tensor.
     return None if stepped is None or stepped.cost >= words.nbytes else Steps(stepped)
 
 
@@ -191,7 +190,7 @@ def _mean(precisions: dict[int, int]) -> float:
 
 
 def _repeats(words: Array) -> bool:
-    """Return whether the nonzero values repeat; read off a sample, because sorting all of them is slow."""
+    """Return whether the nonzero values repeat, judged by a sample because sorting all of them is slow."""
     kept = words[words != 0]
     sample = kept[:: max(1, kept.size // _SAMPLE)]
     return bool(np.unique(sample).size <= sample.size // 2)

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paretorch.deploy.codec.entropy import Array
-from paretorch.deploy.codec.streams import PartsReader, PartsWriter
+from paretorch.deploy.codec.streams import Array, PartsReader, PartsWriter
 from paretorch.deploy.codec.symbols import Symbols, decode_symbols, read_tables
 from paretorch.errors import ConfigError
 
@@ -43,7 +42,7 @@ def dtype_number(name: str, dtype: torch.dtype) -> int:
 
 
 def to_words(tensor: Tensor) -> Array:
-    """Return the bit patterns, flat, as unsigned integers. -0.0 becomes 0.0: masks produce it, and no sum depends on it."""
+    """Return the bit patterns, flat, as unsigned integers. -0.0, which masks produce, becomes 0.0."""
     flat = tensor.detach().cpu().contiguous().flatten()
     if flat.is_floating_point():
         flat = torch.where(flat == 0, torch.zeros((), dtype=flat.dtype), flat)
@@ -57,7 +56,7 @@ def words_of(tensor: Tensor) -> Array:
 
 
 def from_words(words: Array, dtype: torch.dtype) -> Tensor:
-    """The inverse of `to_words`, flat."""
+    """Return the flat tensor of these words: the inverse of `to_words`."""
     if dtype == torch.bool:
         return torch.from_numpy(words != 0)
     if words.size == 0:
@@ -76,7 +75,7 @@ def to_floats(words: Array, dtype: torch.dtype) -> Array:
 def binary_words(codes: Array, exponent: int, dtype: torch.dtype) -> Array:
     """Return the words of the values codes * 2**exponent."""
     if dtype.is_floating_point:
-        with np.errstate(over="ignore", under="ignore"):  # a forged exponent gives infinities, which are harmless
+        with np.errstate(over="ignore", under="ignore"):  # a forged exponent may give infinities, which are harmless
             tensor = torch.from_numpy(np.ldexp(codes.astype(np.float64), exponent)).to(dtype)
     else:
         tensor = torch.from_numpy(codes.astype(np.int64)).to(dtype)
@@ -84,7 +83,7 @@ def binary_words(codes: Array, exponent: int, dtype: torch.dtype) -> Array:
 
 
 class Planes:
-    """The bytes of the words, highest first, each plane entropy-coded if that pays, else plain.
+    """The bytes of the words, highest first. Each plane is entropy-coded if that takes fewer bytes.
 
     Floats are rotated left by one bit: one byte then holds the whole exponent, and the sign moves to the lowest bit.
     """

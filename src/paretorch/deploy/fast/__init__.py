@@ -1,8 +1,8 @@
-"""Layers that run faster than dense ones on real hardware, and `optimize`, which uses those it measured to be faster.
+"""Layers that run faster than dense ones, and `optimize`, which uses those that it measures to be faster.
 
 On a CPU, `SparseLinear` and `SparsePointwise` skip zeros. On a GPU, `PackedLinear` reads 2, 4 or 8 bits per weight: `codes`
-says what a code means, `packing` lays codes out in tiles, `kernel` multiplies by them, `launch` starts it, `settings` and
-`tuning` choose how it is spread over the GPU.
+defines the codes, `packing` lays them out in tiles, `kernel` multiplies by them, `launch` starts the kernel, and
+`replacements` chooses how it is spread over the GPU.
 """
 
 from paretorch.deploy.fast.layers import PackedLinear, SparseLinear, SparsePointwise

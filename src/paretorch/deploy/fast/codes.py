@@ -35,7 +35,7 @@ def encode(integers: Tensor, width: int, odd: bool) -> Tensor:
 
 
 def decode(codes: Tensor, width: int, odd: bool) -> Tensor:
-    """The inverse of `encode`."""
+    """Return the integers of codes: the inverse of `encode`."""
     if width == 8:
         magnitude = (codes & 127) * 2 + 1 if odd else codes & 127
         return torch.where(codes >= 128, -magnitude, magnitude)
@@ -68,7 +68,7 @@ def _shift(target: str, right: int) -> str:
 
 def _bf16(value: float) -> int:
     bits: int = struct.unpack("<I", struct.pack("<f", value))[0]
-    assert bits & 0xFFFF == 0, f"{value} is no bf16"
+    assert bits & 0xFFFF == 0, f"{value} is not a bf16 number"
     return bits >> 16
 
 

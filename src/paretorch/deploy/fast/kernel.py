@@ -2,8 +2,8 @@
 # Written in Triton's language, whose types are those of its compiler. Import this module only if triton is installed.
 """y = x Wᵀ from packed weights: a stream of tiles, unpacked in registers on the way to the tensor cores.
 
-A program owns the rows of one row tile. Its WAYS warps take one tile each at a time, side by side in memory, and SPLITS
-programs share a row tile; first come the tiles of 8 bits, then those of 4, then 2, each width a loop that the compiler
+A program computes the rows of one row tile. Its WARPS warps take one tile each at a time, adjacent in memory, and SPLITS
+programs share a row tile. Tiles of 8 bits come first, then those of 4, then 2; each width is a loop that the compiler
 pipelines. Code i of the words of a tile meets a contiguous piece of x, so a tile is 16/p small products, none of which moves
 a weight between threads. With SPLITS > 1 every program stores its sums and takes a ticket; the program with the last ticket
 adds all sums, in a fixed order, so that results repeat exactly, in one launch.
@@ -28,7 +28,7 @@ def packed_linear(
     batch, outputs, inputs, x_stride, tiles,
     HAS8: tl.constexpr, HAS4: tl.constexpr, HAS2: tl.constexpr, ODD: tl.constexpr, FULL: tl.constexpr,
     REGULAR: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    BATCH: tl.constexpr, WAYS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    BATCH: tl.constexpr, WARPS: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
     ASM8: tl.constexpr, ASM4: tl.constexpr, ASM2: tl.constexpr,
 ):  # fmt: skip
     """x (batch, inputs), out (batch, outputs); BATCH is batch rounded up to 1, 8 or 16.
@@ -44,7 +44,7 @@ def packed_linear(
         if FULL:
             WIDTH: tl.constexpr = 8 * HAS8 + 4 * HAS4 + 2 * HAS2
             words = words8 if HAS8 else words4 if HAS4 else words2
-            _ask_for(words, tile, split, inputs, WIDTH, ROWS, COLUMNS, WAYS, SPLITS, EARLY)
+            _prefetch(words, tile, split, inputs, WIDTH, ROWS, COLUMNS, WARPS, SPLITS, EARLY)
         tl.extra.cuda.gdc_wait()
     r, b = tl.arange(0, ROWS), tl.arange(0, BATCH)
     # Load at the start what is needed at the end, to hide the latency of memory.
@@ -54,21 +54,21 @@ def packed_linear(
     offset = tl.zeros((ROWS,), tl.float32)
     if BIAS:
         offset = tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)
-    sums = tl.zeros((WAYS, ROWS, BATCH if BATCH > 1 else 8), tl.float32)
+    sums = tl.zeros((WARPS, ROWS, BATCH if BATCH > 1 else 8), tl.float32)
     if HAS8:
         sums += _unit(exponent) * _stream(
             x, words8, places8, span, tile, split, batch, inputs, x_stride,
-            8, ODD, FULL, REGULAR, WHOLE, ROWS, COLUMNS, BATCH, WAYS, SPLITS, STAGES, ASM8,
+            8, ODD, FULL, REGULAR, WHOLE, ROWS, COLUMNS, BATCH, WARPS, SPLITS, STAGES, ASM8,
         )  # fmt: skip
     if HAS4:
         sums += _unit(exponent + padded) * _stream(
             x, words4, places4, span + 2, tile, split, batch, inputs, x_stride,
-            4, ODD, FULL, REGULAR, WHOLE, ROWS, COLUMNS, BATCH, WAYS, SPLITS, STAGES, ASM4,
+            4, ODD, FULL, REGULAR, WHOLE, ROWS, COLUMNS, BATCH, WARPS, SPLITS, STAGES, ASM4,
         )  # fmt: skip
     if HAS2:
         sums += _unit(exponent + 2 * padded) * _stream(
             x, words2, places2, span + 4, tile, split, batch, inputs, x_stride,
-            2, ODD, FULL, REGULAR, WHOLE, ROWS, COLUMNS, BATCH, WAYS, SPLITS, STAGES, ASM2,
+            2, ODD, FULL, REGULAR, WHOLE, ROWS, COLUMNS, BATCH, WARPS, SPLITS, STAGES, ASM2,
         )  # fmt: skip
     if EARLY > 0:
         tl.extra.cuda.gdc_launch_dependents()
@@ -96,7 +96,7 @@ def packed_linear(
 def _stream(
     x, words, places, span, tile, split, batch, inputs, x_stride,
     WIDTH: tl.constexpr, ODD: tl.constexpr, FULL: tl.constexpr, REGULAR: tl.constexpr, WHOLE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BATCH: tl.constexpr, WAYS: tl.constexpr, SPLITS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BATCH: tl.constexpr, WARPS: tl.constexpr, SPLITS: tl.constexpr,
     STAGES: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Σ integer · x over this program's tiles of one width, for each of its warps (first dimension)."""
@@ -108,15 +108,15 @@ def _stream(
         first, last = tile * blocks, tile * blocks + blocks
     else:
         first, last = tl.load(span), tl.load(span + 1)
-    way, b, j = tl.arange(0, WAYS), tl.arange(0, LANES)[None, None, :], tl.arange(0, LENGTH)[None, :]
+    warp, b, j = tl.arange(0, WARPS), tl.arange(0, LANES)[None, None, :], tl.arange(0, LENGTH)[None, :]
     r = tl.arange(0, ROWS)[None, :, None]
-    at = (way[:, None, None] * ROWS + r) * LENGTH + j[:, None, :]
-    zeros = tl.zeros((WAYS, ROWS, LANES), tl.float32)
+    at = (warp[:, None, None] * ROWS + r) * LENGTH + j[:, None, :]
+    zeros = tl.zeros((WARPS, ROWS, LANES), tl.float32)
     sums = ()
     for _ in tl.static_range(PARTS if BATCH == 1 else 1):
         sums += (zeros,)
-    for i in tl.range(first + split * WAYS, last, SPLITS * WAYS, num_stages=STAGES):
-        own = i + way
+    for i in tl.range(first + split * WARPS, last, SPLITS * WARPS, num_stages=STAGES):
+        own = i + warp
         here = own < last
         if REGULAR:
             column = (own - first) * COLUMNS
@@ -153,16 +153,16 @@ def _load(pointer, wanted, k, inputs, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def _ask_for(
-    words, tile, split, inputs, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WAYS: tl.constexpr,
+def _prefetch(
+    words, tile, split, inputs, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WARPS: tl.constexpr,
     SPLITS: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
     """Prefetch the tiles of the first turns into the second-level cache: one thread, one instruction per turn."""
     SIZE: tl.constexpr = ROWS * COLUMNS * WIDTH // 16  # words of a tile
     blocks = tl.cdiv(inputs, COLUMNS)
     for turn in tl.static_range(TURNS):
-        block = (turn * SPLITS + split) * WAYS
-        size = tl.maximum(tl.minimum(blocks - block, WAYS), 0) * (2 * SIZE)  # bytes
+        block = (turn * SPLITS + split) * WARPS
+        size = tl.maximum(tl.minimum(blocks - block, WARPS), 0) * (2 * SIZE)  # bytes
         address = (words + (tile * blocks + block).to(tl.int64) * SIZE).to(tl.int64)
         tl.inline_asm_elementwise(
             "{ .reg .pred p; .reg .b32 t; mov.u32 t, %tid.x; setp.ne.s32 p, $2, 0; setp.eq.and.u32 p, t, 0, p; "

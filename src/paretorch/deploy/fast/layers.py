@@ -17,14 +17,13 @@ from torch.nn import functional as F
 from paretorch.deploy.fast import launch
 from paretorch.deploy.fast.codes import WIDTHS
 from paretorch.deploy.fast.packing import COLUMNS, ROWS, Order, Packed, pack, unpack
-from paretorch.deploy.fast.settings import default_tuning
 from paretorch.errors import ConfigError
 
 
 class ResizableBuffers(nn.Module):
-    """A module whose buffers take the shapes of those that are loaded into them: their lengths depend on the weights.
+    """A module whose buffers take the shapes of the loaded ones, because their lengths depend on the weights.
 
-    `_cached` is derived from the buffers, for speed. It is dropped when they change, and not copied.
+    `_cached` is derived from the buffers, for speed. It is dropped when they change, and is not copied.
     """
 
     def __init__(self) -> None:
@@ -71,7 +70,7 @@ class _Sparse(ResizableBuffers):
 
     @property
     def weight(self) -> Tensor:
-        """The weight, CSR, sharing memory with the buffers; made once, because making it takes as long as a small product."""
+        """The weight in CSR format, sharing memory with the buffers. It is cached: making it takes as long as a small product."""
         if self._cached is None:
             parts = self.row_ends, self.columns, self.values
             self._cached = torch.sparse_csr_tensor(*parts, (self.outputs, self.inputs), check_invariants=False)
@@ -86,7 +85,7 @@ class _Sparse(ResizableBuffers):
 class SparseLinear(_Sparse):
     """y = x Wᵀ + b without the zeros of W, with any number of leading dimensions; made by `SparseLinear.of(linear)`.
 
-    The output is column-major, as the product leaves it: transposing it can take longer than the product, and another
+    The output is column-major, as the product returns it: transposing it can take longer than the product, and another
     SparseLinear, or an elementwise operation, does not need it transposed.
     """
 
@@ -155,7 +154,7 @@ class PackedLinear(ResizableBuffers):
         for name in ("spans", "exponents", "rows"):
             self.register_buffer(name, getattr(packed, name))
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
-        self.tuning = default_tuning(packed)
+        self.tuning = launch.default_tuning(packed)
 
     @classmethod
     def of(cls, linear: nn.Linear, tile: tuple[int, int] = (ROWS, COLUMNS)) -> PackedLinear:

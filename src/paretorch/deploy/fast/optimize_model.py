@@ -1,4 +1,4 @@
-"""`optimize`: the same network with faster layers if they were measured to be faster, and a list of what was chosen and why."""
+"""`optimize`: the same network with faster layers if they are measured to be faster, and what was chosen and why."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from paretorch.deploy.fast.replacements import (
     replace_modules,
     why_kept,
 )
-from paretorch.deploy.fast.timers import Call, Timer, is_faster, speedup, timer
+from paretorch.deploy.fast.timers import Call, Timer, is_faster, speedup_in_words, timer
 from paretorch.deploy.plain import copied
 from paretorch.errors import ConfigError
-from paretorch.support.eval_mode import first_sentence, trying
+from paretorch.support.eval_mode import checked_example, first_sentence
 from paretorch.support.inputs import Example, ModelCall, read_example, tensors_in
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One layer: what it became, why, and the median milliseconds of everything that was tried in its place."""
+    """One layer: what was chosen for it, why, and the median milliseconds of every candidate."""
 
     layer: str
     chosen: str
@@ -39,7 +39,7 @@ class Summary:
     """All choices and their effect together; `print` it.
 
     Args:
-        choices: One per layer that was considered.
+        choices: One per candidate layer.
         changed: Whether the model was changed; `reason` says why, or why not.
         before_ms: Median milliseconds of the model.
         after_ms: Median milliseconds with the chosen layers.
@@ -68,7 +68,7 @@ _DENSE = "dense"
 
 
 class Optimized(NamedTuple):
-    """`model, summary = optimize(…)`: a plain module, and what was chosen."""
+    """`model, summary = optimize(…)`: a plain module and what was chosen."""
 
     model: nn.Module
     summary: Summary
@@ -86,20 +86,20 @@ def optimize(
 ) -> Optimized:
     """Return a copy of the model with faster layers if they were measured to be faster; else the model itself.
 
-    Linear layers and 1 × 1 convolutions are considered, subclasses too unless they override `forward`. Every replacement is
-    timed against the dense layer on the inputs that the example gives it, in turns; then the whole copy against the whole
-    model. If the copy is not faster, or an output differs too much, the model itself is returned, and the summary says why.
-    The choice holds for the device, the dtype, the number of threads and about the batch size of the example. The copy is in
-    eval mode.
+    Candidates are Linear layers and 1 × 1 convolutions, and subclasses that do not override `forward`. Each replacement is
+    timed against the dense layer in turns, on the inputs that the layer gets from the example; then the whole copy is timed
+    against the model. If the copy is not faster, or an output differs too much, the model itself is returned, and the summary
+    says why. The choice is valid for the device, the dtype, the number of threads and about the batch size of the example.
+    The copy is in eval mode.
 
     Args:
-        example: A batch of inputs as it will come: a tensor, a tuple of the model's arguments, or a dict of keyword arguments.
+        example: A batch of typical inputs: a tensor, a tuple of the model's arguments, or a dict of keyword arguments.
         tolerance: The largest difference of an output to accept, relative to the largest output. Default: 1e-4 for
             float32, 2e-2 for bf16.
         rounds: How often each candidate is timed.
         seconds: How long each candidate is timed per round.
-        graphs: On a GPU, time calls as they run when replayed from CUDA graphs, without the overhead of Python.
-        timer: Measures in place of the clock: maps named calls to milliseconds, one per round.
+        graphs: On a GPU, time calls replayed from CUDA graphs, without the overhead of Python.
+        timer: Replaces the clock: maps named calls to milliseconds, one per round.
 
     Example:
         >>> import torch, paretorch as pt
@@ -121,7 +121,7 @@ def optimize(
     reference = copied(model, "optimize")
     layers = {module: name for name, module in reference.named_modules() if could_be_replaced(module)}
     layer_timer = timer or _default_timer(reference, call, rounds, seconds, graphs)
-    # Settings of one kernel differ by less than Python takes to launch it.
+    # Settings of a kernel differ by less time than Python takes to launch it.
     kernel_timer = timer or _default_timer(reference, call, rounds, seconds, True)
     with torch.no_grad():
         expected = _run(reference, call)
@@ -151,7 +151,7 @@ def _default_timer(model: nn.Module, call: ModelCall, rounds: int, seconds: floa
 
 
 def _run(model: nn.Module, call: ModelCall) -> Any:
-    with trying(*call.tensors):
+    with checked_example(*call.tensors):
         output = call(model)
     if not tensors_in(output):
         raise ConfigError(f"optimize needs a module that returns tensors, not {type(output).__name__}")
@@ -173,11 +173,10 @@ def _choose(
         return Choice(name, _DENSE, f"{kind} differs by {apart:.1e}, more than {limit:.0e}"), None
     times = layer_timer({_DENSE: _calls(layer, inputs), kind: _calls(module, inputs)})
     middle = {key: statistics.median(values) for key, values in times.items()}
-    ratio = speedup(times[_DENSE], times[kind])
     words = f"{middle[_DENSE]:.3f} ms dense, {middle[kind]:.3f} ms {kind}"
     if not is_faster(times[_DENSE], times[kind]):
         return Choice(name, _DENSE, f"{words}: not faster", middle), None
-    words = f"{words}: {ratio:.1f} × faster" + (f" ({setting})" if setting else "")
+    words = f"{words}: {speedup_in_words(times[_DENSE], times[kind])}" + (f" ({setting})" if setting else "")
     return Choice(name, kind, words, middle), module
 
 
@@ -208,8 +207,8 @@ def _compare(
     before, after = (statistics.median(times[key]) for key in ("before", "after"))
     words = f"{before:.3f} ms before, {after:.3f} ms after"
     faster = is_faster(times["before"], times["after"])
-    ratio = f"{speedup(times['before'], times['after']):.1f} × faster" if faster else "not faster as a whole"
-    reason = f"{words}: {ratio}, outputs " + (f"within {apart:.0e}" if apart else "equal")
+    verdict = speedup_in_words(times["before"], times["after"]) if faster else "not faster as a whole"
+    reason = f"{words}: {verdict}, outputs " + (f"within {apart:.0e}" if apart else "equal")
     return Summary(choices, faster, reason, before, after, apart)
 
 

@@ -1,8 +1,9 @@
-"""The packed form of a weight: tiles of ROWS × COLUMNS codes, each with its own width, and an exact way back.
+"""The packed form of a weight: tiles of ROWS × COLUMNS codes, each with its own width, and the exact inverse.
 
 Rows are sorted by their widths, widest first, and cut into row tiles; each is cut into blocks of columns. A tile has
-the narrowest of 2, 4 and 8 bits that holds all of its values; tiles of zeros are left out. So bits that differ between
-channels, or between blocks of at least this size, cost what they say; finer ones cost what the largest in the tile does.
+the narrowest of 2, 4 and 8 bits that holds all of its values; tiles of zeros are left out. So precisions that differ
+between channels, or between blocks of at least this size, take the bits that they say. Finer ones take those of the largest in
+the tile.
 Within a tile, word j of a row holds the weights of columns j, j + LENGTH, j + 2·LENGTH …: code number i of all words
 belongs to a contiguous piece of the input.
 
@@ -26,7 +27,7 @@ from paretorch.support.binary import power_of_two
 
 ZERO = -127
 """The exponent that stands for a unit of 0, as in the bits of an fp32 number."""
-_NONE = 1 << 20  # the exponent of a row without values
+_NONE = 1 << 20  # in place of an exponent: the row has no values
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,10 @@ class Extent:
 
     def fits(self, width: int, odd: bool, exponent: Tensor) -> Tensor:
         """Return whether all integers are on the grid of this width, if the unit is 2^exponent."""
-        room = self.top <= largest(width, odd) * power_of_two(exponent.clamp(ZERO, 127))
+        in_range = self.top <= largest(width, odd) * power_of_two(exponent.clamp(ZERO, 127))
         if odd:
-            return room & ~self.gaps & (self.low == exponent) & (self.high == exponent)
-        return room & (self.low >= exponent)
+            return in_range & ~self.gaps & (self.low == exponent) & (self.high == exponent)
+        return in_range & (self.low >= exponent)
 
     def width(self, odd: bool) -> Tensor:
         """Return the narrowest width of each row and block on its own; 0 if all is zero, 16 if no width fits."""
@@ -86,8 +87,10 @@ def _measure_block(block: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def assign(extent: Extent, height: int, odd: bool) -> tuple[Tensor, Tensor] | None:
-    """Return the widths of tiles of `height` rows (row tile, block), 0 if all is zero, and the exponents of the units
-    (width, row); None if some tile fits no width."""
+    """Return the width of each tile and the exponent of each unit; None if some tile fits no width.
+
+    Widths are (row tile, block) and 0 if all is zero; exponents are (width, row).
+    """
     blocks = extent.low.shape[1]
     tiles = (-1, height, blocks)
     empty = extent.low == _NONE
@@ -114,7 +117,7 @@ _AT_ONCE = 1 << 22  # weights that are packed or unpacked at once
 
 
 class Order(Enum):
-    """What is known of the places of tiles without looking them up.
+    """What is known about the places of tiles without looking them up.
 
     FULL: every row tile has all of its tiles, in one width. REGULAR: its tiles of a width are those of blocks 0, 1, 2 …
     FREE: nothing.
@@ -149,7 +152,7 @@ class Packed:
 
     @property
     def order(self) -> Order:
-        """What a reader knows of the tiles without looking them up."""
+        """What is known about the places of the tiles."""
         whole = len(self.spans) * -(-self.shape[1] // self.tile[1])
         regular = all(
             torch.equal(places, torch.arange(len(places), device=places.device) - _first(self.spans[:, i]))
@@ -199,12 +202,12 @@ class _Plan(NamedTuple):
 
 
 def _plan(extent: Extent, height: int, odd: bool, together: bool) -> _Plan | None:
-    """Return one way to pack; None if it does not fit."""
+    """Return a plan to pack the rows in this order on this grid; None if they do not fit."""
     widths, outputs = extent.width(odd), len(extent.low)
     if (widths == 16).any():
         return None
     order = torch.arange(outputs)
-    if together:  # rows with equal widths in all blocks: channels that differ then share no tile
+    if together:  # sort rows by their widths, so that different channels share no tile
         order = torch.unique(-widths, dim=0, return_inverse=True)[1].argsort(stable=True)
     padded = -(-outputs // height) * height
     assigned = assign(extent.take(order, padded), height, odd)

@@ -1,30 +1,36 @@
-"""Which faster layer could replace a layer, and the replacing itself.
+"""Which faster layer could replace a layer, with which setting of its kernel, and the replacing itself.
 
-A replacement is built only if it might pay; whether it does is measured (`optimize_model`).
+A replacement is built only if it might be faster; whether it is gets measured (`optimize_model`). The settings of a kernel are
+measured once per process and kind of layer, with weights that are not in the cache.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from paretorch.deploy.fast import launch
+from paretorch.deploy.fast.codes import WIDTHS, WORD
+from paretorch.deploy.fast.launch import SETTINGS, Setting
 from paretorch.deploy.fast.layers import PackedLinear, SparseLinear, SparsePointwise
-from paretorch.deploy.fast.timers import Timer
-from paretorch.deploy.fast.tuning import fastest_setting
+from paretorch.deploy.fast.packing import Order, Packed
+from paretorch.deploy.fast.timers import Call, Timer, is_faster
 from paretorch.errors import ConfigError
 from paretorch.support.inputs import ModelCall
 
 _MIN_ZEROS = 0.5
-"""Below, compressed rows, which have an index for every value, are no smaller than the dense weight."""
+"""With fewer, compressed rows, which have an index per value, are no smaller than the dense weight."""
+_MAX_COPIES = 32
+_tuned: dict[object, Tuned] = {}
 
 
 class Replacement(NamedTuple):
-    """A layer to be measured against the dense one. setting: what was chosen about it, if there was a choice."""
+    """A layer to be measured against the dense one, and the setting that was chosen for it, if any."""
 
     kind: str
     module: nn.Module
@@ -32,9 +38,9 @@ class Replacement(NamedTuple):
 
 
 def could_be_replaced(module: nn.Module) -> bool:
-    """Return whether this is a Linear or 1 × 1 convolution, or a subclass of one that computes something of its own.
+    """Return whether this is a Linear layer or a 1 × 1 convolution, or a subclass of one with a forward pass of its own.
 
-    A subclass with a forward pass of its own is never replaced, but it is named among the choices (`why_kept`).
+    Such a subclass is never replaced, but listed among the choices (`why_kept`).
     """
     if not isinstance(module, nn.Linear | nn.Conv2d):
         return False
@@ -44,7 +50,7 @@ def could_be_replaced(module: nn.Module) -> bool:
 
 
 def why_kept(module: nn.Module) -> str | None:
-    """Return why a layer must stay as it is, whatever its weights; None if it may be replaced."""
+    """Return why a layer must stay, whatever its weights; None if it may be replaced."""
     if _has_own_forward(module):
         return f"{type(module).__name__} has a forward pass of its own"
     if not {"weight", "bias"} <= module._parameters.keys():
@@ -59,11 +65,11 @@ def _has_own_forward(module: nn.Module) -> bool:
     base: type[nn.Module] = nn.Conv2d if isinstance(module, nn.Conv2d) else nn.Linear
     computing = ("__call__", "forward", "_conv_forward")
     changed = any(getattr(type(module), name, None) is not getattr(base, name, None) for name in computing)
-    return changed or "forward" in vars(module)  # which one layer alone may have
+    return changed or "forward" in vars(module)  # which a single layer may have
 
 
 def find_replacement(layer: nn.Module, inputs: list[Tensor], timer: Timer) -> Replacement | str:
-    """Return what could replace the layer, or why nothing can; the timer decides between settings of one kernel."""
+    """Return what could replace the layer, or why nothing can. The timer chooses between settings of one kernel."""
     assert isinstance(layer, nn.Linear | nn.Conv2d)
     if not inputs:
         return "the example does not reach it"
@@ -128,6 +134,108 @@ def replace_modules(model: nn.Module, swaps: Mapping[nn.Module, nn.Module]) -> n
     result = copy.deepcopy(model, shared)
     for module in result.modules():
         if isinstance(module, nn.TransformerEncoderLayer) and {*module.children()} & {*swaps.values()}:
-            # In eval mode torch would read the layers' weights and call one fused kernel, bypassing the new layers.
+            # Else, in eval mode, torch would read the layers' weights and call a fused kernel in place of the new layers.
             module.activation_relu_or_gelu = 0
     return result
+
+
+def random_tiles(
+    shape: tuple[int, int], tile: tuple[int, int], widths: Tensor | int, odd: bool, device: torch.device | str
+) -> Packed:
+    """Return a packed weight with random codes, to measure with: the time of a product does not depend on the codes.
+
+    Args:
+        widths: The width of each tile (row tile, block), or of all tiles. Weights are between −2 and 2.
+    """
+    tiles, blocks = (-(-size // step) for size, step in zip(shape, tile, strict=True))
+    wide = torch.full((tiles, blocks), widths) if isinstance(widths, int) else widths
+    words, places, spans = [], [], []
+    for width in WIDTHS:
+        here = wide == width
+        size = (int(here.sum()), tile[0], tile[1] * width // WORD)
+        words.append(torch.randint(-(1 << 15), 1 << 15, size, dtype=torch.int16, device=device))
+        places.append(here.nonzero()[:, 1].to(device, torch.int32))
+        ends = here.sum(1).cumsum(0)
+        spans.append(torch.stack([ends - here.sum(1), ends], dim=1))
+    exponents = torch.tensor([[2 - odd - width] for width in WIDTHS], dtype=torch.int32).expand(-1, tiles * tile[0])
+    rows = torch.arange(tiles * tile[0], dtype=torch.int32).clamp_max(shape[0])
+    return Packed(
+        shape,
+        odd,
+        (words[0], words[1], words[2]),
+        (places[0], places[1], places[2]),
+        torch.stack(spans, dim=1).to(device, torch.int32),
+        exponents.contiguous().to(device),
+        rows.to(device),
+    )
+
+
+class Tuned(NamedTuple):
+    """The setting, the milliseconds of a call with it, and how many settings were measured."""
+
+    setting: Setting
+    milliseconds: float
+    tried: int
+
+
+def fastest_setting(layer: PackedLinear, x: Tensor, timer: Timer, settings: Sequence[Setting] = SETTINGS) -> Tuned:
+    """Return the fastest setting for layers of this shape, these widths and about this batch; in doubt the layer's own."""
+    rows = x.numel() // x.shape[-1]
+    counts = tuple(len(getattr(layer, f"words{width}")) for width in WIDTHS)
+    batch = next(limit for limit in (1, 8, 16) if rows <= limit)
+    shape = layer.out_features, layer.in_features
+    key = (x.device, shape, counts, layer.odd, layer.order, layer.bias is not None, batch, tuple(settings))
+    if key not in _tuned:
+        _tuned[key] = measure_settings(layer, x, timer, settings)
+    return _tuned[key]
+
+
+def measure_settings(layer: PackedLinear, x: Tensor, timer: Timer, settings: Sequence[Setting]) -> Tuned:
+    """As `fastest_setting`, without its cache. Settings for which the GPU has too little memory are skipped."""
+    own = Setting(layer.tuning, layer.packed.tile)
+    count = _copies(layer, x.device)
+    copies: dict[tuple[int, int], list[Packed]] = {}
+    calls: dict[str, Call] = {}
+    wanted = {str(setting): setting for setting in [own, *settings]}
+    for name, setting in wanted.items():
+        if setting.tile != own.tile and layer.order is not Order.FULL:
+            continue  # the weight would have to be packed again
+        if setting.tile not in copies:
+            copies[setting.tile] = [copy.deepcopy(_cut(layer, setting.tile)) for _ in range(count)]
+        call = _in_turn([_run_by(packed, layer, setting) for packed in copies[setting.tile]], x)
+        try:
+            call()
+        except Exception:  # Triton has its own exceptions for what does not fit into shared memory
+            continue
+        calls[name] = call
+    if not calls:
+        raise ConfigError("The kernel for packed weights does not run here")
+    times = timer(calls)
+    best = min(times, key=lambda name: statistics.median(times[name]))
+    if str(own) in times and not is_faster(times[str(own)], times[best]):
+        best = str(own)
+    return Tuned(wanted[best], statistics.median(times[best]) / count, len(times))
+
+
+def _cut(layer: PackedLinear, tile: tuple[int, int]) -> Packed:
+    packed = layer.packed
+    if tile == packed.tile:
+        return packed
+    width = next(width for width, words in zip(WIDTHS, packed.words, strict=True) if len(words))
+    return random_tiles(packed.shape, tile, width, packed.odd, packed.rows.device)
+
+
+def _run_by(packed: Packed, layer: PackedLinear, setting: Setting) -> PackedLinear:
+    result = PackedLinear(packed, layer.bias)
+    result.tuning = setting.tuning
+    return result
+
+
+def _copies(layer: PackedLinear, device: torch.device) -> int:
+    """Return how many copies to use in turn, so that each has left the cache when it is used again."""
+    cache = torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 0
+    return max(1, min(_MAX_COPIES, -(-3 * cache // max(1, layer.packed.bytes))))
+
+
+def _in_turn(layers: list[PackedLinear], x: Tensor) -> Callable[[], object]:
+    return lambda: [layer(x) for layer in layers]

@@ -1,4 +1,4 @@
-"""Timers that compare calls: in one run, in turns, over several rounds."""
+"""Timers that compare calls in one run, in turns, over several rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Call = Callable[[], object]
 Timer = Callable[[Mapping[str, Call]], Mapping[str, Sequence[float]]]
 """Maps named calls to the milliseconds that each took in every round."""
 
-_MAX_RATIO = 0.97  # only what takes at most this share of the time is called faster
+_MAX_RATIO = 0.97  # what takes at most this share of the time counts as faster
 _MIN_AGREEMENT = 0.75  # the share of rounds in which it must be faster
 
 
@@ -27,7 +27,7 @@ def timer(device: torch.device, rounds: int, seconds: float, graphs: bool) -> Ti
 
 
 def speedup(before: Sequence[float], after: Sequence[float]) -> float:
-    """Return the median over the rounds of how many times faster it became."""
+    """Return how many times faster it became: the median over the rounds."""
     return statistics.median(a / b for a, b in zip(before, after, strict=True))
 
 
@@ -35,6 +35,14 @@ def is_faster(before: Sequence[float], after: Sequence[float]) -> bool:
     """Return whether it is faster in most rounds, by a margin."""
     wins = sum(b <= _MAX_RATIO * a for a, b in zip(before, after, strict=True))
     return wins >= _MIN_AGREEMENT * len(before) and speedup(before, after) >= 1 / _MAX_RATIO
+
+
+def speedup_in_words(before: Sequence[float], after: Sequence[float]) -> str:
+    """Return "1.8 × faster"; without a ratio if the ranges of the rounds overlap, because it would be noise."""
+    if max(after) < min(before):
+        return f"{speedup(before, after):.1f} × faster"
+    wins = sum(b < a for a, b in zip(before, after, strict=True))
+    return f"faster in {wins} of {len(before)} rounds"
 
 
 def _by_events(calls: Mapping[str, Call], rounds: int, seconds: float) -> dict[str, list[float]]:
@@ -74,7 +82,7 @@ def _graph(call: Call) -> Call:
         with torch.cuda.graph(graph):
             kept = call()
     except RuntimeError as error:
-        raise ConfigError(f"This cannot be replayed from a CUDA graph, leave graphs=False: {error}") from error
+        raise ConfigError(f"This cannot be replayed from a CUDA graph, use graphs=False: {error}") from error
 
     def replay() -> object:
         graph.replay()

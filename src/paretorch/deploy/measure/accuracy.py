@@ -1,4 +1,4 @@
-"""Accuracy of a classifier on batches that a user gives."""
+"""Accuracy of a classifier on batches of inputs and classes."""
 
 from __future__ import annotations
 

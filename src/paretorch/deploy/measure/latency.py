@@ -1,8 +1,8 @@
-"""Latency, measured in a process of its own: all networks in turn, several rounds, medians.
+"""Latency, measured in a process of its own: all networks in turn, in several rounds, as medians.
 
-A network is passed there as a file (torch.export, ONNX). One that torch.export refuses is timed in this process instead,
-and the result says so. Each round goes through all networks before the next one starts, so that a machine that slows down
-slows them all. Compare only numbers of one call.
+That process gets a network as a file (torch.export, ONNX). A network that torch.export refuses is timed in this process
+instead, and the result says so. Each round runs all networks before the next one starts, so that a machine that slows down
+slows all of them. Only numbers from one call are comparable.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from torch import nn
 from paretorch.deploy.onnx import export_onnx
 from paretorch.deploy.plain import copied
 from paretorch.errors import ConfigError
-from paretorch.support.children import module_command
 from paretorch.support.inputs import Example, ModelCall, TensorFunction, read_example
-from paretorch.support.silence import quiet
+from paretorch.support.processes import module_command, suppress_output
 
-_TIMEOUT = 600  # seconds the measuring process may take
+_TIMEOUT = 600  # seconds for the measuring process
 Call = Callable[[], object]
 
 
@@ -116,9 +115,9 @@ def _write(model: nn.Module, call: ModelCall, path: Path, runtime: str) -> bool:
             export_onnx(model, call, path)
         else:
             network = TensorFunction(copied(model, "torch").cpu(), call)
-            with quiet(), path.open("wb") as file:
+            with suppress_output(), path.open("wb") as file:
                 torch.export.save(torch.export.export(network, tuple(call.tensors)), file)
-    except Exception:  # exporters raise their own types, on many layers
+    except Exception:  # exporters raise errors of their own types
         return False
     return True
 
@@ -145,7 +144,7 @@ def _in_own_process(
 
 
 def _here(model: nn.Module, call: ModelCall, rounds: int, seconds: float, threads: int) -> list[float]:
-    """Time as in a process of its own: on the CPU, with so many threads, whatever this process uses."""
+    """Time in this process as in one of its own: on the CPU, with `threads` threads."""
     plain = copied(model, "a measurement of latency").cpu()
     before = torch.get_num_threads()
     try:

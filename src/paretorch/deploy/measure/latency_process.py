@@ -1,4 +1,4 @@
-"""The process that `measure_latency` starts: times exported networks in turn and prints the medians as JSON."""
+"""The process that `measure_latency` starts: it times exported networks in turn and prints the medians as JSON."""
 
 from __future__ import annotations
 

@@ -1,19 +1,23 @@
-"""The record of what a network costs, and its text: bytes on disk by kind and layer, bits, sparsity, MACs, latency, accuracy."""
+"""What a network costs, as a record and as text: bytes on disk by kind and layer, bits, sparsity, MACs, latency, accuracy."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from paretorch.deploy.codec.sizes import KINDS, Sizes, TensorSize
-from paretorch.deploy.measure.excess import excess_in_words
 from paretorch.deploy.measure.latency import Latency
+from paretorch.deploy.measure.structure import MACS, Activation, Shared
 from paretorch.deploy.measure.text import human, printable, table
-from paretorch.deploy.structure import MACS, Activation, Shared
 from paretorch.edits.loops import loops_in_words
 
 DENSE = "dense"  # the name of the baseline among latencies
+_MIN_EXCESS = 0.2  # of the bytes that the bits say
+_MIN_EXCESS_BYTES = 1000
+_FEW_BITS = 8
+_MAX_REASONS = 3
 
 
 @dataclass(frozen=True)
@@ -37,19 +41,19 @@ class Layer:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What a network costs. `print` it, or take `to_json()`.
+    """What a network costs. `print` it, or call `to_json()`.
 
     Weights are the parameters of two or more dimensions. A weight on the grid of chapter 5, whose scale is 1 unless an edit
-    names another, counts its bits there, and a zero 0; one of n other values (LSQ, DoReFa …) counts ⌈log₂ n⌉; any other the
-    bits of its dtype, or 0 if it is zero. `bits` leaves out the map of precisions and the masks, as papers do;
+    names another, counts its bits there, and a zero 0; one of n other values (LSQ, DoReFa …) counts ⌈log₂ n⌉; any other
+    counts the bits of its dtype, or 0 if it is zero. `bits` leaves out the map of precisions and the masks, as papers do;
     `bits_on_disk` includes them.
 
     Args:
         sizes: Bytes of the file, by kind and by tensor.
-        layers: One entry per weight. Of layers that are mixed from shared tensors, each tensor has its part of the MACs.
+        layers: One entry per weight. If layers are mixed from shared tensors, each tensor has its part of the MACs.
         accuracy: A fraction.
         baseline: Bytes of the plain tensors of the network that this one was made from, if known.
-        latency: By network and runtime, with spread; the entries named "dense" are those of the baseline.
+        latency: By network and runtime, with spread. Entries named "dense" are the baseline's.
         activations: The quantized activations.
         shared: The groups of layers that share tensors.
         buffers: Names of stored tensors that are not parameters (for a file without a zoo network: norm statistics).
@@ -92,7 +96,7 @@ class Report:
 
     @property
     def excess(self) -> str | None:
-        """By how much the weights take more bytes than `bits` says, and why, in a sentence; None if they do not."""
+        """A sentence: by how much the weights take more bytes than `bits` says, and why; None if they do not."""
         return excess_in_words(self.layers)
 
     @property
@@ -115,16 +119,16 @@ class Report:
 
     @property
     def speedups(self) -> dict[str, float]:
-        """By runtime, how many times as fast as the dense baseline; no ratio if the measured ranges overlap.
+        """By runtime, how many times as fast as the dense baseline; no entry if the measured ranges overlap.
 
-        Between overlapping ranges a ratio of medians would be noise.
+        If ranges overlap, a ratio of their medians would be noise.
         """
         pairs = self.timed_against_dense.items()
         return {runtime: dense.median_ms / own.median_ms for runtime, (dense, own) in pairs if not dense.overlaps(own)}
 
     @property
     def precisions(self) -> dict[int, int]:
-        """Return {bits p: weights}, over all layers whose values are on a grid, or few."""
+        """{bits p: weights} over all layers whose values are on a grid, or few."""
         found: dict[int, int] = {}
         for layer in self.layers:
             for p, count in layer.size.precisions.items():
@@ -142,14 +146,14 @@ class Report:
                 "sparsity": layer.sparsity,
                 "bits": layer.size.bits,
                 "bits_on_disk": layer.bits_on_disk,
-                "bytes": {"total": layer.size.total, **{kind: getattr(layer.size, kind) for kind in KINDS}},
+                "bytes": {"total": layer.size.total, **layer.size.by_kind},
                 "macs": layer.macs,
             }
             for layer in self.layers
         ]
         return {
             "name": self.name,
-            "bytes": {"total": self.sizes.total, **{kind: getattr(self.sizes, kind) for kind in KINDS}},
+            "bytes": {"total": self.sizes.total, **self.sizes.by_kind},
             "dense_bytes": self.sizes.dense,
             "baseline_bytes": self.baseline,
             "parameters": self.parameters,
@@ -181,8 +185,46 @@ class Report:
         return f"Report({self.name!r}: {self.sizes.total:,} bytes, {self.bits:.2f} bits per weight, {self.sparsity:.1%} zero)"
 
 
+def excess_in_words(layers: Sequence[Layer]) -> str | None:
+    """Return by how much the weights take more bytes than their bits say, and which parts; None if they do not.
+
+    Bits leave out the map of precisions, the steps of groups, and values on no grid. (Masks are listed beside the sparsity.)
+    Weights on no grid count as larger if most of the others have few bits.
+    """
+    coded = [layer for layer in layers if layer.size.precisions]
+    few = sum(layer.size.numel for layer in coded if layer.size.bits <= _FEW_BITS)
+    count = sum(layer.size.numel for layer in layers)
+    floats = [layer for layer in layers if not layer.size.precisions] if 2 * few >= count else []
+    mean = sum(layer.size.bits * layer.size.numel for layer in coded) / max(sum(layer.size.numel for layer in coded), 1)
+    said = sum(layer.size.bits * layer.size.numel for layer in coded) / 8
+    said += sum(layer.size.numel for layer in floats) * mean / 8
+    taken = sum(layer.size.total - layer.size.masks for layer in (*coded, *floats))
+    if taken - said < max(_MIN_EXCESS_BYTES, _MIN_EXCESS * said):
+        return None
+    reasons = sorted((reason for layer in (*coded, *floats) for reason in _reasons(layer, mean)), reverse=True)
+    named = [text for size, text in reasons[:_MAX_REASONS] if size > 0.05 * (taken - said)]
+    return (
+        f"The weights take {human(taken)} without masks, {taken / max(said, 1.0):.2f} times the {human(said)} that their "
+        f"bits say: {'; '.join(named) if named else 'tables of frequencies'}"
+    )
+
+
+def _reasons(layer: Layer, mean: float) -> list[tuple[float, str]]:
+    """Return bytes that are not in the bits, with a description of what they are for."""
+    name, size = printable(layer.name), layer.size
+    if not size.precisions:
+        more = size.total - size.masks - size.numel * mean / 8
+        return [(more, f"{name} lies on no grid and takes {human(size.total)}: quantize or prune it")]
+    return [
+        (size.maps, f"the map of precisions of {name} takes {human(size.maps)}: let more weights share a decision"),
+        (size.steps, f"the steps of {name} take {human(size.steps)}: larger groups, or steps in fp16, take less"),
+        (size.off, f"values of {name} off their grid take {human(size.off)}"),
+        (size.rest, f"the tables of {name} take {human(size.rest)}"),
+    ]
+
+
 def _times(dense: float, total: float) -> str:
-    """Return how much smaller, in words; a tiny network is larger in a file, because of names and a checksum."""
+    """Return how much smaller the file is. (That of a tiny network is larger, because of names and a checksum.)"""
     return f"{dense / total:.1f} x smaller" if total <= dense else f"{human(total - dense)} larger"
 
 
@@ -229,12 +271,12 @@ def _facts(report: Report) -> list[tuple[str, str]]:
 
 
 def loops_of(group: Shared) -> str:
-    """Return in words how stored layers run in place of all layers."""
+    """Describe how the stored layers run in place of all layers."""
     return loops_in_words(group.runs) if group.runs else "every layer is a mixture of these"
 
 
 def _render(report: Report) -> str:
-    """Return headline numbers, bytes by kind, and a line per layer."""
+    """Return the headline numbers, bytes by kind, and a line per layer."""
     size = report.sizes
     title = printable(report.name)
     lines = [title, "═" * max(len(title), 24)]
@@ -244,29 +286,16 @@ def _render(report: Report) -> str:
     rows = [["layer", "shape", "stored", "zero", "bits", "on disk", *KINDS, "bytes"]]
     for layer in report.layers:
         tensor = layer.size
-        cells = [f"{getattr(tensor, kind):,.0f}" for kind in KINDS]
-        shape = "x".join(map(str, tensor.shape))
-        bits = [f"{tensor.bits:.2f}", f"{layer.bits_on_disk:.2f}"]
-        rows.append(
-            [
-                printable(layer.name),
-                shape,
-                tensor.coding,
-                f"{layer.sparsity:.1%}",
-                *bits,
-                *cells,
-                f"{tensor.total:,.0f}",
-            ]
-        )
+        shape, bits = "x".join(map(str, tensor.shape)), [f"{tensor.bits:.2f}", f"{layer.bits_on_disk:.2f}"]
+        sizes = [f"{value:,.0f}" for value in (*tensor.by_kind.values(), tensor.total)]
+        rows.append([printable(layer.name), shape, tensor.coding, f"{layer.sparsity:.1%}", *bits, *sizes])
     shown = {layer.name for layer in report.layers}
     others = [tensor for name, tensor in size.tensors.items() if name not in shown]
-    sums = [sum(getattr(tensor, kind) for tensor in others) for kind in KINDS]
-    rows.append(
-        [f"{len(others)} other tensors", "", "", "", "", "", *(f"{value:,.0f}" for value in sums), f"{sum(sums):,.0f}"]
-    )
+    sums = [sum(tensor.by_kind[kind] for tensor in others) for kind in KINDS]
+    rows.append([f"{len(others)} other tensors", *[""] * 5, *(f"{value:,.0f}" for value in (*sums, sum(sums)))])
     head = size.total - sum(tensor.total for tensor in size.tensors.values())
-    rows.append(["names and header", "", "", "", "", "", "", "", "", f"{head:,.0f}", f"{head:,.0f}"])
-    total = [f"{getattr(size, kind):,.0f}" for kind in KINDS]
+    rows.append(["names and header", *[""] * 8, f"{head:,.0f}", f"{head:,.0f}"])
+    total = [f"{value:,.0f}" for value in size.by_kind.values()]
     rows.append(["file", "", "", f"{report.sparsity:.1%}", f"{report.bits:.2f}", "", *total, f"{size.total:,}"])
     quantized = [["activation", "bits", "from", "to", "groups by bits"]]
     for one in report.activations:

@@ -1,4 +1,4 @@
-"""Export to ONNX: weights in as few bits as they need, each once, and the file verified by running it."""
+"""Export to ONNX: each weight once and in as few bits as it needs; the file is verified by running it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paretorch.deploy.artefact import StrPath
 from paretorch.deploy.calibrate import calls_of, check_percentile
-from paretorch.deploy.codec.container import beside
+from paretorch.deploy.codec.container import require_plain_values
 from paretorch.deploy.onnx.graph import Model, merge_equal, optimize, prune, shared, trace
 from paretorch.deploy.onnx.int8 import SIGNS, narrow, quantize_int8, share_codes
 from paretorch.deploy.onnx.pack import CODES, FORMS, LOW, STEPS, Packing, find_packing, finished, pack
@@ -24,10 +24,11 @@ from paretorch.deploy.plain import plain as plain_module
 from paretorch.edits import QuantizedActivation
 from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.support.checks import require_number
-from paretorch.support.eval_mode import trying
+from paretorch.support.eval_mode import checked_example
+from paretorch.support.files import replacing_checked
 from paretorch.support.inputs import Example, ModelCall, TensorFunction, named_tensors, read_example
 
-_QUANTIZED_TOLERANCE = 0.05  # a value between two levels may be rounded to either
+_QUANTIZED_TOLERANCE = 0.05  # a value halfway between two levels may be rounded to either
 _HALF_TOLERANCE = 1e-2  # fp16 has three digits
 
 
@@ -58,9 +59,9 @@ def export_onnx(
             `benchmarks/onnx_export.py`). "fp32": plain numbers.
         tolerance: The largest difference of an output to accept, relative to the largest output. At least 0.05 with
             quantized activations (a value between two levels may be rounded to either), and 0.01 in fp16.
-        calibrate: Batches of inputs, as the example or with labels after them; with them the file is int8: weights per channel, those on a grid with their own values
-            (in fewer bits on disk if "packed"), activations by the ranges that these batches give. It is run, but not
-            compared: measure its accuracy.
+        calibrate: Batches of inputs, like the example or with labels after them. If given, the file is int8: weights per
+            channel, those on a grid with their own values (in fewer bits on disk if "packed"), and activations by their ranges
+            on these batches. The file is run but not compared: measure its accuracy.
         percentile: With `calibrate`, cut the ranges at this percentile instead of the smallest and largest value.
 
     Example:
@@ -78,10 +79,11 @@ def export_onnx(
     if weights not in (*FORMS, "fp32"):
         raise ConfigError(f'weights={weights!r}: use "packed", "qdq" or "fp32"')
     if percentile is not None and calibrate is None:
-        raise ConfigError("percentile= is about int8 export: give calibrate=, batches of inputs, too")
+        raise ConfigError("percentile= is for int8 export: give calibrate=, batches of inputs, too")
     check_percentile(percentile)
     require_number("tolerance", tolerance, 0.0, math.inf, "give the largest difference, relative to the largest output")
     plain = copied(plain_module(model, "export_onnx"), "export_onnx").cpu()
+    require_plain_values(plain.state_dict())
     tolerance = max(tolerance, _least_tolerance(plain, call, calibrate is not None))
     if call.batch == 1:
         call = call.rows(lambda rows: torch.cat([rows, rows]))  # the exporter takes a batch of one for a constant
@@ -92,7 +94,7 @@ def export_onnx(
     form = weights
     if calibrate is not None:
         form = "int8" if weights == "packed" else "fp32"  # what onnxruntime's quantizer reads
-    with beside(target, ".onnx") as temporary:
+    with replacing_checked(target, ".onnx") as temporary:
         _export(plain, call, temporary, form)
         for part, expected in wanted:
             _verify(temporary, plain, part, expected, tolerance)
@@ -106,7 +108,7 @@ def export_onnx(
 
 
 def _least_tolerance(model: nn.Module, call: ModelCall, int8: bool) -> float:
-    """Return the difference that the module's types make anyway; raise for types that onnxruntime does not run."""
+    """Return the tolerance that the module's types need; raise for types that onnxruntime does not run."""
     kinds = {tensor.dtype for tensor in (*model.parameters(), *call.tensors) if tensor.is_floating_point()}
     if torch.bfloat16 in kinds:
         raise ConfigError(
@@ -120,13 +122,13 @@ def _least_tolerance(model: nn.Module, call: ModelCall, int8: bool) -> float:
 
 def _outputs(model: nn.Module, call: ModelCall) -> dict[str, Tensor]:
     """Return the tensors that the module gives for a call, by their names in the file."""
-    with trying(*call.tensors), torch.no_grad():
+    with checked_example(*call.tensors), torch.no_grad():
         output = call(model)
     found = named_tensors(output)
     if not found:
         raise ConfigError(f"export_onnx needs a module that returns tensors, not {type(output).__name__}")
     if any(bool(tensor.isnan().any()) for tensor in found.values()):
-        raise ConfigError("Outputs of the module on the example are NaN, so that no file can be compared with it")
+        raise ConfigError("Outputs of the module on the example are NaN, so no file can be compared with it")
     taken = set(call.names(model))
     return {f"output_{name}" if name in taken else name: tensor for name, tensor in found.items()}
 
@@ -173,7 +175,7 @@ def _write(model: Model, path: str, merged: int) -> None:
 
 
 def _summary(graph: Model, merged: int) -> str:
-    """Return the number of weights by type, in words, to be kept in the file."""
+    """Return the number of weights by type as text, for the file's metadata."""
     from onnx import TensorProto
 
     kinds = {t.name: TensorProto.DataType.Name(t.data_type) for t in graph.graph.initializer if len(t.dims) > 1}

@@ -1,4 +1,4 @@
-"""The ONNX graph of a module: traced, optimized except for chosen weights, every weight stored once, norms absorbed.
+"""The ONNX graph of a module: traced, optimized except for chosen weights, with equal weights and norms merged.
 
 A batch norm after a packed weight is multiplied into its steps: γ(c·s ∗ x + b − μ)/√(σ² + ε) + β, codes untouched.
 """
@@ -18,11 +18,11 @@ from torch import nn
 from paretorch.deploy.codec.grids import Grid
 from paretorch.errors import ConfigError
 from paretorch.support.inputs import ModelCall, TensorFunction
-from paretorch.support.silence import quiet
+from paretorch.support.processes import suppress_output
 
 OPSET = 20  # unless something needs a later one
-_NO_COPY = ("Shape", "Size", "CastLike", "Slice", "Split")  # reads that, folded, do not double a weight
-Graph = Any  # onnx.GraphProto and its parts have no types that a checker knows
+_NO_COPY = ("Shape", "Size", "CastLike", "Slice", "Split")  # reads that do not copy a weight when they are folded
+Graph = Any  # onnx.GraphProto and its parts have no static types
 Model = Any
 
 
@@ -37,7 +37,7 @@ def trace(module: nn.Module, call: ModelCall, outputs: Sequence[str], inputs: Se
     has_batch = [call.has_batch(tensor) for tensor in call.tensors]
     shapes = tuple({0: batch} if own else None for own in has_batch)
     try:
-        with quiet():
+        with suppress_output():
             program = torch.onnx.export(
                 module,
                 tuple(call.tensors),
@@ -57,8 +57,8 @@ def trace(module: nn.Module, call: ModelCall, outputs: Sequence[str], inputs: Se
     for value, own in zip(graph.graph.input, has_batch, strict=False):
         if own and not value.type.tensor_type.shape.dim[0].dim_param:
             raise ConfigError(
-                f"{_name(module)} cannot be exported to ONNX: its forward pass makes a constant of the batch size; "
-                "write x.shape[0] where it has len(x) or int(x.shape[0])"
+                f"{_name(module)} cannot be exported to ONNX: its forward pass makes the batch size a constant; "
+                "write x.shape[0] in place of len(x) or int(x.shape[0])"
             )
     return graph
 
@@ -75,7 +75,7 @@ def _reason(error: BaseException) -> str:
 
 
 def optimize(model: Model, kept: Collection[str]) -> Model:
-    """Fold constants and merge norms, except into the weights that are to be kept.
+    """Fold constants and merge norms, except into the weights to keep.
 
     While the optimizer works, those weights are inputs of the graph, and it does not fold inputs. What it would have done
     to them (a transpose, a factor, a norm), onnxruntime does when it loads the file.
@@ -86,13 +86,13 @@ def optimize(model: Model, kept: Collection[str]) -> Model:
     for tensor in model.graph.initializer:
         if tensor.name in kept:
             model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    with quiet():
+    with suppress_output():
         optimized = onnxscript.optimizer.optimize(model)
     real = [value for value in optimized.graph.input if value.name not in kept]
     del optimized.graph.input[:]
     optimized.graph.input.extend(real)
     for part in _graphs(optimized.graph):
-        for node in part.node:  # the Python source of each operation: larger than packed weights
+        for node in part.node:  # the Python source of each operation, which is larger than packed weights
             del node.metadata_props[:]
             node.doc_string = ""
         for value in (*part.input, *part.output, *part.value_info):
@@ -183,7 +183,7 @@ def absorb_norm(graph: Graph, node: Any, grid: Grid, positive: bool) -> Grid | N
     """
     from onnx import numpy_helper
 
-    norm = _norm_behind(graph, node)
+    norm = _norm_after(graph, node)
     axis = output_axis(node)
     constants = {tensor.name: tensor for tensor in graph.initializer}
     if norm is None or axis is None or grid.axis not in (None, axis):
@@ -211,7 +211,7 @@ def _tensor(name: str, values: NDArray[np.float32]) -> Any:
     return numpy_helper.from_array(values, name)
 
 
-def _norm_behind(graph: Graph, node: Any) -> Any:
+def _norm_after(graph: Graph, node: Any) -> Any:
     """Return the norm that is the only reader of the node's output; None if there is none."""
     output = node.output[0]
     readers = [other for other in graph.node if output in other.input]

@@ -1,16 +1,14 @@
-"""An ONNX file as int8, calibrated with batches of inputs (post-training quantization) by onnxruntime's quantizer.
+"""ONNX files in int8, calibrated with batches of inputs (post-training quantization) by onnxruntime's quantizer.
 
 A weight that lies on a grid keeps its values; any other has steps of max|w|/127 per channel. Small codes take few bits:
 they are stored in 2, 4 or 6 if they fit, and cast to INT8 when onnxruntime loads the file, before it looks for integer
-operations. A channel of zeros has a step like the others; by max|w| it would have none, and its bias, which counts in steps
-of weight times input, would be rounded to nothing.
+operations. A channel of zeros gets a step like the others: max|w| would give 0, and round its bias, which is counted in steps of
+weight times input, to 0.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
-import logging
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,6 +25,7 @@ from paretorch.deploy.codec.multiples import fit_multiples
 from paretorch.deploy.onnx.graph import Model, output_axis
 from paretorch.deploy.onnx.pack import choose_layout, put_first, store
 from paretorch.errors import ConfigError, MissingExtraError, PareError
+from paretorch.support.processes import suppress_output
 
 Feed = Mapping[str, Tensor]  # a batch: the inputs of the graph by name
 SIGNS = ".signs"  # suffix of a weight's name
@@ -141,11 +140,11 @@ def quantize_int8(source: str, target: str, batches: Iterable[Feed], percentile:
     handle, folded = tempfile.mkstemp(suffix=".onnx", dir=os.path.dirname(target) or ".")
     os.close(handle)
     try:
-        with _silenced():
+        with suppress_output():
             # Folds norms into the convolutions before them, so that both are one integer operation.
             quant_pre_process(source, folded, skip_symbolic_shape=True)
             options["TensorQuantOverrides"] = overrides(onnx.load(folded))
-            reader = _Reader(iter(batches))
+            reader = _BatchReader(iter(batches))
             if percentile is not None and reader.sort() > 1:
                 options["CalibStridedMinMax"] = 1
             quantize_static(
@@ -161,14 +160,14 @@ def quantize_int8(source: str, target: str, batches: Iterable[Feed], percentile:
             )
     except PareError:
         raise
-    except Exception as error:  # onnxruntime raises types of its own
+    except Exception as error:  # onnxruntime raises errors of its own types
         raise ConfigError(f"onnxruntime cannot calibrate with these batches: {str(error).splitlines()[0]}") from error
     finally:
         with contextlib.suppress(OSError):
             os.unlink(folded)
 
 
-class _Reader:
+class _BatchReader:
     """Passes batches to onnxruntime, one at a time.
 
     A percentile is computed from histograms of batches of one shape at a time: `sort` groups them, `set_range` selects.
@@ -196,15 +195,3 @@ class _Reader:
     def get_next(self) -> dict[str, np.ndarray[Any, Any]] | None:
         batch = next(self._batches, None)
         return None if batch is None else {name: tensor.detach().cpu().numpy() for name, tensor in batch.items()}
-
-
-@contextlib.contextmanager
-def _silenced() -> Iterator[None]:
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)  # onnxruntime writes advice to the root logger and prints it
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        root.setLevel(level)

@@ -9,8 +9,8 @@ by another Cast, and its norm stays.
 
 Integers are INT2, INT4 and INT8; widths between and above them are two tensors, c = 2^k · high + low. 6 bits are INT4 and
 UINT2, 10 are INT8 and UINT2, 12 are INT8 and UINT4, 16 are INT8 and UINT8: an odd code of 4 or 5 bits takes 6 instead of 8,
-and one of 8 to 15 bits is still smaller than a float. If all codes are odd (equal precisions, no zeros) their lowest bit is
-not stored, c = 2a + 1: then p bits take p bits. All of it is undone once, when the file is loaded.
+and one of 8 to 15 bits is still smaller than a float. If all codes are odd (equal precisions, no zeros) their lowest bit is not stored,
+c = 2a + 1, so that p bits take p bits. All of this is computed once, when the file is loaded.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def runs(width: int, form: str) -> bool:
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
         return np.array_equal(session.run(None, {})[0], codes)
-    except Exception:  # onnxruntime raises types of its own
+    except Exception:  # onnxruntime raises errors of its own types
         return False
 
 
@@ -221,7 +221,7 @@ def pack(model: Model, packing: Packing, form: str) -> None:
     for tensor in [tensor for tensor in graph.initializer if tensor.name in packing.grids]:
         name = tensor.name
         grid = packing.grids[name]
-        half = tensor.data_type == TensorProto.FLOAT16  # and so is the norm after it, which takes no steps in fp32
+        half = tensor.data_type == TensorProto.FLOAT16  # so is the norm after it, which cannot take steps in fp32
         graph.initializer.remove(tensor)
         own: dict[str, Grid] = {}
         for i, node in enumerate(readers(graph, name)):
@@ -230,10 +230,10 @@ def pack(model: Model, packing: Packing, form: str) -> None:
             if scaled is None:
                 own[name] = grid
             else:
-                own[f"{name}.{i}"] = scaled  # layers that share a weight have norms of their own
+                own[f"{name}.{i}"] = scaled  # layers that share a weight have different norms
                 node.input[1] = f"{name}.{i}"
         if not own:
-            continue  # a parameter that the module has and does not use
+            continue  # an unused parameter of the module
         nodes, whole = store(graph, name, grid.codes, packing.layouts[name], "FLOAT" if form == "packed" else None)
         made += [*nodes, *_products(graph, whole, own, form, half)]
     put_first(graph, made)

@@ -1,6 +1,6 @@
-"""What others would do with a network, to compare with: their files (`files`), and channel pruning (`channels`).
+"""Other ways to make a network smaller, to compare with: `files` of other tools, and pruning of `channels`.
 
-Each file is really written and can be read back, so that its accuracy is that of the file.
+Each file is written and read back, so that the accuracy is that of the file.
 """
 
 from paretorch.deploy.rivals.channels import prune_channels

@@ -1,19 +1,21 @@
 """Files that other tools would write of a network, and their readers.
 
 plain         a safetensors file of the state, in fp32 or in half precision
-weight_int8   a safetensors file: weights as int8 with one step per output channel, q = round(w / s), s = max |w| / 127; the rest in fp16
-sparse        fp16 values, the smallest of four layouts, then zstd at its highest level: what a careful user would do with a
-              pruned network. Layouts: zeros in place, or a bit mask and the values that stay; each also with the high and the
-              low bytes of the values apart. Batch norms are folded to the two vectors that eval mode needs.
+weight_int8   a safetensors file: weights as int8 with one step per output channel, q = round(w / s), s = max |w| / 127; the
+              rest in fp16
+sparse        fp16 values in the smallest of four layouts, then zstd at its highest level, for pruned networks. Layouts: all
+              values, or a bit mask and the values that are not zero; each also with high and low bytes separated. Batch norms
+              are folded to the two vectors that eval mode needs.
 int8          an ONNX file for onnxruntime: weights per channel, activations by the ranges that some batches give
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paretorch.deploy.codec.container import write_file
 from paretorch.deploy.norms import prepared_state
 from paretorch.deploy.onnx import export_onnx
 from paretorch.errors import ArtefactError, ConfigError, MissingExtraError
+from paretorch.support.files import write_file
 
 
 def require_range(state: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    """Raise for finite values that this dtype cannot hold: the file would silently hold infinities."""
+    """Raise for finite values that this dtype cannot hold, which would become infinite."""
     for name, tensor in state.items():
         if not tensor.is_floating_point():
             continue
@@ -51,16 +53,23 @@ def write_plain(model: nn.Module, path: Path, dtype: torch.dtype = torch.float32
 
 
 def read_plain(path: Path, like: nn.Module) -> nn.Module:
-    """A copy of `like` with the values of the file, computing in fp32."""
+    """Return a copy of `like` with the values of the file, in fp32."""
     from safetensors import SafetensorError
     from safetensors.torch import load_model
 
     network = copy.deepcopy(like).cpu()
-    try:
+    with _reading(path, SafetensorError):
         load_model(network, str(path))
-    except (SafetensorError, RuntimeError, OSError) as error:
-        raise ArtefactError(f"{path} does not hold the state of this network: {error}") from error
     return network.eval()
+
+
+@contextlib.contextmanager
+def _reading(path: Path, kind: type[Exception]) -> Iterator[None]:
+    """Turn errors of this kind, and those of other state dicts, into an `ArtefactError`."""
+    try:
+        yield
+    except (kind, ValueError, KeyError, RuntimeError, OSError) as error:
+        raise ArtefactError(f"{path} does not hold the state of this network: {error}") from error
 
 
 _STEP_SUFFIX = "_step"
@@ -86,12 +95,12 @@ def write_weight_int8(model: nn.Module, path: Path) -> Path:
 
 
 def read_weight_int8(path: Path, like: nn.Module) -> nn.Module:
-    """A copy of `like` with the values of the file, computing in fp32."""
+    """Return a copy of `like` with the values of the file, in fp32."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     network = copy.deepcopy(like).cpu()
-    try:
+    with _reading(path, SafetensorError):
         stored = load_file(str(path))
         state = {}
         for name, value in network.state_dict().items():
@@ -100,8 +109,6 @@ def read_weight_int8(path: Path, like: nn.Module) -> nn.Module:
                 found = found * stored[name + _STEP_SUFFIX].to(value.dtype).view(-1, *[1] * (found.dim() - 1))
             state[name] = found
         network.load_state_dict(state)
-    except (SafetensorError, RuntimeError, KeyError, OSError) as error:
-        raise ArtefactError(f"{path} does not hold the state of this network: {error}") from error
     return network.eval()
 
 
@@ -116,19 +123,17 @@ def write_sparse(model: nn.Module, path: Path) -> Path:
     state = {key: tensor.cpu() for key, tensor in prepared_state(model, torch.float16, True).items()}
     require_range(state, torch.float16)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, min((packer.compress(_packed(state, **layout)) for layout in _LAYOUTS), key=len))
+    write_file(path, min((packer.compress(encode_sparse(state, **layout)) for layout in _LAYOUTS), key=len))
     return path
 
 
 def read_sparse(path: Path, like: nn.Module) -> nn.Module:
-    """A copy of `like` with the values of the file, computing in fp32."""
+    """Return a copy of `like` with the values of the file, in fp32."""
     zstandard = _zstandard()
     network = copy.deepcopy(like).cpu()
-    try:
+    with _reading(path, zstandard.ZstdError):
         data = zstandard.ZstdDecompressor().decompress(path.read_bytes(), max_output_size=_MAX_BYTES)
-        network.load_state_dict(_unpacked(data, network.state_dict()))
-    except (zstandard.ZstdError, ValueError, KeyError, RuntimeError, OSError) as error:
-        raise ArtefactError(f"{path} does not hold the state of this network: {error}") from error
+        network.load_state_dict(decode_sparse(data, network.state_dict()))
     return network.eval()
 
 
@@ -140,7 +145,7 @@ def _zstandard() -> Any:
     return zstandard
 
 
-def _packed(state: Mapping[str, Tensor], masked: bool, apart: bool) -> bytes:
+def encode_sparse(state: Mapping[str, Tensor], masked: bool, apart: bool) -> bytes:
     """Return length of the head (four bytes), head (with all tensors that are not floats), mask, values in fp16."""
     floats = {key: tensor for key, tensor in state.items() if tensor.is_floating_point()}
     others = {key: tensor for key, tensor in state.items() if key not in floats}
@@ -159,7 +164,7 @@ def _packed(state: Mapping[str, Tensor], masked: bool, apart: bool) -> bytes:
     return len(text).to_bytes(4, "little") + text + mask + (halves.T.tobytes() if apart else halves.tobytes())
 
 
-def _unpacked(data: bytes, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def decode_sparse(data: bytes, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     start = 4 + int.from_bytes(data[:4], "little")
     head = json.loads(data[4:start])
     counts = {key: math.prod(shape) for key, shape in head["floats"].items()}
@@ -188,7 +193,7 @@ def write_int8(model: nn.Module, path: Path, batches: list[Tensor]) -> Path:
 
 
 class OnnxNetwork(nn.Module):
-    """An ONNX file as a module, run by onnxruntime on the CPU: what it computes is what the file computes."""
+    """An ONNX file as a module, run by onnxruntime on the CPU."""
 
     def __init__(self, path: Path, threads: int = 1) -> None:
         import onnxruntime

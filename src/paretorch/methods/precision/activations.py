@@ -5,7 +5,7 @@
 s has the shape of a feature map, without the batch; ε has one number for each example too. M is the width of the
 activation's range: 1 for sigmoid, 2 for tanh, 6 for ReLU6, and α for ReLU, which is clipped to [0, α] with α learned
 (PACT, Choi et al. 2018). What differs from the printed text: the target, as in SMOL, and a quantizer that the text
-leaves open (see `paretorch.edits.quantized`).
+leaves open (see `paretorch.edits.quantize_activation`).
 """
 
 import math
@@ -21,8 +21,7 @@ from paretorch.core.groups import Broadcast, Grouping
 from paretorch.core.method import Term
 from paretorch.core.step.noise import uniform
 from paretorch.edits import QuantizeActivation
-from paretorch.edits.quantize_activation import MAX_STEPS
-from paretorch.edits.quantized import QuantizedActivation, clip, quantize_uniform, steps_of
+from paretorch.edits.quantize_activation import MAX_STEPS, QuantizedActivation, clip, quantize_uniform, steps_of
 from paretorch.errors import ConfigError
 from paretorch.methods.precision.allocate import allocate
 from paretorch.methods.precision.leveled import Leveled

@@ -17,7 +17,7 @@ from paretorch.core.attach.sites import Selector, Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Term
 from paretorch.edits import QuantizeActivation
-from paretorch.edits.quantized import QuantizedActivation, clip, quantize_uniform
+from paretorch.edits.quantize_activation import QuantizedActivation, clip, quantize_uniform
 from paretorch.errors import ConfigError
 from paretorch.methods.precision.grid import MAX_BITS
 from paretorch.support.checks import require_count, require_number

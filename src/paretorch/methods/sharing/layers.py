@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize
 from paretorch.core.attach.sites import Selector, Site, check_patterns, choose, find_sites
 from paretorch.core.attach.templates import Mix
 from paretorch.core.attach.weights import RelaxedWeight
-from paretorch.edits.mixed import MixedWeight, mixed_weights
+from paretorch.edits.share import MixedWeight, mixed_weights
 from paretorch.errors import ConfigError
 from paretorch.methods.sharing.banks import By, check_by, share_groups
 from paretorch.methods.sharing.similarity import absolute_cosine

@@ -14,7 +14,7 @@ import numpy as np
 
 from paretorch.errors import ConfigError
 from paretorch.report.charts import Curve, curves
-from paretorch.report.sharing_pages import Matrix, write_similarities
+from paretorch.report.sharing import Matrix, write_similarities
 from paretorch.training.progress import headline
 from paretorch.workflows.studies.results import collect
 from paretorch.workflows.studies.study import Study

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import DIVERGED_CODE, PareError
-from paretorch.support.children import module_command
+from paretorch.support.processes import module_command
 from paretorch.training.finish import read_result
 from paretorch.training.folder import check_folder, read_history
 from paretorch.training.progress import format_metric, headline

@@ -22,7 +22,7 @@ from typing import Any
 
 from paretorch.deploy.measure.text import table as aligned
 from paretorch.errors import PareError
-from paretorch.support.children import module_command
+from paretorch.support.processes import module_command
 from paretorch.workflows.studies.processes import stop
 from paretorch.workflows.studies.results import heading, read_stored, require_recipe, spread, write_json
 from paretorch.workflows.studies.study import Study

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from paretorch.core.attach.activations import OutputRelaxation, Spot
 from paretorch.core.groups import Grouping
 from paretorch.edits import QuantizeActivation
-from paretorch.edits.quantized import QuantizedActivation, clip, quantize_uniform
+from paretorch.edits.quantize_activation import QuantizedActivation, clip, quantize_uniform
 from paretorch.methods.precision.activations import learned_end
 from paretorch.methods.precision.activations_fixed import GivenBits
 from paretorch.support.checks import require_number

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paretorch.deploy.fast.launch import SETTINGS, Machine, Tuning, choose_splits, choose_stages, launch_grid
 from paretorch.deploy.fast.packing import COLUMNS, ROWS
-from paretorch.deploy.fast.settings import SETTINGS, Machine, Tuning, _splits, _stages, launch_grid
-from paretorch.deploy.fast.tuning import random_tiles
+from paretorch.deploy.fast.replacements import random_tiles
 
 H200 = Machine(132, 204 << 10, True)
 SIZES = {width: ROWS * COLUMNS * width // 8 for width in (2, 4, 8)}
@@ -21,18 +21,18 @@ def of_width(width: int, outputs: int = 4096, inputs: int = 11008) -> object:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 900), st.integers(1, 300), st.sampled_from([1, 108, 132]), st.integers(1, 6))
 def test_programs_fill_the_gpu_and_none_is_without_work(tiles, turns, processors, programs) -> None:
-    splits = _splits(tiles, turns, processors, programs)
+    splits = choose_splits(tiles, turns, processors, programs)
     assert 1 <= splits <= turns
     assert tiles * splits >= 0.6 * min(tiles * turns, programs * processors)
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(4096, 11008), (8192, 28672)])
-def test_no_row_tile_is_shared_where_there_are_as_many_as_multiprocessors(outputs, inputs) -> None:
-    assert _splits(outputs // ROWS, inputs // COLUMNS // 8, 132, programs=1) == 1
+def test_no_row_tile_is_shared_if_there_are_enough(outputs, inputs) -> None:
+    assert choose_splits(outputs // ROWS, inputs // COLUMNS // 8, 132, programs=1) == 1
 
 
 @pytest.mark.parametrize(("width", "stages"), [(2, 5), (4, 4), (8, 3)])
-def test_narrow_tiles_are_asked_for_further_ahead(width, stages) -> None:
+def test_narrow_tiles_are_requested_further_ahead(width, stages) -> None:
     assert launch_grid(of_width(width), 1, Tuning(1, 8), H200) == (1, stages, 0)
     assert launch_grid(of_width(width), 1, Tuning(4, 2), H200).stages == stages
 
@@ -40,13 +40,13 @@ def test_narrow_tiles_are_asked_for_further_ahead(width, stages) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(list(SIZES.values())), min_size=1, max_size=3), st.integers(1, 16))
 def test_all_stages_fit_into_shared_memory(sizes, warps) -> None:
-    stages = _stages(sizes, 2048, warps, shared=100_000)
+    stages = choose_stages(sizes, 2048, warps, shared=100_000)
     assert stages == 2 or (stages - 1) * warps * (max(sizes) + 2048) <= 100_000
     assert 2 <= stages <= 6
 
 
 @pytest.mark.parametrize("width", [2, 4, 8])
-def test_a_kernel_that_starts_early_leaves_room_for_another(width) -> None:
+def test_a_kernel_that_starts_early_shares_the_multiprocessor(width) -> None:
     _, stages, ahead = launch_grid(of_width(width), 1, Tuning(1, 8, early=True), H200)
     assert (stages - 1) * 8 * (SIZES[width] + COLUMNS * width) <= H200.shared // 2 or stages == 2
     assert 1 <= ahead <= 6, "no more turns than there are"

@@ -1,4 +1,4 @@
-"""Which setting is taken, with times that are given."""
+"""Which setting is chosen, with given times."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from paretorch.deploy.fast import PackedLinear, tuning
+from paretorch.deploy.fast import PackedLinear, replacements
+from paretorch.deploy.fast.launch import SETTINGS, Setting, Tuning, default_tuning
 from paretorch.deploy.fast.packing import COLUMNS, ROWS, Order, pack, unpack
-from paretorch.deploy.fast.settings import SETTINGS, Setting, Tuning, default_tuning
-from paretorch.deploy.fast.tuning import random_tiles
+from paretorch.deploy.fast.replacements import random_tiles
 from paretorch.errors import ConfigError
 from tests.deploy.fast.grids import by_channel, on_the_grid
 
@@ -32,7 +32,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def _forget(monkeypatch) -> None:
-    monkeypatch.setattr(tuning, "_known", {})
+    monkeypatch.setattr(replacements, "_tuned", {})
 
 
 def layer(bits: int = 4, outputs: int = 70, inputs: int = 300) -> PackedLinear:
@@ -41,13 +41,13 @@ def layer(bits: int = 4, outputs: int = 70, inputs: int = 300) -> PackedLinear:
 
 @pytest.mark.parametrize("best", SETTINGS)
 def test_the_fastest_is_taken(best) -> None:
-    found = tuning.fastest_setting(layer(), X, Clock(**{str(best): 1.0}))
+    found = replacements.fastest_setting(layer(), X, Clock(**{str(best): 1.0}))
     assert found == (best, 1.0, len(SETTINGS))
 
 
-def test_what_is_not_clearly_faster_changes_nothing() -> None:
+def test_a_setting_that_is_not_clearly_faster_is_not_chosen() -> None:
     own = layer()
-    found = tuning.fastest_setting(own, X, Clock(**{str(SETTINGS[3]): 1.95}))
+    found = replacements.fastest_setting(own, X, Clock(**{str(SETTINGS[3]): 1.95}))
     assert found.setting == Setting(own.tuning)
     assert found.milliseconds == 2.0
 
@@ -56,7 +56,7 @@ def test_its_own_setting_is_among_those_measured() -> None:
     own = layer()
     own.tuning = Tuning(3, 4, 5, 2)
     clock = Clock()
-    assert tuning.fastest_setting(own, X, clock).setting.tuning == own.tuning
+    assert replacements.fastest_setting(own, X, clock).setting.tuning == own.tuning
     assert len(clock.asked[0]) == len(SETTINGS) + 1
 
 
@@ -65,8 +65,8 @@ def test_layers_alike_are_measured_once() -> None:
     several = torch.randn(5, 300).bfloat16()
     cases = [(layer(), X), (layer(2), X), (layer(4, 71), X), (layer(), several)]
     for own, x in [*cases, *cases]:
-        tuning.fastest_setting(own, x, clock)
-    tuning.fastest_setting(layer(), several[:3], clock)
+        replacements.fastest_setting(own, x, clock)
+    replacements.fastest_setting(layer(), several[:3], clock)
     assert len(clock.asked) == len(cases)
 
 
@@ -80,23 +80,23 @@ def test_settings_that_do_not_run_are_left_out(monkeypatch) -> None:
 
     monkeypatch.setattr(PackedLinear, "forward", forward)
     clock = Clock(**{str(SETTINGS[2]): 0.1})
-    assert tuning.fastest_setting(layer(), X, clock).setting.tuning.warps != 8
+    assert replacements.fastest_setting(layer(), X, clock).setting.tuning.warps != 8
     assert not any("8 warps" in name for name in clock.asked[0])
     monkeypatch.setattr(PackedLinear, "forward", lambda self, x: 1 / 0)
     with pytest.raises(ConfigError, match="does not run here"):
-        tuning.measure_settings(layer(), X, clock, SETTINGS)
+        replacements.measure_settings(layer(), X, clock, SETTINGS)
 
 
 def test_other_tiles_only_where_they_need_no_packing_to_be_measured() -> None:
     mixed = PackedLinear(pack(on_the_grid(by_channel(150, 300, (2, 4)))))
     clock = Clock()
-    tuning.fastest_setting(mixed, X, clock)
+    replacements.fastest_setting(mixed, X, clock)
     assert mixed.order is not Order.FULL
     assert all(f"tiles {ROWS}x{COLUMNS}" in name for name in clock.asked[0])
 
 
 def test_weights_take_turns_so_that_they_come_from_memory(monkeypatch) -> None:
-    monkeypatch.setattr(tuning, "_copies", lambda layer, device: 3)
+    monkeypatch.setattr(replacements, "_copies", lambda layer, device: 3)
     seen: list[int] = []
     monkeypatch.setattr(PackedLinear, "forward", lambda self, x: seen.append(self.words4.data_ptr()))
 
@@ -105,13 +105,13 @@ def test_weights_take_turns_so_that_they_come_from_memory(monkeypatch) -> None:
         calls[str(SETTINGS[1])]()
         return Clock()(calls)
 
-    found = tuning.measure_settings(layer(), X, clock, SETTINGS)
+    found = replacements.measure_settings(layer(), X, clock, SETTINGS)
     assert len(set(seen)) == len(seen) == 3
     assert found.milliseconds == 2.0 / 3, "of one call"
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
-def test_a_stand_in_has_the_form_of_what_pack_would_make(bits) -> None:
+def test_random_tiles_have_the_form_of_packed_ones(bits) -> None:
     own = layer(bits)
     other, real = random_tiles((70, 300), (64, 128), bits, True, "cpu"), pack(own.weight, 64, 128)
     assert other.order is real.order is Order.FULL
@@ -131,7 +131,7 @@ def test_settings_are_few_distinct_and_say_what_they_are() -> None:
 def test_unmeasured_small_layers_have_smaller_programs_than_large_ones(monkeypatch) -> None:
     small = layer()
     assert small.tuning == default_tuning(small.packed) == SETTINGS[0].tuning
-    monkeypatch.setattr("paretorch.deploy.fast.settings._SMALL", 100)
+    monkeypatch.setattr("paretorch.deploy.fast.launch._SMALL", 100)
     assert layer().tuning == SETTINGS[1].tuning
     assert not small.tuning.early, "what no sweep found better is not assumed"
 

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 import paretorch as pt
 from paretorch import SMOL, SMOLActivations, SoftSharing, compress, fold, zoo
-from paretorch.deploy import Latency, report, save, sizes
-from paretorch.deploy.measure.macs import count_macs
+from paretorch.deploy import Latency, save, sizes
+from paretorch.deploy.measure.structure import count_macs
 from paretorch.deploy.measure.text import human
 from paretorch.errors import ConfigError
 from paretorch.methods.precision.rivals import LSQ, SLB, DoReFa, LQNets
 from paretorch.methods.precision.rivals.rival import Rival
+from paretorch.report import report
 
 
 def small() -> nn.Sequential:
@@ -94,7 +95,7 @@ def test_the_bits_of_rivals_are_theirs(rival: Rival) -> None:
     assert report(plan.finalize()).bits == rival.bits
 
 
-def test_a_grid_finer_than_any_of_ours_is_read_as_it_is() -> None:
+def test_a_grid_finer_than_any_method_uses_keeps_its_precisions() -> None:
     model = nn.Linear(8, 8, bias=False)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([1.0, 3.0]).repeat(32).reshape(8, 8) * 2.0**-40)
@@ -175,7 +176,7 @@ def test_a_file_is_reported_by_its_path(tmp_path: Path) -> None:
         report(3)  # type: ignore[arg-type]
 
 
-def test_macs_leave_the_module_as_it_was() -> None:
+def test_counting_macs_does_not_change_the_module() -> None:
     model = small().train()
     model[1].eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -209,7 +210,7 @@ def test_bytes_for_people(count: float, text: str) -> None:
     assert human(count) == text
 
 
-def test_no_kind_of_bytes_is_below_zero() -> None:
+def test_no_kind_of_bytes_is_negative() -> None:
     """Parts of a sum that is exact are not: 1e-15 below 0 would be shown as -0."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(300):
@@ -239,7 +240,7 @@ def test_accuracy_is_measured_on_given_data(tmp_path: Path) -> None:
         report(tmp_path / "net.pare", data=[(inputs, right)])
 
 
-def test_a_file_is_measured_rather_than_believed(tmp_path: Path) -> None:
+def test_a_file_is_measured_and_its_claims_are_not_used(tmp_path: Path) -> None:
     torch.manual_seed(0)
     save(zoo.build("digits-cnn", width=2), tmp_path / "net.pare", summary={"accuracy": 0.99})
     data = [(torch.zeros(4, 1, 8, 8), torch.arange(4))]
@@ -303,7 +304,7 @@ def test_quantized_activations_are_told(tmp_path: Path) -> None:
     assert report(small()).activations == ()
 
 
-def test_folded_networks_tell_their_loops_and_all_their_macs(tmp_path: Path) -> None:
+def test_folded_networks_report_their_loops_and_all_macs(tmp_path: Path) -> None:
     network = zoo.build("swrn-22-1-2", classes=4)
     example = torch.ones(1, 3, 8, 8)
     dense = report(zoo.build("wrn-22-1", classes=4), example=example, latency=False)

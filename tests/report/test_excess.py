@@ -1,4 +1,4 @@
-"""A report warns if the weights take more bytes than their bits say, and names what takes them."""
+"""A report warns if the weights take more bytes than their bits say, and names the parts that take them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that the package starts run the package, whatever lies in the current folder."""
+"""Processes that the package starts run the package, whatever modules are in the current folder."""
 
 import re
 import subprocess
@@ -9,7 +9,8 @@ import torch
 
 import paretorch
 from paretorch import deploy, zoo
-from paretorch.support.children import module_command
+from paretorch.report import report
+from paretorch.support.processes import module_command
 from paretorch.workflows.studies import run_study
 from paretorch.workflows.studies.study import parse_study
 from paretorch.workflows.studies.tickets import run_tickets
@@ -52,7 +53,7 @@ def test_the_trap_is_one(trap: Path) -> None:
 
 def test_latency_is_measured_by_the_package(trap: Path, tmp_path: Path) -> None:
     deploy.save(zoo.build("digits-cnn", width=2).eval(), tmp_path / "model.pare")
-    found = deploy.report(tmp_path / "model.pare", example=torch.zeros(1, 1, 8, 8))
+    found = report(tmp_path / "model.pare", example=torch.zeros(1, 1, 8, 8))
     assert any(one.isolated for one in found.latency)
     assert not trap.exists()
 
@@ -74,4 +75,4 @@ def test_ticket_searches_of_a_study_are_of_the_package(trap: Path, tmp_path: Pat
 def test_no_other_file_starts_python() -> None:
     root = Path(paretorch.__file__).parent
     found = [path.relative_to(root) for path in root.rglob("*.py") if re.search(r"sys\.executable", path.read_text())]
-    assert found == [Path("support/children.py")]
+    assert found == [Path("support/processes.py")]

@@ -1,9 +1,10 @@
-"""`report`: measures what a network costs, and returns the record."""
+"""`report`: measures what a network costs, and the record with a page."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,31 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.deploy.artefact import StrPath, open_artefact, sizes, sizes_in_file
-from paretorch.deploy.codec.filling import Blank
 from paretorch.deploy.codec.sizes import Sizes
+from paretorch.deploy.filling import Blank
+from paretorch.deploy.measure import record
 from paretorch.deploy.measure.accuracy import measure_accuracy
 from paretorch.deploy.measure.latency import Latency, measure_latency
-from paretorch.deploy.measure.macs import count_macs
-from paretorch.deploy.measure.record import DENSE, Layer, Report
+from paretorch.deploy.measure.record import DENSE, Layer
+from paretorch.deploy.measure.structure import activations_of, count_macs, macs_by_tensor, shared_of
 from paretorch.deploy.plain import plain
-from paretorch.deploy.structure import activations_of, macs_by_tensor, shared_of
 from paretorch.edits import Edit, KeepChannels, Share, edits_of, read_edits
 from paretorch.errors import ConfigError
+from paretorch.report.page import write_html
 from paretorch.support.checks import require_number
 from paretorch.support.inputs import Example, read_example
 from paretorch.support.warn import warn
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+@dataclass(frozen=True, repr=False)
+class Report(record.Report):
+    """What a network costs. `print` it, or call `to_json()` or `to_html(path)`."""
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report as one self-contained page and return its path."""
+        return write_html(path, title=self.name, comparison=[], report=self, history=[])
 
 
 def report(
@@ -37,18 +48,25 @@ def report(
     baseline: nn.Module | None = None,
     latency: bool = True,
 ) -> Report:
-    """Measure what a module, or an artefact by its path, costs, and return the record.
+    """Measure what a module, or the artefact at a path, costs: bytes on disk, bits per weight, sparsity, MACs, latency, accuracy.
 
-    A zoo network that has lost channels or was folded is compared with the whole one, with or without `baseline`. Warns if
-    the weights take clearly more bytes than their bits say, and names what takes them.
+    A zoo network without some of its channels, or folded, is compared with the complete one even without `baseline`. Warns if
+    the weights take many more bytes than their bits say, and names the parts that take them.
 
     Args:
         example: A batch of inputs, to count MACs and to measure latency: a tensor, a tuple of the model's arguments, or a dict
             of keyword arguments.
         accuracy: A fraction, shown as it is. Default: measured on `data`, or read from the file's summary.
-        data: Batches of inputs and classes, to measure accuracy on; see `measure_accuracy`.
+        data: Batches of inputs and classes, to measure accuracy on: (inputs, classes), or dicts with "labels".
         baseline: The dense network, to compare sizes and latency with.
         latency: Whether to measure latency, in processes of their own.
+
+    Example:
+        >>> import torch, paretorch as pt
+        >>> network = torch.nn.Linear(64, 10)
+        >>> found = pt.report(network)
+        >>> found.weights, round(found.bits)
+        (640, 32)
     """
     head: Mapping[str, Any] = {}
     if example is not None:
@@ -95,7 +113,7 @@ def report(
 
 
 def _whole(source: nn.Module | Mapping[str, Tensor], edits: Iterable[Edit]) -> nn.Module | None:
-    """Return the whole zoo network, without values, if this one lost channels or was folded; else None."""
+    """Return the complete zoo network, without values, if this one lost channels or was folded; else None."""
     from paretorch import zoo
 
     name, options = getattr(source, "zoo_name", None), getattr(source, "zoo_options", None) or {}

@@ -1,0 +1,69 @@
+"""This process and those it starts: modules as processes, SIGTERM, output that is suppressed."""
+
+import contextlib
+import io
+import logging
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+
+# The exporters have dozens of loggers with levels of their own below these. onnxruntime's quantizer logs to the root, "".
+_LOGGERS = ("", "torch", "onnxscript", "onnx_ir")
+_LOCK = threading.RLock()
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of this package, for `subprocess`.
+
+    `python -m` puts the current folder first on the path, so a paretorch.py (or numpy.py) beside a file from somebody else
+    would be run. `-P` leaves that folder out.
+
+    Args:
+        module: Its full name, such as "paretorch.cli".
+        arguments: Words of its command line.
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+@contextlib.contextmanager
+def on_sigterm(handler: Callable[..., object]) -> Iterator[None]:
+    """Call `handler` on SIGTERM, which batch systems send when the time is up, instead of ending the process.
+
+    Only the main thread receives signals: in other threads this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, handler) or signal.SIG_DFL
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def suppress_output() -> Iterator[None]:
+    """Suppress what exporters print and log: the graph that they cannot export, advice, warnings. Errors still raise.
+
+    It acts on the whole process, so one thread at a time enters.
+    """
+    with _LOCK:
+        names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] in _LOGGERS]
+        enabled = [logger for logger in map(logging.getLogger, names) if not logger.disabled]
+        levels = [(logger, logger.level) for logger in map(logging.getLogger, _LOGGERS)]  # for loggers made inside
+        output = io.StringIO()
+        try:
+            for logger in enabled:
+                logger.disabled = True
+            for logger, _ in levels:
+                logger.setLevel(logging.CRITICAL)
+            with warnings.catch_warnings(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+                warnings.simplefilter("ignore")
+                yield
+        finally:
+            for logger in enabled:
+                logger.disabled = False
+            for logger, level in levels:
+                logger.setLevel(level)
