@@ -36,6 +36,30 @@ def fold_norms(model: nn.Module, norms: str) -> None:
     model.load_state_dict(folded_state(model, model.state_dict(), norms))
 
 
+def compact_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state with its batch norms folded, and what it has of vectors (norms, biases, running statistics) in bfloat16 values."""
+    return {
+        key: value.bfloat16().float() if value.dtype == torch.float32 and value.dim() == 1 else value
+        for key, value in folded_state(model, state, "bf16").items()
+    }
+
+
+@torch.no_grad()
+def make_compact(model: nn.Module) -> None:
+    """Do the same to a plain network, in place: the same outputs in eval mode, up to rounding."""
+    model.load_state_dict(compact_state(model, model.state_dict()))
+
+
+def compact_meter(model: nn.Module) -> Meter:
+    """Counts the bytes of the file that a state of the model leaves once it is compact."""
+    from paretorch.deploy import encoded_size
+
+    def meter(state: Mapping[str, Tensor], edits: Sequence[Edit]) -> int:
+        return encoded_size(compact_state(model, state), model, edits)
+
+    return meter
+
+
 def meter_of(model: nn.Module, norms: str | None, more: int = 0) -> Meter:
     """Counts the bytes of the file that a state of the model would leave, with so many `more` for what is said about it."""
     from paretorch.deploy import encoded_size
