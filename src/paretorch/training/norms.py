@@ -4,6 +4,7 @@ See `paretorch.deploy.norms`: y = a x + c in place of four vectors. A byte budge
 is trained, and a run must tell the accuracy of what is stored, not of what was trained.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -39,9 +40,14 @@ def fold_norms(model: nn.Module, norms: str) -> None:
 def compact_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state with its batch norms folded, and what it has of vectors (norms, biases, running statistics) in bfloat16 values."""
     return {
-        key: value.bfloat16().float() if value.dtype == torch.float32 and value.dim() == 1 else value
-        for key, value in folded_state(model, state, "bf16").items()
+        key: value.bfloat16().float() if _takes_bytes(value) else value
+        for key, value in folded_state(model, state, "fp32").items()
     }
+
+
+def _takes_bytes(value: Tensor) -> bool:
+    """Whether this is a vector that a file does not tell by one number, as it does the statistics of a folded norm."""
+    return value.dtype == torch.float32 and value.dim() == 1 and bool((value != value[:1]).any())
 
 
 @torch.no_grad()
@@ -71,8 +77,10 @@ def meter_of(model: nn.Module, norms: str | None, more: int = 0) -> Meter:
 
 
 def _norms(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[tuple[_BatchNorm, dict[str, str]]]:
-    """Every batch norm with the keys of its four vectors."""
+    """Every batch norm with the keys of its four vectors, but those that share a vector: each would need its own."""
+    names = Counter(id(value) for value in model.state_dict(keep_vars=True).values())
     for prefix, module in model.named_modules():
         keys = {name: f"{prefix}.{name}" if prefix else name for name in _VECTORS}
-        if isinstance(module, _BatchNorm) and set(keys.values()) <= set(state):
+        is_whole = isinstance(module, _BatchNorm) and set(keys.values()) <= set(state)
+        if is_whole and all(names[id(getattr(module, name))] == 1 for name in _VECTORS):
             yield module, keys

@@ -56,6 +56,20 @@ def test_the_file_is_within_the_budget_and_the_model_as_before(convnet: nn.Modul
     assert agree >= 0.7
 
 
+@pytest.mark.parametrize("steps", [0, 12])
+def test_norms_are_folded_where_bytes_are_short(convnet: nn.Module, steps: int) -> None:
+    tight = pt.shrink(convnet, images(), budget="2.2 kB", steps=steps)
+    norms = [module for module in tight.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert norms
+    assert not any(bool(norm.running_mean.any()) for norm in norms)  # two vectors are left
+    agree = (
+        tight(images(1, seed=9)[0]).argmax(1) == copy.deepcopy(convnet).eval()(images(1, seed=9)[0]).argmax(1)
+    ).float()
+    assert agree.mean() >= 0.6
+    generous = pt.shrink(convnet, images(), budget="9 kB", steps=steps)
+    assert any(bool(module.running_mean.any()) for module in generous.modules() if isinstance(module, nn.BatchNorm2d))
+
+
 def test_training_brings_the_network_nearer() -> None:
     model = trained_language_model()
     record = shrink_network(model, tokens(40), budget="4 kB", steps=60).record

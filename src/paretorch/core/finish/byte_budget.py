@@ -183,6 +183,8 @@ class ByteBudget:
     def fit(self, plan: Rounding, before: list[Tensor]) -> None:
         """Round again with scaled targets until the file fits; `before` are the decisions as they were trained."""
         size = self._bytes(plan, before, 1.0)
+        if _FULL * self.target <= size <= _AIM * self.target:
+            return
         low, high = (_LOWEST, 1.0) if size > self.target * _AIM else (1.0, 16.0)
         known = {1.0: size}
         for attempt in range(14):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from paretorch.core.finish.recalibrate import recalibrate_norms
 from paretorch.deploy import encoded_size
-from paretorch.workflows.posttraining.norms import round_vectors
+from paretorch.training.norms import compact_state, make_compact
 from paretorch.workflows.shrink.batches import Batches, as_given
 from paretorch.workflows.shrink.coded import CodedWeights
 from paretorch.workflows.shrink.objective import Objective
@@ -16,11 +16,6 @@ from paretorch.workflows.shrink.objective import Objective
 _FITS = 0.97  # of the budget: a smaller file is tried again with a smaller μ
 _AIM = 0.995
 _ROUNDS = 6
-
-
-def file_size(model: nn.Module) -> int:
-    """Return the bytes of the file that `paretorch.save` writes."""
-    return encoded_size(model.state_dict(), model)
 
 
 def has_short_vectors(model: nn.Module) -> bool:
@@ -31,14 +26,20 @@ def has_short_vectors(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def size_now(student: nn.Module, short: bool) -> int:
-    """Return the bytes of the student's file if its vectors are rounded as `land` does; the student stays as it is."""
-    vectors = [(tensor, tensor.clone()) for tensor in student.state_dict().values() if tensor.dim() == 1]
+    """Return the bytes of the student's file if its vectors are made short as `land` does; the student stays as it is."""
+    state = student.state_dict()
+    return encoded_size(compact_state(student, state) if short else state, student)
+
+
+def size_of(model: nn.Module) -> int:
+    """Return the bytes of the file of a rounded network, of which `finish` is still to come."""
+    return size_now(model, has_short_vectors(model))
+
+
+def finish(model: nn.Module, short: bool) -> None:
+    """Fold batch norms and round vectors in place, if `short`."""
     if short:
-        round_vectors(student)
-    size = file_size(student)
-    for tensor, value in vectors:
-        tensor.copy_(value)
-    return size
+        make_compact(model)
 
 
 def land(
@@ -47,18 +48,16 @@ def land(
     """Write the final values into the student so that its file fits; return its bytes, or None if no μ does.
 
     Args:
-        short: Round vectors to bfloat16 values.
+        short: Fold batch norms, and round vectors to bfloat16 values.
     """
     coded.write()
     estimate_norms(student, objective, batches)
-    vectors = [p.detach().clone() for p in coded.others]
     fitting: int | None = None
     for _ in range(_ROUNDS):
         coded.write()
-        if short:
-            round_vectors(student)
-        size = file_size(student)
+        size = size_now(student, short)
         if _FITS * budget <= size <= budget:
+            finish(student, short)
             return size
         fitting = size if size <= budget else None
         coded.learn_size(size)
@@ -66,7 +65,7 @@ def land(
         coded.fit(_AIM * budget)
         if coded.mu == before:  # no finer codes are left
             break
-        _put_back(coded, vectors)
+    finish(student, short)
     return fitting
 
 
@@ -81,9 +80,3 @@ def estimate_norms(student: nn.Module, objective: Objective, batches: Batches) -
     if not objective.distance(student, batches.held_out) < distance:
         for buffer, value in before:
             buffer.copy_(value)
-
-
-@torch.no_grad()
-def _put_back(coded: CodedWeights, vectors: list[Tensor]) -> None:
-    for p, value in zip(coded.others, vectors, strict=True):
-        p.copy_(value)

@@ -23,7 +23,7 @@ from paretorch.workflows.posttraining.calibration import divergence
 from paretorch.workflows.shrink.batches import Batches
 from paretorch.workflows.shrink.coded import CodedWeights
 from paretorch.workflows.shrink.folder import ShrinkFolder, fingerprint
-from paretorch.workflows.shrink.landing import has_short_vectors, land, size_now
+from paretorch.workflows.shrink.landing import finish, has_short_vectors, land, size_now, size_of
 from paretorch.workflows.shrink.objective import Objective
 from paretorch.workflows.shrink.progress import ShrinkProgress, describe
 from paretorch.workflows.shrink.tuning import RATES, Tuner, trial_length
@@ -105,6 +105,8 @@ class _Job:
             else:  # training did not help on batches that it has not seen
                 small.load_state_dict(state["rounded"])
                 record["trained"] = False
+        if not record.get("trained", False):
+            finish(small, has_short_vectors(small))
         return small, self._record(size, record)
 
     def _round(self, data: Batches, objective: Objective) -> dict[str, Any]:
@@ -114,6 +116,7 @@ class _Job:
             data.calibration,
             budget=self._limit,
             distance=divergence if objective.is_plain else None,
+            meter=size_of,
             progress=lambda phase, done, total: self._shown.show(phase, done, total),
         )
         seconds = {"post_training": time.perf_counter() - start}
