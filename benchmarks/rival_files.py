@@ -18,10 +18,13 @@ Accuracy and cross entropy are on the test digits, which nothing was chosen by.
 
 import argparse
 import copy
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import io
 import json
 import math
+import sys
 import tempfile
 import time
 import warnings
@@ -29,6 +32,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +57,49 @@ from paretorch.zoo.networks.digits_cnn import DigitsCNN
 
 GROUP = 32  # weights that share a step of int4
 Found = tuple[nn.Module, int]
+
+
+class EmptyModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Stands in for packages that nncodec imports for its examples alone."""
+
+    names = frozenset(
+        (
+            "torchvision",
+            "cv2",
+            "wandb",
+            "sklearn",
+            "timm",
+            "flwr",
+            "pycocotools",
+            "skimage",
+            "matplotlib",
+            "h5py",
+            "tensorflow",
+            "keras",
+            "ray",
+            "seaborn",
+            "torchinfo",
+            "ptflops",
+        )
+    )
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name.split(".")[0] not in self.names:
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
+        module = MagicMock()
+        module.__path__, module.__spec__, module.__name__ = [], spec, spec.name
+        return module
+
+    def exec_module(self, module: Any) -> None:
+        pass
+
+
+def with_empty_modules() -> None:
+    if not any(isinstance(finder, EmptyModules) for finder in sys.meta_path):
+        sys.meta_path.append(EmptyModules())  # behind all others: what is installed is imported
 
 
 class Digits:
@@ -158,11 +205,12 @@ class Rivals:
         return model, packed
 
     def _nncodec(self, parameter: int) -> Found:
+        with_empty_modules()
         from nncodec.nn import decode, encode
 
         own = {key: value for key, value in self.dense.state_dict().items() if value.is_floating_point()}
         arrays = {key: value.numpy().astype("float32") for key, value in own.items()}
-        stream = bytes(encode(arrays, args={"qp": parameter, "verbose": False, "results": str(self.folder)}))
+        stream = bytearray(encode(arrays, args={"qp": parameter, "verbose": False, "results": str(self.folder)}))
         model = copy.deepcopy(self.dense)
         model.load_state_dict({key: torch.as_tensor(value) for key, value in decode(stream).items()}, strict=False)
         return model.eval(), len(stream)
@@ -205,6 +253,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=350)
     parser.add_argument("--dense-steps", type=int, default=600)
     parser.add_argument("--networks", default="convolutions,linear")
+    parser.add_argument("--only", default="", help="rivals, by name; all if empty")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -225,7 +274,7 @@ def main() -> None:
         keep(network=name, way="dense", bytes=size, **data.measure(dense))
         with tempfile.TemporaryDirectory() as folder:
             rivals = Rivals(dense, data, options.steps, Path(folder))
-            for rival in rivals.names():
+            for rival in [one for one in rivals.names() if not options.only or one in options.only.split(",")]:
                 if not is_installed(rival):
                     keep(network=name, way=rival, missing=True)
                     continue

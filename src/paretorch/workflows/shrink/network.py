@@ -15,8 +15,10 @@ from torch import nn
 
 from paretorch.deploy import load
 from paretorch.deploy.plain import copied, plain
+from paretorch.errors import DivergenceError, PareWarning
 from paretorch.support.byte_sizes import dense_bytes, parse_bytes
 from paretorch.support.checks import require_count
+from paretorch.support.warn import warn
 from paretorch.training.files import alone_in
 from paretorch.workflows.posttraining import post_train
 from paretorch.workflows.posttraining.calibration import divergence
@@ -156,10 +158,14 @@ class _Job:
                 return _Trained(0.0, float("inf"), None)
             tuner.begin(rate)
             keep()
-        tuner.run(data.train(self._steps, tuner.done), self._steps, after)
+        try:
+            tuner.run(data.train(self._steps, tuner.done), self._steps, after)
+        except DivergenceError as error:
+            warn(f"shrink: training was given up, the network is the post-trained one. {error}", PareWarning)
+            return _Trained(tuner.rate, float("inf"), None)
         size = land(student, coded, objective, data, self._limit, short)
         self._seconds["training"] = before + time.perf_counter() - start
-        return _Trained(rate, objective.distance(student, data.held_out), size)
+        return _Trained(tuner.rate, objective.distance(student, data.held_out), size)
 
     def _search(self, tuner: Tuner, data: Batches) -> float:
         trials = [0]
