@@ -2,14 +2,16 @@
 
 A small Llama (7.05 M weights with a trimmed vocabulary, tied embedding) is its own teacher: 150 steps until `harden` and 50 after it, 4 × 64
 tokens each, AdamW with a cosine, KL divergence to the dense network's outputs. Printed and recorded are the bytes of the saved file and the
-loss in nats on 100 held-out rows, for each method and seed.
+loss in nats on 100 held-out rows, for each method, rate and seed, and the loss on 32 other rows ("tuning"), by which a rate may be chosen.
 
-The folder holds a network that transformers can load, and ids.pt, a tensor of token ids with one row per text; the last rows, from 732 on, are held out.
+The folder is that of `benchmarks/story_bed.py`: a network that transformers can load, and ids.pt, a tensor of token ids with one row per text; rows 700 to 731 are
+for tuning, those from 732 on are held out.
 
-    python benchmarks/pretrained_precision.py --llama FOLDER --cases smol:2.8,lsq:4 --json results/pretrained-precision/cpu.json
+    python benchmarks/pretrained_precision.py --llama FOLDER --cases smol:2.87,lsq:4 --rates 1.5e-5,5e-5 --json results/pretrained-precision/cpu.json
 """
 
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -26,7 +28,7 @@ import paretorch as pt
 from paretorch.methods.precision.rivals import LSQ, Uniform
 from paretorch.training.folder import environment
 
-_TRAINED = 732  # rows
+_TRAINED, _HELD = 700, 732  # rows
 _BATCH, _LENGTH = 4, 64
 
 
@@ -75,13 +77,13 @@ def method_of(name: str, bits: float) -> Any:
     return pt.SMOL(target_bits=bits, group="channel")
 
 
-def run(options: argparse.Namespace, name: str, bits: float, seed: int) -> dict[str, Any]:
+def run(options: argparse.Namespace, name: str, bits: float, lr: float, seed: int) -> dict[str, Any]:
     """Train, save and measure one case."""
     ids = torch.load(options.llama / "ids.pt")
     model, teacher = build(options.llama).train(), build(options.llama)
     total, begin = options.search + options.tune, time.time()
     plan = pt.compress(model, method_of(name, bits), steps=options.search)
-    optimizer = torch.optim.AdamW(plan.param_groups(), lr=options.lr)
+    optimizer = torch.optim.AdamW(plan.param_groups(), lr=lr)
     rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 0.5 + 0.5 * math.cos(math.pi * i / total))
     for step, x in zip(range(total), batches(ids[:_TRAINED], seed), strict=False):
         if step == options.search:
@@ -99,14 +101,15 @@ def run(options: argparse.Namespace, name: str, bits: float, seed: int) -> dict[
         path = Path(folder) / "model.pare"
         pt.save(small, path)
         size = path.stat().st_size
-    held_out = ids[_TRAINED : _TRAINED + 100]
     return {
         "method": name,
         "asked_bits": bits,
         "bits": counted,
+        "lr": lr,
         "seed": seed,
         "bytes": size,
-        "nats": evaluate(small, held_out),
+        "tuning_nats": evaluate(small, ids[_TRAINED:_HELD]),
+        "nats": evaluate(small, ids[_HELD : _HELD + 100]),
         "seconds": round(time.time() - begin),
     }
 
@@ -118,25 +121,29 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--search", type=int, default=150, help="steps until harden")
     parser.add_argument("--tune", type=int, default=50, help="steps after it")
-    parser.add_argument("--lr", type=float, default=5e-5)
+    parser.add_argument("--rates", type=lambda text: [float(one) for one in text.split(",")], default=[5e-5])
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
     command = " ".join(["python", *sys.argv]).replace(str(options.llama), "FOLDER")
     ids = torch.load(options.llama / "ids.pt")
-    dense = evaluate(build(options.llama), ids[_TRAINED : _TRAINED + 100])
+    dense = evaluate(build(options.llama), ids[_HELD : _HELD + 100])
     print(f"dense: {dense:.4f} nats")
     rows: list[dict[str, Any]] = []
+    cases = [case.partition(":") for case in options.cases.split(",")]
     for seed in range(options.seeds):
-        for case in options.cases.split(","):
-            name, _, bits = case.partition(":")
-            rows.append(run(options, name, float(bits), seed))
+        for (name, _, bits), lr in itertools.product(cases, options.rates):
+            rows.append(run(options, name, float(bits), lr, seed))
             print(
-                "{method} {asked_bits:g} bits, seed {seed}: {nats:.4f} nats in {bytes:,} bytes".format(**rows[-1]),
+                "{method} {asked_bits:g} bits, rate {lr:g}, seed {seed}: {nats:.4f} nats in {bytes:,} bytes".format(
+                    **rows[-1]
+                ),
                 flush=True,
             )
             if options.json:
                 told = {**environment(torch.device("cpu")), "command": command, "hardware": "two CPU cores"}
-                found = {"command": command, "environment": told, "lr": options.lr, "dense_nats": dense, "rows": rows}
+                found = {"command": command, "environment": told, "dense_nats": dense, "rows": rows}
                 options.json.parent.mkdir(parents=True, exist_ok=True)
                 options.json.write_text(json.dumps(found, indent=1) + "\n")
 

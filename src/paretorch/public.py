@@ -11,6 +11,7 @@ from paretorch.core.finish.byte_budget import Meter
 from paretorch.core.method import Method
 from paretorch.core.plan import Plan
 from paretorch.edits import Edit
+from paretorch.errors import ConfigError
 from paretorch.support.byte_sizes import dense_bytes, parse_bytes
 from paretorch.support.inputs import Example
 
@@ -22,13 +23,15 @@ def compress(
     example: Example | None = None,
     budget: int | str | None = None,
     seed: int = 0,
+    compact: bool = False,
 ) -> Plan:
     """Attach the methods to the model's weights and return the plan that trains, rounds and removes them.
 
     steps: optimizer steps until `harden`. example: a batch of inputs, if channels are to be removed (`group="channel"`) or
     activations quantized: a tensor, a tuple of the model's arguments, or a dict of keyword arguments.
     budget: bytes of the saved file, kept at `finalize`: a number, or text such as "1.3 MB", "500 KiB" or "1/10" of the dense network.
-    seed: of the noise.
+    seed: of the noise. compact: with a budget, which counts it: `finalize` folds batch norms to the two vectors that evaluation needs and rounds
+    vectors (norms, biases) to bfloat16. The network is not for further training then.
     Load pretrained weights before; wrap in DDP, FSDP2, compile or an average after.
 
     Example:
@@ -41,17 +44,28 @@ def compress(
         >>> int((small[0].weight == 0).sum() + (small[2].weight == 0).sum())
         1350
     """
+    if compact and budget is None:
+        raise ConfigError(
+            "compact=True says what a budget counts: give a budget, or save the model with fold_norms=True"
+        )
     meter: Meter | None = None
+    finish = None
     if budget is not None:
-        from paretorch.deploy import encoded_size
-
         if isinstance(budget, str) and isinstance(model, nn.Module):
             budget = parse_bytes(budget, lambda: dense_bytes(model))
+        if compact:
+            from paretorch.training.norms import compact_meter, make_compact
 
-        def meter(state: Mapping[str, Tensor], edits: Sequence[Edit]) -> int:
-            return encoded_size(state, model, edits)
+            meter, finish = compact_meter(model), make_compact
+        else:
+            from paretorch.deploy import encoded_size
 
-    return _compress(model, *methods, steps=steps, example=example, budget=budget, seed=seed, meter=meter)
+            def meter(state: Mapping[str, Tensor], edits: Sequence[Edit]) -> int:
+                return encoded_size(state, model, edits)
+
+    return _compress(
+        model, *methods, steps=steps, example=example, budget=budget, seed=seed, meter=meter, finish=finish
+    )
 
 
 def distillation_loss(

@@ -13,6 +13,7 @@ import paretorch
 from paretorch import SMOL, ContinuousSparsification, compress
 from paretorch.core.method import Method
 from paretorch.errors import ConfigError, MissedTargetWarning
+from paretorch.methods.precision.rivals import LSQ, Uniform
 from tests.core.tiny import batch, train
 
 
@@ -177,3 +178,49 @@ def test_generous_budget_drops_nothing(group: str, budget: int, tmp_path: Path) 
     assert plan.metrics()["sparsity"] == 0.0
     paretorch.save(plan.finalize(), tmp_path / "model.pare")
     assert (tmp_path / "model.pare").stat().st_size <= budget
+
+
+@pytest.mark.parametrize(
+    ("methods", "budget"),
+    [
+        ((LSQ(bits=4),), 3500),
+        ((Uniform(bits=3),), 3500),
+        ((SMOL(),), 1600),
+        ((ContinuousSparsification(include="3"), SMOL(include="0", group="layer", scale="auto")), 1700),
+    ],
+    ids=["lsq", "uniform", "smol", "mixed"],
+)
+def test_unreachable_budget_is_refused_before_training(methods: tuple[Method, ...], budget: int) -> None:
+    model = wide_net()
+    before = copy.deepcopy(model.state_dict())
+    torch.manual_seed(5)
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    with pytest.raises(ConfigError, match=r"cannot get below \d+ bytes|allow at least \d+"):
+        compress(model, *methods, steps=4, budget=budget)
+    assert torch.equal(torch.rand(3), drawn)
+    assert list(model.state_dict()) == list(before)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_compact_counts_folded_norms(tmp_path: Path) -> None:
+    bits = []
+    for compact in (False, True):
+        model, x = wide_net().train(), torch.randn(16, 2, 8, 8)
+        for _ in range(3):
+            model(x)
+        plan = compress(model, SMOL(group="channel"), steps=2, budget=3000, compact=compact)
+        bits.append(plan.methods()[0].share or 0.0)
+        plan.harden()
+        model.eval()
+        before = model(x)
+        small = plan.finalize()
+        assert torch.allclose(small(x), before, atol=0.02 * float(before.detach().abs().max()))
+        paretorch.save(small, tmp_path / "model.pare")
+        assert 0.94 * 3000 <= (tmp_path / "model.pare").stat().st_size <= 3000
+    assert bits[1] > bits[0]
+
+
+def test_compact_needs_a_budget() -> None:
+    with pytest.raises(ConfigError, match="give a budget"):
+        compress(wide_net(), SMOL(), steps=2, compact=True)

@@ -8,7 +8,7 @@ import torch
 from paretorch import deploy, zoo
 from paretorch.errors import ConfigError
 from paretorch.training import ImageClassification, Runtime, train
-from paretorch.training.compression import fold_norms, folded_state
+from paretorch.training.norms import fold_norms, folded_state
 from paretorch.training.recipe_values import changed, recipe_from
 
 _DIGITS = recipe_from(

@@ -223,8 +223,8 @@ _APART = 0.2  # of decisions; estimates of nine ResNet-20 runs by CS and SMOL ar
 def expected_bytes(recipe: Recipe, setup: "Setup") -> list[str]:
     """The size of the artefact if the network were rounded now, as one that has been trained would be; uses the setup up."""
     from paretorch import deploy
-    from paretorch.training.compression import fold_norms
     from paretorch.training.finish import finalize_plan
+    from paretorch.training.norms import fold_norms
 
     _scatter(setup.model)
     if setup.plan is None:

@@ -1,6 +1,8 @@
 """`compress`: one verb that turns a model and some methods into a plan."""
 
+import copy
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -17,7 +19,7 @@ from paretorch.core.attach.templates import Mix, Mixture, install, on_templates
 from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.channels.couple import couple
 from paretorch.core.channels.coupling import Channels, Coupling
-from paretorch.core.finish.byte_budget import ByteBudget, Edit, Meter, assign_targets
+from paretorch.core.finish.byte_budget import ByteBudget, Edit, Finish, Meter, assign_targets
 from paretorch.core.finish.finalize import earlier_edits
 from paretorch.core.groups import grouping
 from paretorch.core.method import Couples, Method, Shares, Steered, Term
@@ -41,6 +43,7 @@ def compress(
     budget: int | None = None,
     seed: int = 0,
     meter: Meter | None = None,
+    finish: Finish | None = None,
 ) -> Plan:
     """Attach the methods to the model's weights and return the plan that trains, rounds and removes them.
 
@@ -55,16 +58,19 @@ def compress(
         budget: Bytes of the saved file, kept at `finalize`.
         seed: Of the noise.
         meter: Counts the bytes of a state.
+        finish: What `finalize` does to the plain network in the end, which the meter counts already.
 
     Load pretrained weights before; wrap in DDP, FSDP2, compile or an average after.
     """
     _check(model, methods, steps, budget, seed)
-    draft = _Draft(model, methods, steps, example, budget, seed, meter)
-    draft.choose()
-    draft.aim()
-    draft.group()
-    draft.relax()
+    draft = _Draft(model, methods, steps, example, budget, seed, meter, finish)
+    draft.prepare()
     # Nothing was touched so far: whatever is wrong with the options has been said by now.
+    if budget is not None and not draft.may_vanish():
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
+            trial = _Draft(copy.deepcopy(model), methods, steps, example, budget, seed, meter, finish)
+            trial.prepare()
+            trial.attach().check_budget()
     return draft.attach()
 
 
@@ -79,6 +85,7 @@ class _Draft:
     budget: int | None
     seed: int
     meter: Meter | None
+    finish: Finish | None
     # Of `choose`: all tensors that a decision can sit on, and those that each method acts on, by its room.
     every: list[Site] = field(default_factory=list)
     chosen: dict[str, list[Site]] = field(default_factory=dict)
@@ -95,6 +102,23 @@ class _Draft:
     def __post_init__(self) -> None:
         self.on_outputs = tuple(method for method in self.methods if method.on_activations)
         self.on_weights = tuple(method for method in self.methods if not method.on_activations)
+
+    def prepare(self) -> None:
+        """All passes that leave the model as it is."""
+        self.choose()
+        self.aim()
+        self.group()
+        self.relax()
+
+    def may_vanish(self) -> bool:
+        """Whether each weight can be zero: then no budget is out of reach that leaves room for what is not compressed."""
+        light = [
+            method
+            for method in self.aimed
+            if method.codes_zeros or (method.unit == "kept" and self.couplings[method.room] is None)
+        ]
+        names = {site.name for method in light for site in self.chosen[method.room]}
+        return all(site.name in names for site in self.touched)
 
     def choose(self) -> None:
         """The weights that each method acts on."""
@@ -188,7 +212,7 @@ class _Draft:
         plan = Plan(self.model, sites, chains, list(terms.values()), state, self.spots)
         if self.budget is not None and self.meter is not None:
             given = frozenset(method.room for method in self.on_weights if method.share is not None)
-            plan.keep_to(ByteBudget(self.budget, self.meter, given))
+            plan.keep_to(ByteBudget(self.budget, self.meter, given, self.finish))
         return plan
 
     def _attach_weights(self, terms: Mapping[str, Term], state: PlanState) -> list[RelaxedWeight]:

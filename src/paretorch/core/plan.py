@@ -336,6 +336,11 @@ class Plan:
         """Hold the saved file to a number of bytes."""
         self._budget = budget
 
+    def check_budget(self) -> None:
+        """Refuse a budget that rounding could not meet, before any training; the plan is no good afterwards."""
+        assert self._budget is not None
+        self._budget.check(self, [whole(decision).clone() for decision in self._decisions()])
+
     @contextmanager
     def hardened(self) -> Iterator[nn.Module]:
         """Preview: inside, the model computes with rounded decisions; afterwards everything is as before, unless it was finalized."""
@@ -396,6 +401,8 @@ class Plan:
         self._over = True
         if self._budget is not None:
             self._attached.trim(self._budget, edits)
+            if self._budget.finish is not None:
+                self._budget.finish(self.model)
         self._attached.note(edits)
         return self.model
 

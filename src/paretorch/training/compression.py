@@ -3,69 +3,23 @@
 Beside the method's own, `precision_options` may have, for smol, `samples`: K of Definition 5.5, where every batch is taken in
 K parts, each with noise of its own, at the cost of one batch (batch norm sees a part at a time); for its rivals, `ends`: bits of the first and the last
 layer; and for given, `source`: the artefact, and `shuffled`: whether its precisions are permuted within each layer.
-
-`norms` says how the run's artefact has its batch norms, y = a x + c in place of four vectors (`paretorch.deploy.norms`). A byte
-budget must count what will be stored, not what is trained, and a run must report the accuracy of what is stored.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from paretorch.core.finish.byte_budget import Meter
-from paretorch.edits import Edit
 from paretorch.errors import ConfigError
 from paretorch.methods.registry import entries
 from paretorch.methods.sharing.soft import SoftSharing
+from paretorch.training.norms import meter_of
 from paretorch.training.recipe import LEARNED, Recipe
 from paretorch.training.task import Task
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_VECTORS = ("weight", "bias", "running_mean", "running_var")
-
-
-def folded_state(model: nn.Module, state: Mapping[str, Tensor], norms: str) -> dict[str, Tensor]:
-    """A state of the model (after structural edits too) with its batch norms folded, and rounded if `norms` says so."""
-    from paretorch.deploy.norms import prepared_state
-
-    folded = dict(state)
-    for module, keys in _norms(model, state):
-        own = {name: state[key] for name, key in keys.items()}
-        layer = nn.BatchNorm1d(len(own["weight"]), eps=module.eps, device=own["weight"].device)
-        layer.load_state_dict(own, strict=False)
-        stored = prepared_state(layer, _DTYPES[norms], True)
-        folded |= {key: stored[name].to(own[name].dtype) for name, key in keys.items()}
-    return folded
-
-
-def fold_norms(model: nn.Module, norms: str) -> None:
-    """Fold the batch norms of a plain network, in place: the same outputs in eval mode, up to rounding."""
-    model.load_state_dict(folded_state(model, model.state_dict(), norms))
-
-
-def meter_of(model: nn.Module, norms: str | None, more: int = 0) -> Meter:
-    """Counts the bytes of the file that a state of the model would leave, with so many `more` for what is said about it."""
-    from paretorch.deploy import encoded_size
-
-    def meter(state: Mapping[str, Tensor], edits: Sequence[Edit]) -> int:
-        return more + encoded_size(state if norms is None else folded_state(model, state, norms), model, edits)
-
-    return meter
-
-
-def _norms(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[tuple[_BatchNorm, dict[str, str]]]:
-    """Every batch norm with the keys of its four vectors."""
-    for prefix, module in model.named_modules():
-        keys = {name: f"{prefix}.{name}" if prefix else name for name in _VECTORS}
-        if isinstance(module, _BatchNorm) and set(keys.values()) <= set(state):
-            yield module, keys
-
 
 _SUMMARY = len('"summary":{"accuracy":0.1234},')  # what `finish` adds to the file beside the network
 SAMPLED_MASKS = tuple(name for name, entry in entries("sparsity").items() if entry.drawn)

@@ -11,9 +11,9 @@ from torch import nn
 
 from paretorch.errors import ArtefactError
 from paretorch.support.files import read_json
-from paretorch.training.compression import fold_norms
 from paretorch.training.files import write_atomically
 from paretorch.training.folder import RunFolder
+from paretorch.training.norms import fold_norms
 from paretorch.training.progress import headline
 from paretorch.training.task import ImageTask, Task
 

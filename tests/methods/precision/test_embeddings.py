@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from paretorch import SMOL, ContinuousSparsification, compress, load, save
-from paretorch.errors import ConfigError
+from paretorch.core.attach.weights import RelaxedWeight
+from paretorch.errors import ConfigError, UndecidedWarning
 from paretorch.methods.precision.rivals import BSQ, DSQ, LSQ, PACT, SLB, DoReFa, LQNets, Uniform
 
 METHODS: dict[str, tuple[Any, ...]] = {
@@ -82,3 +83,31 @@ def test_max_norm_is_refused(kind: type[nn.Module], method: Any) -> None:
         compress(model, method, steps=4)
     compress(model, type(method)(exclude="0.*"), steps=4)
     compress(nn.Sequential(kind(10, 4, max_norm=1.0)), ContinuousSparsification(target=0.5), steps=4)  # zero stays zero
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        SMOL(target_bits=3.0),
+        SMOL(target_bits=3.0, group="channel"),
+        SMOL(target_bits=3.0, group="channel", scale="auto"),
+    ],
+    ids=["weight", "real", "channel"],
+)
+def test_rows_that_no_batch_shows_have_the_bits_of_the_others(method: SMOL) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(40, 16), nn.Flatten(), nn.Linear(64, 5))
+    plan = compress(model, method, steps=60)
+    optimizer = torch.optim.SGD(plan.param_groups(), lr=0.05)
+    tokens = torch.randint(0, 30, (60, 16, 4))  # rows 30 to 39 are never looked up
+    for x in tokens:
+        (model(x) - x.float().sum(1, keepdim=True) / 60).square().mean().backward()
+        optimizer.step()
+        plan.step()
+        optimizer.zero_grad()
+    with pytest.warns(UndecidedWarning, match=r"10 of 40 rows of 0\.weight were in no batch"):
+        plan.harden(optimizer)
+    weights = [m for m in model.modules() if isinstance(m, RelaxedWeight)]
+    relaxation = next(r for m in weights if "0.weight" in m.names for r in m.relaxations())
+    bits = relaxation.bits(relaxation.grid(relaxation.decision)).expand(40, 16)
+    assert abs(float(bits[30:].float().mean() - bits[:30].float().mean())) < 0.5

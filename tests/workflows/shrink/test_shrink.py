@@ -14,6 +14,7 @@ from paretorch.support.byte_sizes import dense_bytes
 from paretorch.support.inputs import ModelCall
 from paretorch.workflows.shrink import shrink_network
 from paretorch.workflows.shrink.objective import Objective
+from paretorch.workflows.shrink.tuning import Tuner
 from tests.workflows.shrink.networks import images, tokens, trained_convnet, trained_language_model
 
 
@@ -53,6 +54,33 @@ def test_the_file_is_within_the_budget_and_the_model_as_before(convnet: nn.Modul
     x = images(1, seed=9)[0]
     assert torch.equal(fresh.eval()(x), small(x))
     agree = (small(x).argmax(1) == copy.deepcopy(convnet).eval()(x).argmax(1)).float().mean()
+    assert agree >= 0.7
+
+
+@pytest.mark.parametrize("steps", [0, 12])
+def test_norms_are_folded_where_bytes_are_short(convnet: nn.Module, steps: int) -> None:
+    tight = pt.shrink(convnet, images(), budget="2.2 kB", steps=steps)
+    norms = [module for module in tight.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert norms
+    assert not any(bool(norm.running_mean.any()) for norm in norms)  # two vectors are left
+    agree = (
+        tight(images(1, seed=9)[0]).argmax(1) == copy.deepcopy(convnet).eval()(images(1, seed=9)[0]).argmax(1)
+    ).float()
+    assert agree.mean() >= 0.6
+    generous = pt.shrink(convnet, images(), budget="9 kB", steps=steps)
+    assert any(bool(module.running_mean.any()) for module in generous.modules() if isinstance(module, nn.BatchNorm2d))
+
+
+@pytest.mark.filterwarnings("ignore::paretorch.errors.PareWarning")
+@pytest.mark.parametrize("rate", [1.0, 1e4])
+def test_a_rate_that_is_too_high_is_lowered(convnet: nn.Module, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tuner, "search", lambda *_: rate)
+    found = shrink_network(convnet, images(), budget="2.5 kB", steps=30)
+    assert found.record["bytes"] <= 2500
+    if found.record["trained"]:
+        assert found.record["rate"] < rate
+    x = images(1, seed=9)[0]
+    agree = (found.model(x).argmax(1) == copy.deepcopy(convnet).eval()(x).argmax(1)).float().mean()
     assert agree >= 0.7
 
 

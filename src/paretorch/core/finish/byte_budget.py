@@ -23,6 +23,7 @@ from paretorch.support.sharded import whole
 from paretorch.support.warn import warn
 
 Meter = Callable[[Mapping[str, Tensor], Sequence[Edit]], int]  # bytes of the file of a state after structural edits
+Finish = Callable[[nn.Module], None]
 _KEPT_BITS = 2.5  # bits of a kept weight where both density and precision are free, and the budget is small
 _SMALL, _GENEROUS = 1.5, 2.5  # bits per weight, if zeros are codes: above, bits are worth more, and nothing is dropped
 _MAP_BITS = 0.6  # what telling the precisions of single weights apart costs, about
@@ -30,7 +31,9 @@ _GROUP_BITS = 16.0  # of the step or precision of a group
 _LEAST_BITS = 0.1
 _FLOAT_BITS = 26.6  # of a weight that keeps all of them, coded
 _MUCH = 1.25  # times the budget: targets that take more were not meant for it
-_AIM = 0.985  # of the budget at harden: room for what fine-tuning changes
+_FULL, _AIM = 0.975, 0.985  # of the budget at harden: room for what fine-tuning changes
+_DOUBT = 1.05  # times the budget: training may make a file smaller by that
+_LOWEST = 0.02  # of the targets, to which a budget may scale them
 
 
 def assign_targets(
@@ -158,29 +161,42 @@ class ByteBudget:
     """Keeps the file of a plan's model between 0.95 and 1.00 of `target` bytes where its methods can reach that.
 
     `given`: rooms of the methods with a target of their own, which a file that is too small is no reason to exceed.
+    `finish`: what is done to the plain network in the end, as the meter counts it.
     """
 
     target: int
     meter: Meter
     given: frozenset[str] = frozenset()
+    finish: Finish | None = None
+
+    def check(self, plan: Rounding, before: list[Tensor]) -> None:
+        """Refuse, before training, what the smallest targets of all would not meet."""
+        least = self._bytes(plan, before, _LOWEST)
+        if least > _DOUBT * self.target:
+            raise self._too_small(least)
+
+    def _too_small(self, least: int) -> ConfigError:
+        return ConfigError(
+            f"budget={self.target}: the methods cannot get below {least} bytes; allow more, or compress more layers"
+        )
 
     def fit(self, plan: Rounding, before: list[Tensor]) -> None:
         """Round again with scaled targets until the file fits; `before` are the decisions as they were trained."""
-        low, high = 0.02, 1.0
-        if self._bytes(plan, before, high) <= self.target * _AIM:
-            low, high = 1.0, 16.0
-        for _ in range(14):
-            middle = math.sqrt(low * high)
-            size = self._bytes(plan, before, middle)
-            if 0.975 * self.target <= size <= _AIM * self.target:
+        size = self._bytes(plan, before, 1.0)
+        if _FULL * self.target <= size <= _AIM * self.target:
+            return
+        low, high = (_LOWEST, 1.0) if size > self.target * _AIM else (1.0, 16.0)
+        known = {1.0: size}
+        for attempt in range(14):
+            middle = _between(low, high, known, 0.5 * (_FULL + _AIM) * self.target, attempt)
+            size = known[middle] = self._bytes(plan, before, middle)
+            if _FULL * self.target <= size <= _AIM * self.target:
                 return
             low, high = (middle, high) if size <= _AIM * self.target else (low, middle)
         least = self._bytes(plan, before, low)
         if least > self.target:
             plan.soften(before)
-            raise ConfigError(
-                f"budget={self.target}: the methods cannot get below {least} bytes; allow more, or compress more layers"
-            )
+            raise self._too_small(least)
 
     def _bytes(self, plan: Rounding, before: list[Tensor], factor: float) -> int:
         plan.round_again(before, factor, self.given)
@@ -199,6 +215,21 @@ class ByteBudget:
             fits = self.meter(_without(state, names, flat, order[:middle]), edits) <= self.target
             low, high = (low, middle) if fits else (middle + 1, high)
         state.update(_without(state, names, flat, order[:high]))
+
+
+def _between(low: float, high: float, known: Mapping[float, int], wanted: float, attempt: int) -> float:
+    """A factor to try next: where a power law through the ends has the wanted bytes; every third time the middle."""
+    middle = math.sqrt(low * high)
+    if attempt % 3 == 2:
+        return middle
+    if low in known and high in known:
+        slope = math.log(known[high] / known[low]) / math.log(high / low)
+        guess = low * (wanted / known[low]) ** (1.0 / slope) if slope > 0.0 else middle
+    else:  # bytes in proportion to the target, about
+        end = low if low in known else high
+        guess = end * wanted / known[end]
+    inside = (low * (high / low) ** 0.02, low * (high / low) ** 0.98)
+    return guess if inside[0] < guess < inside[1] else middle
 
 
 def _without(state: dict[str, Tensor], names: list[str], flat: Tensor, dropped: Tensor) -> dict[str, Tensor]:

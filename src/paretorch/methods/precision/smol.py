@@ -51,6 +51,7 @@ from paretorch.methods.precision.step_sizes import (
     steps_of,
 )
 from paretorch.methods.precision.stepped import Stepped
+from paretorch.methods.precision.unseen import raise_unseen
 from paretorch.methods.precision.zeros import are_found, count_search
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole
@@ -311,6 +312,7 @@ class SMOL(Steered, Method):
             follow_target(term, term.scalar("integral"))
 
     def round(self, term: Term, factor: float) -> None:
+        raise_unseen(term, tell=factor == 1.0)
         if self.is_real:
             assert self.target_bits is not None
             moved = settle(term, self.target_bits * factor, untrained=step_of(term) == 0)

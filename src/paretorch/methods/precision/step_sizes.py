@@ -25,7 +25,6 @@ from paretorch.core.plan import Plan
 from paretorch.core.relaxation import flatten
 from paretorch.core.step.sample import some, stride_for
 from paretorch.errors import ConfigError
-from paretorch.methods.precision.grid import LOG2
 from paretorch.methods.precision.rate import coded_bits, laplace_bits, laplace_slope, short_steps
 from paretorch.methods.precision.stepped import TINY, Stepped
 from paretorch.support.sharded import whole
@@ -219,8 +218,8 @@ def follow_price(term: Term) -> None:
     if not members:
         return  # between steps, for logging
     gradients = [whole(r.decision.grad) for r in members if r.decision.grad is not None]
-    s = flatten([r.grid(whole(r.decision)) for r in members])
-    slopes = laplace_slope(_ratios(members)) * torch.sigmoid(-s) / LOG2 * flatten([r.sizes() for r in members])
+    slopes = flatten(Stepped.slopes_all(members, [r.grid(whole(r.decision)) for r in members]))
+    slopes = slopes * flatten([r.sizes() for r in members])
     worth = flatten(gradients).sum()
     now = (worth / -slopes.sum().clamp_max(-TINY)).clamp_min(0.0)
     before = term.scalar("price")

@@ -17,6 +17,7 @@ from torch import Tensor
 from paretorch.core.forms import Form
 from paretorch.core.groups import Grouping
 from paretorch.core.relaxation import Relaxation, flatten, unflatten
+from paretorch.core.step.noise import spread
 from paretorch.methods.precision.grid import LOG2
 from paretorch.methods.precision.rate import cut_digits, digit_unit, laplace_bits, laplace_slope, short_steps
 
@@ -118,7 +119,11 @@ class Stepped(Relaxation):
         steps = [one.step_size if one.hard else one.base for one in members]
         s, flat = flatten(list(grids)), flatten(steps)
         ratio = (flat if members[0].hard else 2.0 * flat * torch.sigmoid(s)) / flatten(sizes).clamp_min(TINY)
-        return unflatten(laplace_slope(ratio) * torch.sigmoid(-s) / LOG2, list(grids))
+        # What no batch has shown, such as rows of an embedding, has no side that the price could be weighed against.
+        heats, counts = [one.heat for one in members], [one.heat.numel() for one in members]
+        seen = spread(torch.stack(torch._foreach_max(heats)) > 0.0, counts)
+        priced = ((flatten(heats) > 0.0) | ~seen).to(torch.float32)
+        return unflatten(laplace_slope(ratio) * torch.sigmoid(-s) / LOG2 * priced, list(grids))
 
     def forward(self, weight: Tensor) -> Tensor:
         return self.apply_all([self], [self.grid()], [weight])[0]
@@ -131,7 +136,10 @@ class Stepped(Relaxation):
         return self.grouping.expand(laplace_bits(self.ratio(s)))
 
     def price_slope(self, s: Tensor) -> Tensor:
-        return laplace_slope(self.ratio(s)) * torch.sigmoid(-s) / LOG2
+        felt = self.heat > 0.0
+        # What no batch has shown, such as rows of an embedding, has no side that the price could be weighed against.
+        priced = (felt | ~felt.any()).to(torch.float32)
+        return laplace_slope(self.ratio(s)) * torch.sigmoid(-s) / LOG2 * priced
 
 
 class StepRows:

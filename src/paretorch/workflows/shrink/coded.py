@@ -30,6 +30,7 @@ _MOST_MU = 64 * MU
 _HALVINGS = 14
 _GROWTH = 1 / 6
 _SHARED = 128  # weights per step: with fewer, what learned steps add to the file is not worth it
+_WIDE = 2**16  # values of codes that are counted in a table
 _INSIDE = 0.02  # of a step, that latents keep from the ends of their code
 _WITHIN = 0.5  # how far latents go from their code to the dense weight
 
@@ -114,7 +115,11 @@ def code_bits(codes: Tensor) -> tuple[float, float]:
 
 def entropy_bits(codes: Tensor) -> float:
     """Return what the codes take with one table of frequencies."""
-    counts = torch.bincount((codes - codes.min()).long().flatten()).double()
+    low, high = float(codes.min()), float(codes.max())
+    if high - low < _WIDE:
+        counts = torch.bincount((codes - low).long().flatten()).double()
+    else:  # of a generous budget: a table of all values between would not fit into memory
+        counts = codes.flatten().unique(return_counts=True)[1].double()
     counts = counts[counts > 0]
     return float(-(counts * (counts / counts.sum()).log2()).sum())
 

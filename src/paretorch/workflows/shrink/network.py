@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from paretorch.core.finish.recalibrate import recalibrate_norms
-from paretorch.deploy import load
+from paretorch.deploy import encoded_size, load
 from paretorch.deploy.plain import copied, plain
+from paretorch.errors import DivergenceError, PareWarning
 from paretorch.support.byte_sizes import dense_bytes, parse_bytes
 from paretorch.support.checks import require_count
+from paretorch.support.warn import warn
 from paretorch.training.files import alone_in
+from paretorch.training.norms import compact_state, make_compact
 from paretorch.workflows.posttraining import post_train
-from paretorch.workflows.posttraining.budget import file_size
 from paretorch.workflows.posttraining.calibration import divergence
-from paretorch.workflows.posttraining.norms import round_vectors
 from paretorch.workflows.shrink.coded import CodedWeights
 from paretorch.workflows.shrink.folder import ShrinkFolder, ShrinkProgress, describe, fingerprint
 from paretorch.workflows.shrink.objective import Batches, Objective, as_given
@@ -42,14 +43,20 @@ def has_short_vectors(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def size_now(student: nn.Module, short: bool) -> int:
-    """Return the bytes of the student's file if its vectors are rounded as `land` does; the student stays as it is."""
-    vectors = [(tensor, tensor.clone()) for tensor in student.state_dict().values() if tensor.dim() == 1]
+    """Return the bytes of the student's file if its vectors are made short as `land` does; the student stays as it is."""
+    state = student.state_dict()
+    return encoded_size(compact_state(student, state) if short else state, student)
+
+
+def size_of(model: nn.Module) -> int:
+    """Return the bytes of the file of a rounded network, of which `finish` is still to come."""
+    return size_now(model, has_short_vectors(model))
+
+
+def finish(model: nn.Module, short: bool) -> None:
+    """Fold batch norms and round vectors in place, if `short`."""
     if short:
-        round_vectors(student)
-    size = file_size(student)
-    for tensor, value in vectors:
-        tensor.copy_(value)
-    return size
+        make_compact(model)
 
 
 def land(
@@ -58,18 +65,16 @@ def land(
     """Write the final values into the student so that its file fits; return its bytes, or None if no μ does.
 
     Args:
-        short: Round vectors to bfloat16 values.
+        short: Fold batch norms, and round vectors to bfloat16 values.
     """
     coded.write()
     estimate_norms(student, objective, batches)
-    vectors = [p.detach().clone() for p in coded.others]
     fitting: int | None = None
     for _ in range(_ROUNDS):
         coded.write()
-        if short:
-            round_vectors(student)
-        size = file_size(student)
+        size = size_now(student, short)
         if _FITS * budget <= size <= budget:
+            finish(student, short)
             return size
         fitting = size if size <= budget else None
         coded.learn_size(size)
@@ -77,7 +82,7 @@ def land(
         coded.fit(_AIM * budget)
         if coded.mu == before:  # no finer codes are left
             break
-        _put_back(coded, vectors)
+    finish(student, short)
     return fitting
 
 
@@ -92,12 +97,6 @@ def estimate_norms(student: nn.Module, objective: Objective, batches: Batches) -
     if not objective.distance(student, batches.held_out) < distance:
         for buffer, value in before:
             buffer.copy_(value)
-
-
-@torch.no_grad()
-def _put_back(coded: CodedWeights, vectors: list[Tensor]) -> None:
-    for p, value in zip(coded.others, vectors, strict=True):
-        p.copy_(value)
 
 
 _SHOWN = 10  # steps between two counts of zeros and bits
@@ -176,6 +175,8 @@ class _Job:
             else:  # training did not help on batches that it has not seen
                 small.load_state_dict(state["rounded"])
                 record["trained"] = False
+        if not record.get("trained", False):
+            finish(small, has_short_vectors(small))
         return small, self._record(size, record)
 
     def _round(self, data: Batches, objective: Objective) -> dict[str, Any]:
@@ -185,6 +186,7 @@ class _Job:
             data.calibration,
             budget=self._limit,
             distance=divergence if objective.is_plain else None,
+            meter=size_of,
             progress=lambda phase, done, total: self._shown.show(phase, done, total),
         )
         seconds = {"post_training": time.perf_counter() - start}
@@ -224,10 +226,14 @@ class _Job:
                 return _Trained(0.0, float("inf"), None)
             tuner.begin(rate)
             keep()
-        tuner.run(data.train(self._steps, tuner.done), self._steps, after)
+        try:
+            tuner.run(data.train(self._steps, tuner.done), self._steps, after)
+        except DivergenceError as error:
+            warn(f"shrink: training was given up, the network is the post-trained one. {error}", PareWarning)
+            return _Trained(tuner.rate, float("inf"), None)
         size = land(student, coded, objective, data, self._limit, short)
         self._seconds["training"] = before + time.perf_counter() - start
-        return _Trained(rate, objective.distance(student, data.held_out), size)
+        return _Trained(tuner.rate, objective.distance(student, data.held_out), size)
 
     def _search(self, tuner: Tuner, data: Batches) -> float:
         trials = [0]

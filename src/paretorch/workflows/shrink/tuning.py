@@ -32,6 +32,10 @@ _METERED = (
     0.0,
     0.5,
 )  # shares of the steps after which the file is measured: the first step changes all norms and biases
+_WORSE = 8.0  # times the least average loss: training has gone astray
+_SMOOTH = 0.2  # of a new loss in the average
+_KEPT = 20  # times in a training that weights are kept to come back to
+_RETREATS, _LOWER = 5, 0.4  # how often training comes back, and by what it lowers the rate then
 _PROBE, _MOST_CHANGE = 1.1, 0.3  # of μ, to see what it does; of ln μ
 _MU_RANGE = (MU / 256, 64 * MU)
 
@@ -57,6 +61,11 @@ class Tuner:
         """Steps taken."""
         self.loss = math.nan
         """Of the last step."""
+        self.rate = 0.0
+        """The rate now: lower than it was begun with if training went astray."""
+        self._mean = self._least = math.inf
+        self._retreats = 0
+        self._safe: dict[str, Any] = {}
         student.requires_grad_(False)
         for one in (*(weight.weight for weight in coded.weights.values()), *coded.others):
             one.requires_grad_(True)
@@ -121,6 +130,7 @@ class Tuner:
 
     def begin(self, rate: float) -> None:
         """Make the optimizer."""
+        self.rate = rate
         self._optimizer = AvaGradW(
             self.coded.parameters(), lr=rate * self._scale, betas=_BETAS, eps=self._eps, weight_decay=0.0
         )
@@ -130,7 +140,11 @@ class Tuner:
     def run(self, calls: Iterable[ModelCall], steps: int, after: Callable[[], None]) -> None:
         """Take the steps from `done` to `steps`."""
         for call in calls:
-            self._train(call, _schedule(self.done, steps))
+            try:
+                self._train(call, _schedule(self.done, steps))
+                self._watch(steps)
+            except DivergenceError:
+                self._retreat()
             self.done += 1
             if self.done in {max(1, round(share * steps)) for share in _METERED}:
                 self.coded.write()
@@ -139,6 +153,26 @@ class Tuner:
                 self._follow_bytes()
             after()
         self.coded.write()
+
+    def _watch(self, steps: int) -> None:
+        """Keep weights of which the loss is low, and raise if it is far above that."""
+        if self._mean == math.inf:  # the first loss is that of the rounded network
+            self._mean = self._least = self.loss
+            self._safe = self.coded.copy_state()
+        self._mean += _SMOOTH * (self.loss - self._mean)
+        if self._mean > _WORSE * self._least:
+            raise DivergenceError(f"The loss is {self._mean / self._least:.3g} times what it was")
+        if self.done % max(1, steps // _KEPT) == 0 and self._mean < self._least:
+            self._least, self._safe = self._mean, self.coded.copy_state()
+
+    def _retreat(self) -> None:
+        """Go back to weights of a low loss, with a lower rate; raises if that has not helped before."""
+        self._retreats += 1
+        if self._retreats > _RETREATS or not self._safe:
+            raise DivergenceError(f"The loss is {self.loss} after {self.done} steps: the batch may hold extreme values")
+        self.coded.load(self._safe)
+        self._mean = self._least
+        self.begin(_LOWER * self.rate)
 
     def _train(self, call: ModelCall, factor: float) -> None:
         assert self._optimizer is not None
@@ -183,13 +217,18 @@ class Tuner:
             "eps": self._eps,
             "coded": self.coded.state(),
             "optimizer": self._optimizer.state_dict(),
+            "rate": self.rate,
+            "watch": (self._mean, self._least, self._retreats),
+            "safe": self._safe,
         }
 
     def load(self, state: dict[str, Any], rate: float) -> None:
         """Go on from a checkpoint."""
         self.done, self._scale, self._eps = state["done"], state["scale"], state["eps"]
         self.coded.load(state["coded"])
-        self.begin(rate)
+        self.begin(state.get("rate", rate))
+        self._mean, self._least, self._retreats = state.get("watch", (math.inf, math.inf, 0))
+        self._safe = state.get("safe", {})
         assert self._optimizer is not None
         self._optimizer.load_state_dict(state["optimizer"])
 

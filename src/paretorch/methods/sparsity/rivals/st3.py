@@ -90,7 +90,8 @@ class _Soft(Following):
             kept = self.survives(self.grid())
             value, through = value * kept, through * kept.to(weight.dtype)
         value = value.to(weight.dtype)
-        return value + through if self.training else value
+        # Networks may train in evaluation mode, without dropout, as a student of their own.
+        return value + through if torch.is_grad_enabled() else value
 
     def score(self, weight: Tensor) -> Tensor:
         return weight.abs() / self.sigma

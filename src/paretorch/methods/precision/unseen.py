@@ -1,0 +1,55 @@
+"""Rows of an embedding that no batch has shown: they have the bits that the others have, on average.
+
+Only the price acts on such a row, if anything, whatever its words will need later. All these rows have taken the very same steps, so at
+the end of a search they share one value of s, to the last digit.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.method import Term
+from paretorch.core.relaxation import Relaxation
+from paretorch.errors import UndecidedWarning
+from paretorch.methods.precision.grid import real_bits, s_of_bits
+from paretorch.support.sharded import whole, write
+from paretorch.support.warn import warn
+
+_LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
+_FEWEST, _RAREST = 3, 1e-3  # rows, and their share: two of many thousand agree by chance
+
+
+def unseen_rows(relaxation: Relaxation, s: Tensor) -> Tensor | None:
+    """Which rows, as booleans, were never shown; None if each row was, or if rows do not decide for themselves."""
+    grid = relaxation.grid(s)
+    if grid.dim() == 0 or grid.shape[0] != relaxation.grouping.shape[0]:
+        return None
+    rows = grid.flatten(1) if grid.dim() > 1 else grid[:, None]
+    alike = (rows == rows[:, :1]).all(1)
+    if not bool(alike.any()):
+        return None
+    values, counts = rows[alike, 0].unique(return_counts=True)
+    found = alike & (rows[:, 0] == values[counts.argmax()])
+    count = int(found.sum())
+    return found if max(_FEWEST, _RAREST * len(found)) <= count < len(found) else None
+
+
+@torch.no_grad()
+def raise_unseen(term: Term, tell: bool) -> None:
+    """Write average decisions of the rows that were shown where none were; call it before decisions are rounded."""
+    for site, relaxation in zip(term.sites, term.relaxations, strict=True):
+        if not all(isinstance(module, _LOOKED_UP) for module, *_ in site.owners):
+            continue
+        decision = relaxation.decision
+        s = whole(decision)
+        found = unseen_rows(relaxation, s)
+        if found is None:
+            continue
+        rows = s.view(len(found), -1)
+        average = s_of_bits(real_bits(rows[~found]).mean().double()).to(s.dtype)
+        write(decision, torch.where(found[:, None], average, rows).view_as(s))
+        if tell:
+            warn(
+                f"{int(found.sum()):,} of {len(found):,} rows of {site.name} were in no batch, so nothing says how many bits they need: "
+                "they get the average of the others",
+                UndecidedWarning,
+            )
