@@ -1,12 +1,12 @@
 """A study's metric over the epochs: a line a setting, the mean over its seeds, in a band from the least to the greatest."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 
 from paretorch.errors import ConfigError
 from paretorch.report.charts import Curve, curves
+from paretorch.support.files import read_json
 from paretorch.training.progress import headline
 from paretorch.workflows.studies.results import collect
 from paretorch.workflows.studies.study import Study
@@ -18,7 +18,7 @@ def draw_curves(study: Study, target: Path) -> tuple[str, str]:
     metric = ""
     found, _ = collect(study, target)
     for name in found:
-        content = json.loads((target / f"{name}.json").read_text())
+        content = read_json(target / f"{name}.json")
         rows = [row for row in content["metrics"] if row["phase"] != "harden"]
         metric = headline(rows[-1])
         points = [(float(row["epoch"]), float(row[metric])) for row in rows if metric in row]

@@ -4,7 +4,6 @@ Where layers an even number apart are alike, and those an odd number apart are n
 the pattern that the thesis reports (chapter 3).
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from paretorch.errors import ConfigError
 from paretorch.report.sharing_pages import Matrix, write_similarities
+from paretorch.support.files import read_json
 from paretorch.workflows.studies.results import collect
 from paretorch.workflows.studies.study import Study
 
@@ -21,7 +21,7 @@ def similarities(study: Study, target: Path) -> dict[str, list[Matrix]]:
     """By run, a matrix for each group of layers, as they were at the end."""
     found: dict[str, list[Matrix]] = {}
     for name in sorted(collect(study, target)[0]):  # seeds of a setting side by side
-        rows = json.loads((target / f"{name}.json").read_text())["metrics"]
+        rows = read_json(target / f"{name}.json")["metrics"]
         kept = [row["similarities"] for row in rows if "similarities" in row]
         if kept:
             found[name] = kept[-1]
