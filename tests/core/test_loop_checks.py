@@ -27,8 +27,10 @@ def compressed(name: str) -> tuple[nn.Module, pt.Plan]:
     return model, pt.compress(model, METHODS[name](), steps=10, example=INPUTS)
 
 
-def train(model: nn.Module, plan: pt.Plan, optimizer: torch.optim.Optimizer, scaler=None, given=None) -> None:
-    for _ in range(3):
+def train(
+    model: nn.Module, plan: pt.Plan, optimizer: torch.optim.Optimizer, scaler=None, given=None, steps: int = 3
+) -> None:
+    for _ in range(steps):
         loss = model(INPUTS).square().mean()
         if scaler is None:
             loss.backward()
@@ -72,8 +74,7 @@ def test_an_overflow_without_the_scaler_names_it(name: str) -> None:
     model, plan = compressed(name)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
     with pytest.raises((ConfigError, DivergenceError), match=r"plan.step\(scaler\)"):
-        for _ in range(40):
-            train(model, plan, sgd(plan), scaler)
+        train(model, plan, sgd(plan), scaler, steps=120)
 
 
 @with_gradients
@@ -115,6 +116,18 @@ def test_an_optimizer_of_all_parameters_gives_the_same_where_decisions_are_on_we
         train(model, plan, torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01))
         found.append(state(model))
     assert all(torch.equal(value, found[1][key]) for key, value in found[0].items())
+
+
+@with_gradients
+def test_a_network_that_is_finished_is_any_other(name: str) -> None:
+    model, plan = compressed(name)
+    train(model, plan, sgd(plan))
+    plan.harden()
+    small = plan.finalize()
+    scaler = torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD(small.parameters(), lr=0.1)
+    scaler.scale(small(INPUTS).square().mean()).backward()
+    scaler.step(optimizer)
 
 
 def test_a_copy_is_looked_at_too() -> None:

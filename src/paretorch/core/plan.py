@@ -368,6 +368,7 @@ class Plan:
         self._attached.detach_outputs()
         self._state.remove()
         self._engine.close()
+        self._checks.close()
         del self.model.__dict__[_ATTRIBUTE]
         self._over = True
         if self._budget is not None:

@@ -48,6 +48,10 @@ class LoopChecks:
         if not _hooks:
             _hooks.append(register_optimizer_step_pre_hook(_before_step))
 
+    def close(self) -> None:
+        """The plan is over: its model is any other."""
+        _checks.discard(self)
+
     def before_step(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
         """Refuse an optimizer that holds decisions with gradients of their own; remember a scaler that steps weights."""
         if any(term.optimizer is optimizer for term in self._terms):
