@@ -133,7 +133,11 @@ class Killer:
             if not (self._aimed(folder, log) if self._chance.random() < 0.6 else self._random(folder, log)):
                 break
         found = finish(self.name, folder, log)
-        assert found == self.expected, f"{self.name} came to something else in {folder}"
+        if found != self.expected:
+            pairs = [
+                f"{str(a)[:500]}\nfor\n{str(b)[:500]}" for a, b in zip(found, self.expected, strict=True) if a != b
+            ]
+            raise AssertionError(f"{self.name} came to something else in {folder}:\n" + "\n".join(pairs))
         left = [path for path in folder.rglob(".pare.*") if not path.name.startswith(".pare.lock")]
         assert not left, f"left behind: {left}"
 

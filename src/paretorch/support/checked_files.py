@@ -24,6 +24,7 @@ from paretorch.support.warn import warn
 _MARK = b"\nparetorch-sum1\n"
 _TRAILER = len(_MARK) + 32
 _CHUNK = 1 << 20
+_ZIP_END = 22  # bytes of the last record of an archive
 
 
 class DamagedError(ArtefactError):
@@ -100,6 +101,10 @@ def verify(file: BinaryIO, path: Path) -> bool:
     marked = trailer.startswith(_MARK)
     if marked and _digest(file, size - _TRAILER) != trailer[len(_MARK) :]:
         raise DamagedError(f"{path} is damaged: its checksum does not match")
+    if not marked:  # or a flipped bit in the mark itself would pass
+        file.seek(size - _ZIP_END)
+        if not file.read().startswith(b"PK\5\6"):
+            raise DamagedError(f"{path} is damaged: its checksum is not readable, or something follows the archive")
     file.seek(0)
     try:
         with zipfile.ZipFile(file) as archive:

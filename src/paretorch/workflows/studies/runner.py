@@ -15,6 +15,7 @@ from typing import Any
 
 from paretorch.errors import DIVERGED_CODE, PareError
 from paretorch.support.children import start
+from paretorch.support.files import sweep
 from paretorch.training.files import is_taken
 from paretorch.training.finish import read_result
 from paretorch.training.folder import check_folder, read_history
@@ -77,6 +78,7 @@ def run_study(
     target = results / study.name
     chosen = study.only(only) if only else study
     require_mine(chosen, target)
+    sweep(target)
     jobs = [
         _Job(name, recipe, runs / study.name / name, result=stored_result(target / f"{name}.json", recipe))
         for name, recipe in chosen.jobs()
