@@ -5,6 +5,7 @@ A target returns whether the input was accepted. The library's own errors are re
 
 import hashlib
 import json
+import os
 import tempfile
 import tomllib
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from paretorch.training.recipe_values import read_config, recipe_from
 from paretorch.workflows.check import check
 from paretorch.workflows.studies.study import parse_study
 from paretorch.workflows.tickets import Storage, collect
-from paretorch.workflows.tuning import search
+from paretorch.workflows.tuning import search, worker
 from paretorch.zoo.data import safe_pickle
 from tests.deploy.hostile import reseal
 
@@ -121,7 +122,9 @@ def tickets(data: bytes) -> bool:
 
 
 def journal(data: bytes) -> bool:
-    """A journal of trials."""
+    """A journal of trials; workers of whom it tells, and who are not there, are given up at once."""
+    os.environ["PARE_PATIENCE"] = "0.02"
+    worker._PAUSE = 0.01
     path = _folder / "trials.journal"
     path.write_bytes(data)
     check(path)
