@@ -24,7 +24,7 @@ from tests.faults.kills import wait
 from tests.faults.postgres import programs, server
 
 KINDS = ("sqlite", "journal", "postgresql")
-PATIENCE = 10.0
+PATIENCE = 30.0
 """Seconds of silence that end a worker here."""
 _LIMIT = 300.0
 """Seconds in which a run has to end."""
