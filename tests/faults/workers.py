@@ -48,7 +48,7 @@ def _work(place: str, folder: Path, log: Path) -> int:
 
         def note(what: str, alpha: float, eps: float) -> None:
             with open(folder / "trained", "ab", buffering=0) as file:
-                file.write(f"{what} {alpha} {eps} {os.getpid()}\n".encode())
+                file.write(f"{what} {alpha} {eps} {os.getpid()} {time.monotonic():.2f}\n".encode())
 
         def train(alpha: float, eps: float, beat: Any) -> float:
             beat()
@@ -81,9 +81,9 @@ def place_of(kind: str, folder: Path) -> Iterator[str]:
         yield f"sqlite:///{folder}/s.db" if kind == "sqlite" else str(folder / "s.journal")
 
 
-def run(kind: str, workers: int, kills: int, seed: int) -> dict[str, Any]:
+def run(kind: str, workers: int, kills: int, seed: int, patience: float = PATIENCE) -> dict[str, Any]:
     """One run; returns what happened."""
-    os.environ["PARE_PATIENCE"] = str(PATIENCE)
+    os.environ["PARE_PATIENCE"] = str(patience)
     chance = random.Random(f"{kind} {seed}")
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
@@ -129,12 +129,14 @@ def _require_once(text: str, killed: set[int]) -> int:
     """Whether each setting was trained by one worker that lived, or by one that was killed at its very end."""
     begun, ended = defaultdict(list), defaultdict(list)
     for line in text.splitlines():
-        what, alpha, eps, pid = line.split()
+        what, alpha, eps, pid, _ = line.split()
         (begun if what == "begin" else ended)[alpha, eps].append(int(pid))
     assert len(begun) == _TRIALS
     for cell, pids in begun.items():
         lived = [pid for pid in pids if pid not in killed]
-        assert len(lived) <= 1, f"{cell} was trained by {pids}, of which {sorted(killed & set(pids))} were killed"
+        assert len(lived) <= 1, (
+            f"{cell} was trained by {pids}, of which {sorted(killed & set(pids))} were killed:\n{text}"
+        )
         assert ended[cell], f"{cell} was never finished"
     return sum(map(len, begun.values()))
 
@@ -144,6 +146,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=10)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--kills", type=int, default=3, help="In each run.")
+    parser.add_argument("--patience", type=float, default=PATIENCE, help="Seconds of silence that end a worker.")
     parser.add_argument("--storage", choices=KINDS, action="append")
     parser.add_argument("--out", type=Path, help="Write the record into this folder.")
     given = parser.parse_args()
@@ -153,7 +156,7 @@ def main() -> None:
     for kind in given.storage or KINDS:
         if kind == "postgresql" and programs() is None:
             raise SystemExit("PostgreSQL is not installed: apt-get install postgresql")
-        done = [run(kind, given.workers, given.kills, seed) for seed in range(given.runs)]
+        done = [run(kind, given.workers, given.kills, seed, given.patience) for seed in range(given.runs)]
         print(kind, done, file=sys.stderr, flush=True)
         rows.append(
             {
@@ -168,10 +171,9 @@ def main() -> None:
             }
         )
     chosen = "".join(f" --storage {kind}" for kind in given.storage or ())
-    command = (
-        f"python -m tests.faults.workers --workers {given.workers} --runs {given.runs} --kills {given.kills}{chosen}"
-    )
-    record = {"command": command, "patience_s": PATIENCE, "rows": rows}
+    counts = f"--workers {given.workers} --runs {given.runs} --kills {given.kills} --patience {given.patience:g}"
+    command = f"python -m tests.faults.workers {counts}{chosen}"
+    record = {"command": command, "patience_s": given.patience, "rows": rows}
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
         name = "workers" if given.storage is None else "workers-" + "-".join(given.storage)
