@@ -3,16 +3,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test contract lint types bench clean
+.PHONY: demo test contract faults lint types bench clean
 
 demo: $(STAMP)
 	$(BIN)/pare demo
 
 test: lint types
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not contract"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not contract and not faults"
 
 contract: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/contract -m "contract or not contract"
+
+# Kills, failing calls, damaged files, many workers: an hour on two cores.
+faults: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/faults -m "faults or not faults"
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -43,7 +43,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from paretorch.zoo.networks.imagenet_resnet import Bottleneck, ImageNetResNet
 from torch import Tensor, nn
 
 import paretorch as pt
@@ -57,6 +56,7 @@ from paretorch.training.folder import environment
 from paretorch.training.norms import fold_norms, meter_of
 from paretorch.workflows.posttraining import post_train
 from paretorch.workflows.shrink import shrink_network
+from paretorch.zoo.networks.resnet import Bottleneck, ImageNetResNet
 
 SIDE, CROP, CENTRE = 160, 128, 140  # pixels that are stored, that the network sees, and of which it sees a test image
 OUTPUTS = (0, 217, 482, 491, 497, 566, 569, 571, 574, 701)  # of ImageNet, in the order of the sorted folders

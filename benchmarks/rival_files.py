@@ -36,7 +36,6 @@ from unittest.mock import MagicMock
 
 import torch
 import torch.nn.functional as F
-from paretorch.zoo.networks.digits_cnn import DigitsCNN
 from torch import Tensor, nn
 
 import paretorch as pt
@@ -54,6 +53,7 @@ from paretorch.methods.sparsity.rivals import GradualMagnitude
 from paretorch.training.folder import environment
 from paretorch.workflows.shrink import shrink_network
 from paretorch.zoo.data import digits
+from paretorch.zoo.networks.plain import DigitsCNN
 
 GROUP = 32  # weights that share a step of int4
 Found = tuple[nn.Module, int]

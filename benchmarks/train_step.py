@@ -28,6 +28,7 @@ import torch
 
 from paretorch.training import RunFolder, Runtime, Trainer, prepare
 from paretorch.training.folder import environment
+from paretorch.training.global_state import fast_on_gpu
 from paretorch.training.progress import Progress
 from paretorch.training.recipe_values import recipe_from
 from paretorch.zoo.data import Images
@@ -69,7 +70,8 @@ def make(network: str, variant: str, args: argparse.Namespace, folder: Path) -> 
 
 def timed(trainer: Trainer) -> float:
     """Seconds of one epoch, scaled to 390 steps."""
-    return float(trainer.train_epoch(QUIET)["seconds"]) * STEPS / trainer.task.steps
+    with fast_on_gpu(trainer.device):
+        return float(trainer.train_epoch(QUIET)["seconds"]) * STEPS / trainer.task.steps
 
 
 def first(network: str, variant: str, args: argparse.Namespace, folder: Path) -> tuple[Trainer, int | None]:

@@ -13,6 +13,15 @@ class PareError(Exception):
         ConfigError
     """
 
+    def __str__(self) -> str:
+        """The message in one line: names from a file of a stranger may hold line breaks, and codes that a terminal obeys."""
+        text = super().__str__()
+        return text if text.isprintable() else "".join(map(_shown, text))
+
+
+def _shown(character: str) -> str:
+    return character if character.isprintable() else repr(character)[1:-1]
+
 
 class ConfigError(PareError, ValueError):
     """An argument or a combination of arguments that cannot work."""

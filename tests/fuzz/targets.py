@@ -3,27 +3,37 @@
 A target returns whether the input was accepted. The library's own errors are refusals; anything else escapes, and is a bug.
 """
 
+import hashlib
 import json
+import os
 import tempfile
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from paretorch.cli.inputs import data_of, recipe_of, shape_of
 from paretorch.deploy.artefact import open_artefact
 from paretorch.deploy.codec.container import pack
 from paretorch.errors import PareError
+from paretorch.support.checked_files import _MARK
+from paretorch.training.checkpoint import Checkpoint
 from paretorch.training.finish import read_result
 from paretorch.training.folder import check_folder, read_history
 from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import read_config, recipe_from
+from paretorch.workflows.check import check
 from paretorch.workflows.studies.study import parse_study
+from paretorch.workflows.tickets import Storage, collect
+from paretorch.workflows.tuning import search, worker
 from paretorch.zoo.data import safe_pickle
 from tests.deploy.hostile import reseal
 
 Target = Callable[[bytes], bool]
 _scratch = tempfile.TemporaryDirectory()
 _folder = Path(_scratch.name)
+_CPU = torch.device("cpu")
 
 
 def _accepts(read: Callable[[], object]) -> bool:
@@ -84,7 +94,41 @@ def run_folder(data: bytes) -> bool:
             lambda: check_folder(_folder, Recipe(), resume=True),
         )
     ]
+    check(_folder)
     return all(found[:3])
+
+
+def checkpoint(data: bytes) -> bool:
+    """A checkpoint: as it is if the first byte is even, else as a body whose checksum is made right; read, and looked at."""
+    path = _folder / "checkpoint.pt"
+    body = data[1:]
+    path.write_bytes(body if not data or data[0] % 2 == 0 else body + _MARK + hashlib.sha256(body).digest())
+    try:
+        check(path)
+        return _accepts(lambda: Checkpoint.load(path, _CPU))
+    finally:
+        path.unlink()
+
+
+def tickets(data: bytes) -> bool:
+    """A folder of ticket searches: recipe.json, search.json and rounds.jsonl, with NUL bytes between them."""
+    folder = _folder / "tickets"
+    parts = [*data.split(b"\0"), b"", b"", b""][:3]
+    for name, part in zip(("recipe.json", "imp-seed0/search.json", "imp-seed0/rounds.jsonl"), parts, strict=True):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(part)
+    check(folder)
+    return _accepts(lambda: collect(Storage.open(folder)).as_dict()) and _accepts(lambda: Storage.open(folder).epochs())
+
+
+def journal(data: bytes) -> bool:
+    """A journal of trials; workers of whom it tells, and who are not there, are given up at once."""
+    os.environ["PARE_PATIENCE"] = "0.02"
+    worker._PAUSE = 0.01
+    path = _folder / "trials.journal"
+    path.write_bytes(data)
+    check(path)
+    return _accepts(lambda: search(lambda a, e, beat: 1.0, [1.0, 2.0], [1.0], trials=2, method="grid", storage=path))
 
 
 TARGETS: dict[str, Target] = {
@@ -93,6 +137,9 @@ TARGETS: dict[str, Target] = {
     "recipe": recipe,
     "study": study,
     "run-folder": run_folder,
+    "checkpoint": checkpoint,
+    "tickets": tickets,
+    "journal": journal,
 }
 
 
@@ -106,19 +153,37 @@ def write_seeds() -> None:
     import pickle
 
     import numpy as np
-    import torch
 
     from paretorch.deploy import save
+    from paretorch.workflows.tickets import IMP, Search
     from tests.deploy.hostile import valid_blob
 
     network = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     save(network, _folder / "small.pare", summary={"accuracy": 0.5})
     config = {"recipe": Recipe("digits-cnn").as_dict(), "environment": {"torch": "2"}}
-    row = {"epoch": 1, "phase": "search", "test_accuracy": 0.5}
+    row = {"epoch": 1, "phase": "search", "test_accuracy": 0.5, "step": 3}
+    model = {"w": torch.ones(2)}
+    moments = {"state": {0: {"momentum_buffer": torch.ones(2)}}, "param_groups": [{"params": [0], "lr": 0.1}]}
+    stored = Checkpoint({"network": "a"}, model, moments, None, 1, 0, 0, torch.zeros(0), {"cpu": torch.zeros(3).byte()})
+    stored.save(_folder / "checkpoint.pt")
+    whole_file = (_folder / "checkpoint.pt").read_bytes()
+    found = {
+        "search": "imp-seed0",
+        "method": "imp",
+        "seed": 0,
+        "round": 1,
+        "sparsity": 0.2,
+        "accuracy": 0.9,
+        "epochs": 1,
+    }
+    ticket = {**found, "test_accuracy": 0.8, "search_epochs": 1, "layers": {"a": 0.5}}
+    searched = [Recipe("digits-cnn").as_dict(), Search(IMP(), 2).as_dict(), ticket]
+    search(lambda a, e, beat: a, [1.0, 2.0], [1.0], trials=2, method="grid", storage=_folder / "seed.journal")
     values = "network = 'digits-cnn'\ndata = 'digits'\nepochs = 2\nlr = 0.1\nsparsity = 0.5\nmilestones = [1, 2]\n"
     dotted = "network = 'resnet20'\nbudget = '48KB'\n[data]\nname = 'cifar10'\n[optimizer]\nlr = 0.1\n[network_options]\nwidth = 2\n"
     begin = "title = 'a'\nclaim = 'b'\nseeds = [0, 1]\n[recipe]\nnetwork = 'digits-cnn'\ndata = 'digits'\nepochs = 1\n"
     vary = "[settings.cs]\npruning = 'cs'\n[settings.cs.vary]\nsparsity = [0.9, 0.95]\n"
+    done = {"bytes": 7, "dense_bytes": 9, "epochs": 1}
     content = {b"data": np.zeros((1, 3072), np.uint8)[:, :9], b"labels": [1], b"filenames": [b"a.png"]}
     whole = {
         "artefact": {
@@ -129,8 +194,11 @@ def write_seeds() -> None:
         "recipe": {"flat": values.encode(), "sections": dotted.encode()},
         "study": {"plain": begin.encode(), "varied": (begin + vary).encode()},
         "run-folder": {
-            "whole": b"\0".join(json.dumps(one).encode() + b"\n" for one in (config, row, {"bytes": 7})),
+            "whole": b"\0".join(json.dumps(one).encode() + b"\n" for one in (config, row, done)),
         },
+        "checkpoint": {"file": b"\0" + whole_file, "body": b"\1" + whole_file[:-48]},
+        "tickets": {"whole": b"\0".join(json.dumps(one).encode() + b"\n" for one in searched)},
+        "journal": {"whole": (_folder / "seed.journal").read_bytes()},
     }
     assert tomllib.loads(dotted)
     for name, files in whole.items():

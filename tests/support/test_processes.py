@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,16 @@ def test_no_other_file_starts_python() -> None:
     root = Path(paretorch.__file__).parent
     found = [path.relative_to(root) for path in root.rglob("*.py") if re.search(r"sys\.executable", path.read_text())]
     assert found == [Path("support/processes.py")]
+
+
+def test_python_processes_that_others_start_for_a_command_leave_the_current_folder_out(trap: Path) -> None:
+    code = """
+import atexit, subprocess, sys
+atexit.register(lambda: subprocess.run([sys.executable, "-m", "json.tool", "-h"]))
+sys.argv = ["pare", "--version"]
+from paretorch.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    assert "usage:" in done.stdout, done.stderr
+    assert not trap.exists()

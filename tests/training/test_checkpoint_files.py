@@ -178,7 +178,7 @@ def _flip(path: Path, place: int) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("part", [0.05, 0.3, 0.5, 0.7, 0.95])
+@pytest.mark.parametrize("part", [0.05, 0.3, 0.5, 0.7, 0.95, 0.995, 0.999])
 def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_used(make: Make, part: float) -> None:
     whole, flipped = make(name="whole"), make(name="flipped")
     whole.run()

@@ -35,7 +35,7 @@ def _rows(folder: Path) -> list[dict[str, object]]:
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_a_run_that_is_told_to_stop_loses_no_step(tmp_path: Path) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert _start(whole).wait() == 0

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Never, ParamSpec
 import typer
 
 from paretorch.cli.bench import bench
+from paretorch.cli.check import check
 from paretorch.cli.data import data
 from paretorch.cli.demo import demo
 from paretorch.cli.export import export
@@ -114,5 +115,5 @@ def _pare(
     """Make PyTorch networks smaller and cheaper to train."""
 
 
-for command in (demo, shrink, train, tickets, fold, tune, report, export, bench, study, data):
+for command in (demo, shrink, train, tickets, fold, tune, report, export, bench, study, check, data):
     app.command()(guarded(command))

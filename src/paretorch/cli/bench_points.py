@@ -22,6 +22,7 @@ from paretorch.edits import KeepChannels, edits_of
 from paretorch.errors import ArtefactError, ConfigError, MissingExtraError, PareError
 from paretorch.report.pareto import Point, as_rows
 from paretorch.support.eval_mode import in_eval, run_example
+from paretorch.support.files import read_json
 from paretorch.training.files import write_atomically
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def _require_fit(source: Source, network: nn.Module, image: torch.Tensor) -> Non
 def _read_measured(path: Path, data: str) -> dict[tuple[str, str], dict[str, Any]]:
     """Points of before by what they were made from; nothing of a file that is damaged or of other data."""
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
         rows = content["points"] if content["data"] == data else []
         found = {(row["made_from"], row["family"]): row for row in rows}
         return {key: row for key, row in found.items() if {"file", "bytes", "accuracy"} <= set(row)}

@@ -1,11 +1,11 @@
 """What a run folder says of a run: its recipe, its data, the shape of its inputs."""
 
 import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
 from paretorch.errors import ArtefactError, ConfigError
+from paretorch.support.files import read_json
 from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import by_place, stored_recipe
 from paretorch.training.tasks.choose import latent_of
@@ -17,7 +17,7 @@ SHAPES = {"digits": (1, 8, 8), "cifar10": (3, 32, 32), "cifar100": (3, 32, 32)}
 def recipe_of(folder: Path) -> Recipe:
     """The recipe of a run."""
     try:
-        return stored_recipe(json.loads((folder / "config.json").read_text())["recipe"], f"{folder}/config.json")
+        return stored_recipe(read_json(folder / "config.json")["recipe"], f"{folder}/config.json")
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -41,7 +41,7 @@ def shape_of(folder: Path) -> tuple[int, ...] | None:
 
 def _data_in(file: Path) -> str:
     try:
-        config: dict[str, Any] = json.loads(file.read_text())
+        config: dict[str, Any] = read_json(file)
         return str(by_place(config["recipe"])["data.name"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
         return ""

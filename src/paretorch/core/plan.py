@@ -24,6 +24,7 @@ from paretorch.core.relaxation import Chain
 from paretorch.core.state import PlanState
 from paretorch.core.step.engine import Engine, Scaling
 from paretorch.core.step.guard import StaleGuard
+from paretorch.core.step.loop_checks import LoopChecks
 from paretorch.core.step.optimizers import follow_decisions, load_state, optimizer_of
 from paretorch.core.step.recorded import Recorded
 from paretorch.core.step.update import (
@@ -73,6 +74,7 @@ class Plan:
         self._budget: ByteBudget | None = None
         self._over = False  # once finalized
         self._weights = [chain for chain in chains if isinstance(chain, RelaxedWeight)]
+        self._checks = LoopChecks(model, terms)  # before the engine, whose hook moves weights
         self._engine = Engine(
             model, self._weights, frozenset(t.method.room for t in terms if t.method.trains_decisions)
         )
@@ -123,6 +125,7 @@ class Plan:
         self._require_life()
         if scaler is not None and not hasattr(scaler, "unscale_"):
             raise ConfigError(f"plan.step takes a GradScaler or nothing, not {type(scaler).__name__}")
+        self._checks.before_plan_step(scaler)
         with torch.no_grad(), self._exactly():
             overflow = scaler is not None and _has_overflown(scaler)
             self._engine.collect(overflow, None if scaler is None else _scaling(scaler, self._state.step.device))
@@ -397,6 +400,7 @@ class Plan:
         self._attached.detach_outputs()
         self._state.remove()
         self._engine.close()
+        self._checks.close()
         del self.model.__dict__[_ATTRIBUTE]
         self._over = True
         if self._budget is not None:

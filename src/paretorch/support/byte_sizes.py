@@ -20,6 +20,7 @@ _UNITS = {
 }
 _SIZE = re.compile(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*([A-Za-z]*)\s*")
 _SHARE = re.compile(r"\s*([0-9]+)\s*/\s*([0-9]+)\s*")
+_LONGEST = 40
 _HINT = 'write it like 48000, "48 KB" (48000 bytes), "48 KiB" (49152), "1.5 MB" or "1/10" (of the dense network)'
 
 
@@ -38,6 +39,8 @@ def parse_bytes(size: Any, dense: Callable[[], int] | None = None) -> int:
     if isinstance(size, bool) or not isinstance(size, str | int):
         raise ConfigError(f"{size!r} is not a size; {_HINT}")
     text = str(size)
+    if len(text) > _LONGEST:
+        raise ConfigError(f"{text[:_LONGEST]!r}… is no size; {_HINT}")
     if match := _SHARE.fullmatch(text):
         if dense is None:
             raise ConfigError(f"{text!r} is a share of a dense network, and none is known here; write bytes, or 1.5 MB")

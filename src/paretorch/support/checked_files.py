@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import io
 import os
+import pickletools
 import secrets
 import zipfile
 from pathlib import Path
@@ -24,6 +25,10 @@ from paretorch.support.warn import warn
 _MARK = b"\nparetorch-sum1\n"
 _TRAILER = len(_MARK) + 32
 _CHUNK = 1 << 20
+_NAMES = ("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter", "collections OrderedDict", "torch Size")
+"""What files of ours name, besides the storages of tensors."""
+_MOST_VALUES = 10_000_000
+_ZIP_END = 22  # bytes of the last record of an archive
 
 
 class DamagedError(ArtefactError):
@@ -63,8 +68,11 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
     try:
         with open_regular(path) as file:
             verify(file, path)
+            _require_plain(file, path)
             file.seek(0)
-            return torch.load(file, map_location=device, weights_only=True)
+            content = torch.load(file, map_location=device, weights_only=True)
+            _require_small(content, path)
+            return content
     except (DamagedError, MemoryError):
         raise
     except Exception as error:  # a damaged file may make the unpickler raise anything
@@ -100,6 +108,10 @@ def verify(file: BinaryIO, path: Path) -> bool:
     marked = trailer.startswith(_MARK)
     if marked and _digest(file, size - _TRAILER) != trailer[len(_MARK) :]:
         raise DamagedError(f"{path} is damaged: its checksum does not match")
+    if not marked:  # or a flipped bit in the mark itself would pass
+        file.seek(size - _ZIP_END)
+        if not file.read().startswith(b"PK\5\6"):
+            raise DamagedError(f"{path} is damaged: its checksum is not readable, or something follows the archive")
     file.seek(0)
     try:
         with zipfile.ZipFile(file) as archive:
@@ -113,6 +125,38 @@ def verify(file: BinaryIO, path: Path) -> bool:
     if broken is not None:
         raise DamagedError(f"{path} is damaged: the checksum of {broken} does not match")
     return marked
+
+
+def _require_plain(file: BinaryIO, path: Path) -> None:
+    """Refuse a pickle that names anything but tensors: what else torch allows in one can take any memory."""
+    file.seek(0)
+    with zipfile.ZipFile(file) as archive:
+        (name,) = (one for one in archive.namelist() if one.endswith("/data.pkl"))
+        program = archive.read(name)
+    strings: list[str] = []
+    for opcode, argument, _ in pickletools.genops(program):
+        if opcode.name == "GLOBAL":
+            named = str(argument)
+        elif opcode.name == "STACK_GLOBAL":
+            named = " ".join(strings[-2:])
+        else:
+            if isinstance(argument, str):
+                strings.append(argument)
+            continue
+        if named not in _NAMES and not (named.startswith("torch ") and named.endswith("Storage")):
+            raise DamagedError(f"{path} is not a checkpoint of ours: it names {named[:60]!r}")
+
+
+def _require_small(content: Any, path: Path) -> None:
+    """Refuse containers that hold each other so often that nobody who walks through them would come to an end."""
+    left, waiting = _MOST_VALUES, [content]
+    while waiting:
+        one = waiting.pop()
+        inner = list(one.values()) if isinstance(one, dict) else one if isinstance(one, list | tuple) else ()
+        left -= 1 + len(inner)
+        if left < 0:
+            raise DamagedError(f"{path} is not a checkpoint of ours: it holds more than {_MOST_VALUES:,} values")
+        waiting.extend(inner)
 
 
 def _digest(file: BinaryIO, length: int) -> bytes:

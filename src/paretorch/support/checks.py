@@ -48,4 +48,4 @@ def require_at_least(name: str, value: float, bound: float) -> None:
     if not value >= bound:
         raise ConfigError(f"{name} must be at least {bound}, not {value}")
     if value > _LARGEST:
-        raise ConfigError(f"{name} must be at most {_LARGEST:g}, not {value:g}")
+        raise ConfigError(f"{name} must be at most {_LARGEST:g}, not {value!r:.40}")

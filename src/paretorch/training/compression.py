@@ -5,7 +5,7 @@ K parts, each with noise of its own, at the cost of one batch (batch norm sees a
 layer; and for given, `source`: the artefact, and `shuffled`: whether its precisions are permuted within each layer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch

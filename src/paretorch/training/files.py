@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from paretorch.errors import PareError
 from paretorch.support.checked_files import write_tensors
 from paretorch.support.files import replacing, sweep
+
+_ENDING = 1.0  # seconds for a process that is about to leave the folder
 
 
 def write_atomically(path: Path, data: bytes | memoryview) -> None:
@@ -47,10 +50,33 @@ def _lock(folder: Path, held: contextlib.ExitStack) -> None:
 
     descriptor = os.open(folder, os.O_RDONLY)
     held.callback(os.close, descriptor)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise PareError(f"Another process is training in {folder}: wait for it, or choose another --out") from error
+    end = time.monotonic() + _ENDING
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() >= end:
+                raise PareError(
+                    f"Another process is training in {folder}: wait for it, or choose another --out"
+                ) from error
+        time.sleep(0.05)
+
+
+def is_taken(folder: Path) -> bool:
+    """Whether a process is in the folder by `alone_in`."""
+    with contextlib.ExitStack() as held:
+        try:
+            import fcntl
+
+            descriptor = os.open(folder, os.O_RDONLY)
+            held.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except (OSError, ImportError):
+            return False
+    return False
 
 
 def write_error(path: Path, error: OSError) -> PareError:

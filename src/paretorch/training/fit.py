@@ -21,6 +21,7 @@ from paretorch.training import optimizers, schedules
 from paretorch.training.checkpoint import Checkpoint, random_state, restore_random
 from paretorch.training.compression import harden
 from paretorch.training.folder import RunFolder
+from paretorch.training.global_state import fast_on_gpu, own_random
 from paretorch.training.progress import Progress
 from paretorch.training.recipe import THROUGH, Recipe
 from paretorch.training.recipe_values import require_same_recipe
@@ -107,6 +108,10 @@ class Trainer:
 
         At a SIGTERM it keeps the steps taken so far, the one under way too, and raises KeyboardInterrupt; at a second one at once.
         """
+        with own_random(self.device), fast_on_gpu(self.device):
+            return self._run(resume)
+
+    def _run(self, resume: bool) -> dict[str, Any]:
         if resume and checked_files.exists(self.folder.checkpoint):
             self._restore()
         if self.runtime.track:

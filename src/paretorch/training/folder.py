@@ -5,6 +5,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -152,12 +153,16 @@ def warn_of_other_environment(stored: Any, here: dict[str, Any], where: Path) ->
     """Warn, in one line, of what differs from where a run was begun: the same steps may then give other last bits."""
     if not isinstance(stored, dict):
         return
-    differs = [name for name in _DECIDING if name in stored and stored[name] != here[name]]
-    if differs:
-        pairs = ", ".join(f"{name} (there {stored[name]!r}, here {here[name]!r})" for name in differs)
+    if differs := environment_differences(stored, here):
         warn(
-            f"{where} was begun in another environment: {pairs}; the result may differ from that of a run that stayed there"
+            f"{where} was begun in another environment: {differs}; the result may differ from that of a run that stayed there"
         )
+
+
+def environment_differences(stored: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """What the last bits of a result may depend on and differs, as "threads (there 2, here 4), …"; empty if nothing does."""
+    differs = [name for name in _DECIDING if name in stored and stored[name] != here[name]]
+    return ", ".join(f"{name} (there {stored[name]!r}, here {here[name]!r})" for name in differs)
 
 
 def _processor() -> str:

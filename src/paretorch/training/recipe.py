@@ -42,6 +42,7 @@ ACTIVATIONS = tuple(entries("activations"))
 LEARNED = tuple(name for name, entry in entries("precision").items() if entry.learned)
 NORMS = ("fp32", "bf16")
 THROUGH = "through"
+_MOST_EPOCHS = 10**9
 _ONE_SHOT = tuple(name for name, entry in entries("sparsity").items() if entry.one_shot)
 
 
@@ -299,6 +300,8 @@ class Recipe:
         trained = self.start is not None and self.finetune > 0 and self.compression.pruning in _ONE_SHOT
         require_at_least("epochs", self.epochs, 0 if trained else 1)
         require_at_least("finetune", self.finetune, 0)
+        if max(self.epochs, self.finetune) > _MOST_EPOCHS:
+            raise ConfigError(f"epochs and finetune must be at most {_MOST_EPOCHS:,}: steps are counted in 64 bits")
         require_at_least("seed", self.seed, 0)
         if self.seed >= 2**64:
             raise ConfigError(f"seed must be below 2^64, not {self.seed}")

@@ -6,6 +6,7 @@ goes through `by_place` first.
 """
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -236,4 +237,6 @@ def _typed(place: str, value: Any, source: str) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether the value is a number that a float can hold; whole numbers have no limit of their own."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, float) or (whole and abs(value) <= sys.float_info.max)

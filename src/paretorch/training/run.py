@@ -15,6 +15,7 @@ from paretorch.training.files import alone_in
 from paretorch.training.finish import finish, read_result
 from paretorch.training.fit import Trainer
 from paretorch.training.folder import RunFolder, check_folder
+from paretorch.training.global_state import fast_on_gpu, own_random
 from paretorch.training.images import ImageClassification
 from paretorch.training.networks import build_network, is_zoo, load_weights
 from paretorch.training.optimizers import clip_gradients
@@ -78,10 +79,12 @@ def prepare(recipe: Recipe, runtime: Runtime, images: "Images | None" = None) ->
         raise ConfigError(
             f"precision_options.samples splits batches, which those of {recipe.data.name} cannot be: leave it out"
         )
-    if device.type == "cuda":
-        torch.backends.cudnn.benchmark = True
-        torch.set_float32_matmul_precision("high")
-    torch.manual_seed(recipe.seed)
+    with own_random(device):
+        torch.manual_seed(recipe.seed)
+        return _build(recipe, task, wanted, device)
+
+
+def _build(recipe: Recipe, task: Task, wanted: dict[str, Any], device: torch.device) -> Setup:
     model = build_network(recipe.network, recipe.network_options, wanted)
     if recipe.start is not None:
         load_weights(model, Path(recipe.start))
@@ -158,7 +161,7 @@ def train(recipe: Recipe, out: Path, runtime: Runtime | None = None, *, resume: 
     # Everything that a wrong recipe can break comes before the folder is made.
     require_trackers(runtime.track)
     setup = prepare(recipe, runtime)
-    with alone_in(out):
+    with own_random(setup.device), fast_on_gpu(setup.device), alone_in(out):
         folder = RunFolder(out, recipe, resume=resume, device=setup.device)
         last = trainer_of(setup, recipe, folder, runtime).run(resume=resume)
         if isinstance(setup.task, StatefulTask):

@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 
 from paretorch.core.plan import Plan
 from paretorch.errors import ConfigError, MissingExtraError
+from paretorch.support.files import read_json
 from paretorch.training.files import write_atomically
 
 Row = Mapping[str, Any]
@@ -116,7 +117,7 @@ class _Remembered:
         self.ident, self._written = "", 0
         if rows or path.exists():
             with suppress(OSError, ValueError, TypeError, KeyError):
-                stored = json.loads(path.read_text())
+                stored = read_json(path)
                 self.ident, self._written = str(stored["run"]), int(stored["rows"])
         if not rows:  # begun anew
             self.ident, self._written = "", 0

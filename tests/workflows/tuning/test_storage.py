@@ -102,6 +102,26 @@ def test_a_worker_that_was_given_up_stores_nothing(tmp_path) -> None:
     assert found.best == (1.0, 1.0, 5.0)
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "journal"])
+@pytest.mark.parametrize("moment", ["suggest_int", "set_user_attr"])
+def test_a_worker_that_was_given_up_before_it_began_asks_again(tmp_path, monkeypatch, kind, moment) -> None:
+    """A busy storage can take longer than others are patient."""
+    place, before = place_of(kind, tmp_path), getattr(optuna.Trial, moment)
+    taken: list[int] = []
+
+    def slow(trial, *args, **kwargs):
+        if not taken:
+            taken.append(trial.number)
+            study = open_study(place, "tuning", {"alphas": [1.0], "epsilons": [1.0]})
+            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)  # as another worker would
+        return before(trial, *args, **kwargs)
+
+    monkeypatch.setattr(optuna.Trial, moment, slow)
+    found = tuning.search(lambda a, e, beat: 5.0, [1.0], [1.0], trials=1, storage=place)
+    assert taken
+    assert found.best == (1.0, 1.0, 5.0)
+
+
 class _Hostile:
     def __init__(self, mark: Path) -> None:
         self.mark = mark

@@ -30,7 +30,8 @@ def check_finite(
         gradient = relaxation.decision.grad
         if gradient is not None and not bool(torch.isfinite(local(gradient).sum())):
             raise DivergenceError(
-                f"step {int(step)}: the gradient that reaches {site.name} is not finite: check the loss for NaN, or lower the learning rate"
+                f"step {int(step)}: the gradient that reaches {site.name} is not finite: check the loss for NaN, or lower the learning rate; if a GradScaler scales the loss, "
+                "call plan.step(scaler)"
             )
 
 

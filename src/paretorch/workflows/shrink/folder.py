@@ -157,6 +157,7 @@ class ShrinkFolder:
         """Return the record of a shrink that is done."""
         if self._path is None or not (self._result.exists() and self.artefact.exists()):
             return None
+        checked_files.remove(self._checkpoint)  # it is there after a kill at the very end
         return _read_json(self._result)
 
     def load(self, device: torch.device) -> dict[str, Any]:

@@ -5,7 +5,6 @@ and run. Where layers an even number apart are alike, and those an odd number ap
 turn: the pattern that the thesis reports (chapter 3).
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from paretorch.errors import ConfigError
 from paretorch.report.charts import Curve, curves
 from paretorch.report.sharing import Matrix, write_similarities
+from paretorch.support.files import read_json
 from paretorch.training.progress import headline
 from paretorch.workflows.studies.results import collect
 from paretorch.workflows.studies.study import Study
@@ -26,7 +26,7 @@ def draw_curves(study: Study, target: Path) -> tuple[str, str]:
     metric = ""
     found, _ = collect(study, target)
     for name in found:
-        content = json.loads((target / f"{name}.json").read_text())
+        content = read_json(target / f"{name}.json")
         rows = [row for row in content["metrics"] if row["phase"] != "harden"]
         metric = headline(rows[-1])
         points = [(float(row["epoch"]), float(row[metric])) for row in rows if metric in row]
@@ -47,7 +47,7 @@ def similarities(study: Study, target: Path) -> dict[str, list[Matrix]]:
     """By run, a matrix for each group of layers, as they were at the end."""
     found: dict[str, list[Matrix]] = {}
     for name in sorted(collect(study, target)[0]):  # seeds of a setting side by side
-        rows = json.loads((target / f"{name}.json").read_text())["metrics"]
+        rows = read_json(target / f"{name}.json")["metrics"]
         kept = [row["similarities"] for row in rows if "similarities" in row]
         if kept:
             found[name] = kept[-1]

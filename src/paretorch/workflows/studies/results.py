@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import ArtefactError, ConfigError
+from paretorch.support.files import read_json
 from paretorch.training.files import write_atomically
 from paretorch.training.folder import read_history
 from paretorch.training.recipe import Recipe
@@ -31,7 +32,7 @@ def store(study: Study, name: str, recipe: Recipe, folder: Path, target: Path, r
         "study": study.name,
         "run": name,
         "seed": recipe.seed,
-        **json.loads((folder / "config.json").read_text()),
+        **read_json(folder / "config.json"),
         "result": result,
         "metrics": read_history(folder),
     }
@@ -78,7 +79,7 @@ def require_recipe(recipe: Recipe, stored: Recipe, path: Path) -> None:
 def read_stored(path: Path) -> tuple[Recipe | None, dict[str, Any] | None]:
     """Recipe and result in a file of results; None for what it does not have."""
     try:
-        content = json.loads(path.read_text())
+        content = read_json(path)
         return stored_recipe(content["recipe"], str(path)), content.get("result")
     except (OSError, ValueError, KeyError, TypeError, ArtefactError):
         return None, None

@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import DIVERGED_CODE, PareError
-from paretorch.support.processes import module_command
+from paretorch.support.files import sweep
+from paretorch.support.processes import start
+from paretorch.training.files import is_taken
 from paretorch.training.finish import read_result
 from paretorch.training.folder import check_folder, read_history
 from paretorch.training.progress import format_metric, headline
 from paretorch.training.recipe import Recipe
+from paretorch.workflows.queue import patience
 from paretorch.workflows.studies.processes import stop
 from paretorch.workflows.studies.results import (
     DIVERGED,
@@ -43,6 +46,10 @@ class _Job:
     folder: Path
     process: subprocess.Popen[bytes] | None = None
     result: dict[str, Any] | None = None
+    log_start: int = 0
+    """Bytes of log.txt that processes before this one have written."""
+    held_since: float | None = None
+    """When a process of before was first seen in the folder."""
 
     @property
     def epochs(self) -> int:
@@ -71,6 +78,7 @@ def run_study(
     target = results / study.name
     chosen = study.only(only) if only else study
     require_mine(chosen, target)
+    sweep(target)
     jobs = [
         _Job(name, recipe, runs / study.name / name, result=stored_result(target / f"{name}.json", recipe))
         for name, recipe in chosen.jobs()
@@ -117,15 +125,14 @@ def _run_all(
     done, failed = 0, list[_Job]()
     try:
         while (waiting or running) and time.monotonic() < end:
-            while waiting and len(running) < parallel:
-                job = waiting.pop(0)
+            while len(running) < parallel and (job := _next(waiting)) is not None:
                 if job.result is None and not _is_over(job, keep):
                     job.process = _start(job, parallel, options)
                     running.append(job)
                 else:
                     done += 1
                     log(f"[{done}/{len(jobs)}] {job.name}: done before")
-            if running:
+            if running or waiting:
                 time.sleep(0.2)
             if watch is not None:
                 watch(sum(_epochs_done(job) for job in jobs), sum(job.epochs for job in jobs))
@@ -142,6 +149,22 @@ def _run_all(
     finally:
         stop([job.process for job in running if job.process is not None])
     return failed
+
+
+def _next(waiting: list[_Job]) -> _Job | None:
+    """Take the first job whose folder is free, or whose folder has been held for too long: its process says so then.
+
+    A study that was killed may have left processes behind, which end once they have kept their last step.
+    """
+    now = time.monotonic()
+    for job in waiting:
+        if is_taken(job.folder):
+            job.held_since = now if job.held_since is None else job.held_since
+            if now - job.held_since < patience():
+                continue
+        waiting.remove(job)
+        return job
+    return None
 
 
 def _is_over(job: _Job, keep: Callable[[_Job], None]) -> bool:
@@ -172,7 +195,8 @@ def _start(job: _Job, parallel: int, options: Sequence[str]) -> subprocess.Popen
     environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": threads}
     environment.setdefault("OMP_NUM_THREADS", threads)
     with open(job.folder / "log.txt", "ab") as log:
-        return subprocess.Popen(module_command("paretorch.cli", *words), stdout=log, stderr=log, env=environment)
+        job.log_start = log.tell()
+        return start("paretorch.cli", *words, log=log, environment=environment)
 
 
 def _epochs_done(job: _Job) -> int:
@@ -189,5 +213,7 @@ def _outcome(job: _Job) -> str:
 
 
 def _last_words(job: _Job) -> str:
-    lines = (job.folder / "log.txt").read_text(errors="replace").strip().splitlines()
+    with open(job.folder / "log.txt", "rb") as log:
+        log.seek(job.log_start)
+        lines = log.read().decode(errors="replace").strip().splitlines()
     return lines[-1].removeprefix("pare: ") if lines else "no output"

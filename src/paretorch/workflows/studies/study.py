@@ -16,16 +16,19 @@ method = "imp"
 
 import difflib
 import itertools
-import tomllib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from importlib.resources import files
 from typing import Any
 
-from paretorch.errors import ConfigError
+from paretorch.errors import ConfigError, PareError
+from paretorch.support.files import parse_toml
 from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import by_place, recipe_from
+
+_MOST_SETTINGS = 10_000
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def load_study(name: str, changes: Mapping[str, Any] | None = None) -> Study:
 def parse_study(name: str, text: str, changes: Mapping[str, Any] | None = None) -> Study:
     """A study from the text of its file."""
     try:
-        content = tomllib.loads(text)
+        content = parse_toml(text)
         base, settings = content["recipe"], content.get("settings", {"run": {}})
         recipes: dict[str, Recipe] = {}
         families: dict[str, str] = {}
@@ -107,7 +110,9 @@ def parse_study(name: str, text: str, changes: Mapping[str, Any] | None = None) 
                 families[setting] = family
         seeds, tickets = tuple(content["seeds"]), tuple(content.get("tickets", ()))
         return Study(name, content["title"], content["claim"], seeds, recipes, families, tickets)
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError) as error:
+    except PareError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ConfigError(f"The study {name} cannot be read: {error}") from error
 
 
@@ -115,6 +120,8 @@ def _variations(family: str, given: Mapping[str, Any]) -> Iterator[tuple[str, di
     """Name and values of each setting that `vary` makes of one; without it, of the one."""
     fixed = {key: value for key, value in given.items() if key != "vary"}
     vary: Mapping[str, list[Any]] = given.get("vary", {})
+    if math.prod(len(values) for values in vary.values()) > _MOST_SETTINGS:
+        raise ConfigError(f"{family} varies into more than {_MOST_SETTINGS:,} settings: give fewer values")
     for chosen in itertools.product(*vary.values()):
         values = by_place(fixed, dict(zip(vary, chosen, strict=True)))
         yield "-".join([family, *(f"{one:g}" if isinstance(one, float) else str(one) for one in chosen)]), values

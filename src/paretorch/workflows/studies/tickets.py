@@ -8,11 +8,9 @@ Of each method the tables have the sparsest matching and the best performing tic
 seed in which nothing matches counts in no mean of the sparsest matching; how many seeds do stands beside.
 """
 
-import json
 import math
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,12 +20,12 @@ from typing import Any
 
 from paretorch.deploy.measure.text import table as aligned
 from paretorch.errors import PareError
-from paretorch.support.processes import module_command
+from paretorch.support.processes import start
 from paretorch.workflows.studies.processes import stop
 from paretorch.workflows.studies.results import heading, read_stored, require_recipe, spread, write_json
 from paretorch.workflows.studies.study import Study
 from paretorch.workflows.tickets.result import Result, collect, write_result
-from paretorch.workflows.tickets.storage import Storage
+from paretorch.workflows.tickets.storage import NEEDED, Storage, read_records
 
 _ROWS, _SUMMARY, _PLOTS = "tickets.jsonl", "summary.json", ("tickets.svg", "layers.svg")
 
@@ -87,7 +85,7 @@ def ticket_lines(study: Study, target: Path) -> list[str]:
     path = target / _ROWS
     if not path.exists():
         return []
-    result = result_of([json.loads(line) for line in path.read_text().splitlines()], study.seeds)
+    result = result_of(read_records(path, NEEDED, lines=True), study.seeds)
     return [*show_tickets(result), "", *show_methods(result)] if result.tickets else []
 
 
@@ -95,9 +93,9 @@ def _work(words: Sequence[str], log_file: Path, parallel: int, end: float) -> bo
     """Let workers do this until the clock shows `end`; returns whether they have done all of it."""
     if time.monotonic() >= end:
         return False
-    command = module_command("paretorch.cli", *words)
     with open(log_file, "ab") as file:
-        workers = [subprocess.Popen(command, stdout=file, stderr=file) for _ in range(parallel)]
+        begun = file.tell()
+        workers = [start("paretorch.cli", *words, log=file) for _ in range(parallel)]
         try:
             while any(worker.poll() is None for worker in workers) and time.monotonic() < end:
                 time.sleep(0.1)
@@ -107,7 +105,7 @@ def _work(words: Sequence[str], log_file: Path, parallel: int, end: float) -> bo
     if None in codes:
         return False
     if any(codes):
-        lines = log_file.read_text(errors="replace").strip().splitlines()
+        lines = log_file.read_bytes()[begun:].decode(errors="replace").strip().splitlines()
         raise PareError(f"{lines[-1] if lines else 'no output'} (see {log_file}); the same command goes on")
     return True
 

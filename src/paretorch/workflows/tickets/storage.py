@@ -217,7 +217,8 @@ class Storage:
         unit.folder.mkdir(exist_ok=True)
         with _locked(unit.folder / "claim.lock", wait=False) as mine:
             if mine:
-                sweep(unit.folder)
+                for folder in (unit.folder, *unit.folder.glob("round-*"), *unit.folder.glob("round-*/*/")):
+                    sweep(folder)
             yield mine
 
     @contextlib.contextmanager

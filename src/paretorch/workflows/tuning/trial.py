@@ -9,6 +9,7 @@ import torch
 from paretorch import zoo
 from paretorch.errors import DivergenceError
 from paretorch.support import checked_files
+from paretorch.support.files import sweep
 from paretorch.training.folder import RunFolder
 from paretorch.training.images import IMAGES
 from paretorch.training.progress import headline
@@ -47,6 +48,7 @@ class Trial:
         untrained = setup.task.evaluate(setup.model.eval())
         self._metric = headline(untrained)
         self._limit = 2 * untrained.get("test_loss", float("inf"))
+        sweep(self.folder)
 
     def __call__(self, alpha: float, eps: float, beat: Callable[[], None]) -> float:
         """The error of a setting; `beat` is called after each epoch."""

@@ -126,17 +126,21 @@ def _work(
         if method == "grid" or repeats >= _REPEATS:
             _enqueue_untried(study, found, silence, by_chance=repeats > 0)
         trial = study.ask()
-        cell = trial.suggest_int("alpha", 0, len(alphas) - 1), trial.suggest_int("eps", 0, len(epsilons) - 1)
         beat = Beat(study, trial)
-        beat.write()
-        if _repeated(study, trial, cell, silence):
+        try:
+            beat.write()
+            cell = trial.suggest_int("alpha", 0, len(alphas) - 1), trial.suggest_int("eps", 0, len(epsilons) - 1)
+            is_repeated = _repeated(study, trial, cell, silence)
+        except UpdateFinishedTrialError:  # the storage took so long that another worker has given the trial up
+            continue
+        if is_repeated:
             repeats += 1
             continue
         repeats = 0
         if len(_busy(study, silence)) > wanted - _known(study, alphas, epsilons).tried.sum():
             # Others began the last settings meanwhile. The proposal is in the storage before they are counted, so of two
             # workers at least one sees the other; where both give up, chance lets one of them come back first.
-            study.tell(trial, state=TrialState.FAIL)
+            _give_up(study, trial.number)
             time.sleep(_PAUSE * np.random.default_rng().random())
             continue
         if not _try(study, trial, beat, partial(train, alphas[cell[0]], epsilons[cell[1]])):
@@ -194,11 +198,13 @@ def _repeated(study: Study, trial: Trial, cell: Cell, silence: Silence) -> bool:
         return False
     trial.set_user_attr("repeats", True)
     if known is None:
-        study.tell(trial, state=TrialState.FAIL)
-    elif known.value is None:
-        study.tell(trial, state=TrialState.PRUNED)
-    else:
-        study.tell(trial, known.value)
+        _give_up(study, trial.number)
+        return True
+    with contextlib.suppress(ValueError, UpdateFinishedTrialError):  # another worker has given it up
+        if known.value is None:
+            study.tell(trial, state=TrialState.PRUNED)
+        else:
+            study.tell(trial, known.value)
     return True
 
 
