@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paretorch.deploy import load, save, sizes
+from paretorch.deploy.codec import slice_groups
 
 
 def entropy(numbers: np.ndarray) -> float:
@@ -108,3 +109,21 @@ def test_any_blocks_are_restored(
     shape = (2 * shape[0], 4 * shape[1], *shape[2:])
     weight, _ = mixed(shape, block[: len(shape)], bits, seed)
     roundtrip(weight, tmp_path_factory.mktemp("maps"))
+
+
+def test_a_class_that_all_slices_have_left(tmp_path, monkeypatch) -> None:
+    # Learning classes ends with each slice in the class that codes it best: in large layers some class is then empty.
+    original = slice_groups._classify
+
+    def gapped(cube: np.ndarray, *others: object) -> np.ndarray | None:
+        labels = original(cube, *others)
+        return None if labels is None else labels * 2
+
+    monkeypatch.setattr(slice_groups, "_classify", gapped)
+    layer, again = nn.Linear(64, 256, bias=False), nn.Linear(64, 256, bias=False)
+    with torch.no_grad():
+        torch.manual_seed(0)
+        layer.weight.copy_(torch.randn(256, 64) * (torch.arange(256) % 2)[:, None])
+    save(layer, tmp_path / "layer.pare")
+    load(tmp_path / "layer.pare", into=again)
+    assert torch.equal(again.weight, layer.weight)

@@ -124,6 +124,8 @@ def find_groups(
         labels = _classify(cube, own, alphabet, levels)
         if labels is None:
             continue
+        # The last assignment may leave a class without slices: it has no table, and no number.
+        labels = np.unique(labels, return_inverse=True)[1].reshape(labels.shape).astype(np.uint8)
         counts = _histogram(cube, own, np.arange(levels.size), labels)
         gain = float(bits_of(total) - bits_of(counts).sum()) - _map_bits(labels) - _tables(counts)
         if gain > best_gain:
