@@ -20,6 +20,7 @@ CASES = {
     "masks by saliency": lambda: (SPARSE(target=0.8, start="saliency"),),
     "masks by channel": lambda: (SPARSE(target=0.5, start="uniform", group="channel"),),
     "masks by layer": lambda: (SPARSE(target=0.5, start="uniform", group="layer"),),
+    "one mask for the network": lambda: (SPARSE(penalty=1e-3, start="uniform", group="network"),),
     "masks as printed": lambda: (SPARSE.as_printed(-0.1),),
     "another gate by channel": lambda: (SPARSE(target=0.5, start="saliency", gate="arctan", group="channel"),),
     "noise": lambda: (BITS(target_bits=2.0),),
@@ -96,6 +97,22 @@ def test_same_as_torch_operations(case, last, monkeypatch) -> None:
     for name, value in expected.items():
         near = (found[name].float() - value.float()).abs() <= 0.02 * value.float().abs() + 0.01
         assert near.float().mean() > 0.9, name
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_moved(monkeypatch) -> None:
+    monkeypatch.setattr(fused, "runs_on", lambda device: True)
+    model = network(False)
+    plan = pt.compress(model, SPARSE(target=0.5, start="uniform"), steps=8)
+    optimizer = torch.optim.SGD(plan.param_groups(), lr=0.1)
+    before = model[0].weight.data
+    model[0].weight.data = before.clone()
+    kept = before.clone()
+    model(torch.randn(4, 3, 8, 8, device=DEVICE)).square().mean().backward()
+    optimizer.step()
+    plan.step()
+    assert torch.equal(before, kept)
+    assert not torch.equal(model[0].weight.detach(), kept)
 
 
 @pytest.mark.filterwarnings("ignore")

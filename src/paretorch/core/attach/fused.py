@@ -25,8 +25,6 @@ SEGMENT, LONG_SEGMENT = 1 << 13, 1 << 16
 """Elements that a program goes through, at most; those of rows of more than 2¹⁸ weights are longer."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MOST = 2**31 - 2**17  # weights of a tensor: places are 32 bit numbers
-
-
 _INNER = {"": 0, "noise": 1, "steps": 2, "grid": 3}
 _OUTER = {"": 0, "gate": 1, "open": 2}
 
@@ -131,6 +129,8 @@ class FusedBatch:
             self._device,
         )
         self._found: Tensor | None = None
+        self._owned = [*self._tensors, *self._latents, *(r.decision for own in places for r in own)]
+        self._addresses = self._where()
         self._cut(sizes)
         self._unused = torch.zeros(1, device=self._device)
         self._unused_step = torch.zeros((), dtype=torch.int64, device=self._device)
@@ -178,6 +178,13 @@ class FusedBatch:
             None if one is None else RowSums(segments[3 + which], place, rows_before[which], self._device)
             for which, one in enumerate((self._inner.rows, self._outer.rows))
         ]
+
+    def is_current(self) -> bool:
+        """Whether all tensors lie where they did: assigning to `.data` moves them and leaves the object."""
+        return self._where() == self._addresses
+
+    def _where(self) -> list[int]:
+        return [one.data_ptr() for one in self._owned]
 
     def takes(self, gradients: Sequence[Tensor | None]) -> bool:
         """Whether gradients lie in memory as their weights do, in the same precision."""

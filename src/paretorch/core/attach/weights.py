@@ -209,7 +209,7 @@ class Batch:
         for status, parameters, name, tensor in self._watched:
             if status.is_stale or parameters[name] is not tensor:
                 return False
-        return True
+        return self.fused is None or self.fused.is_current()
 
     def grids(self) -> list[list[Tensor]]:
         """The decisions on their grids, of each relaxation."""

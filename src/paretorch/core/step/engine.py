@@ -244,7 +244,8 @@ class Engine:
         decide = [own[0].room in self.decided and not own[0].hard for own in batch.places]
         for decisions, found in zip(batch.decisions, fused.pull(gradients, decide, swap), strict=True):
             for decision, gradient in zip(decisions, found or (), strict=False):
-                self._found[id(decision)] = decision, gradient
+                _, before = self._found.get(id(decision), (decision, None))  # of another weight with this decision
+                self._found[id(decision)] = decision, gradient if before is None else before + gradient
         for status, own in zip(batch.statuses, gradients, strict=True):
             status.pulled = own
         return True
@@ -361,8 +362,9 @@ class Engine:
 
     @property
     def is_fused(self) -> bool:
-        """Whether kernels compute all weights, always in the same memory."""
-        return all(batch.fused is not None for batch in self.known_batches())
+        """Whether kernels compute all weights, always in the same memory, on one GPU."""
+        batches = self.known_batches()
+        return all(batch.fused is not None for batch in batches) and len({one.latents[0].device for one in batches}) < 2
 
     def note_written(self) -> None:
         """W was written, by a recording perhaps."""
