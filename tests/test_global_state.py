@@ -118,7 +118,7 @@ def _prepare(folder: Path) -> None:
 
 def _tickets(folder: Path) -> None:
     storage = Storage.join(folder / "tickets", recipe_from({**SMALL, "data.validation": 200}), [Search(IMP(), 1)])
-    work(storage, CPU, tell=lambda line: None)
+    work(storage, CPU, log=lambda line: None)
 
 
 def _tune(folder: Path) -> None:

@@ -29,6 +29,7 @@ def test_an_interrupt_while_torch_is_imported_ends_quietly(monkeypatch: pytest.M
             if name == "paretorch.cli.app":
                 raise KeyboardInterrupt
 
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # which main sets, and tests after this one must not have
     monkeypatch.delitem(sys.modules, "paretorch.cli.app", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Interrupted, *sys.meta_path])
     with pytest.raises(SystemExit) as ended:

@@ -101,6 +101,5 @@ def can_be_captured(plan: Plan) -> None:
     with torch.no_grad(), Watch() as watch:
         add_prices([(term, term.decisions())], plan._terms, plan._engine)
         advance(plan._terms, plan._state.step)
-        plan._engine.clip()
-        plan._engine.write()
+        plan._engine.write(clip=True)
     assert watch.seen == []

@@ -39,7 +39,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     from tests.fuzz import run
 
     security = (Path(__file__).parents[2] / "SECURITY.md").read_text()
-    assert (blob._MOST_NUMBERS, blob._MOST_DIMS, blob._INDEX_LIMIT, blob._INDEX_GROWTH) == (1 << 40, 16, 1 << 24, 64)
+    assert (blob._MAX_NUMBERS, blob._MAX_DIMS, blob._INDEX_LIMIT, blob._INDEX_GROWTH) == (1 << 40, 16, 1 << 24, 64)
     assert f"{checked_files._MOST_VALUES:,} values" in security
     assert f"{safe_pickle.GROWTH} bytes per byte" in security
     assert f"{run.MEGABYTES:,} MiB" in security

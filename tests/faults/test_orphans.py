@@ -101,7 +101,7 @@ def test_a_process_of_before_that_stays_is_told_and_not_quoted(tmp_path: Path, m
     with alone_in(folder):
         (folder / "log.txt").write_text("pare: words of another process\n")
         with pytest.raises(PareError, match="1 of 1 runs failed"):
-            run_study(study, tmp_path / "results", tmp_path / "runs", options=["--device", "cpu"], tell=told.append)
+            run_study(study, tmp_path / "results", tmp_path / "runs", options=["--device", "cpu"], log=told.append)
     assert "Another process is training in" in told[0]
 
 

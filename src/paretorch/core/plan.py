@@ -155,8 +155,8 @@ class Plan:
 
     def _recording(self) -> tuple[Hashable, ...] | None:
         """Which recording of `_advance` fits this step."""
-        if not self._engine.is_fused:
-            return None
+        if not self._engine.is_fused or not all(term.is_on_weights for term in self._terms):
+            return None  # autograd has the gradients of other decisions elsewhere at every step
         found = tuple(None if term.method.optimizer else term.method.recording(term) for term in self._terms)
         return None if None in found else found
 

@@ -147,5 +147,5 @@ def test_rows_that_are_gone_are_not_made_of_a_later_round(copied: Path, left: in
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:left]))
     if left:
         (copied / SEARCH.name / "carry.pt").unlink()
-    with pytest.raises(ArtefactError, match="do not tell of the same round"):
+    with pytest.raises(ArtefactError, match="are not of the same round"):
         work(Storage.open(copied), CPU)

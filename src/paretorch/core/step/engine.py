@@ -364,7 +364,8 @@ class Engine:
     def is_fused(self) -> bool:
         """Whether kernels compute all weights, always in the same memory, on one GPU."""
         batches = self.known_batches()
-        return all(batch.fused is not None for batch in batches) and len({one.latents[0].device for one in batches}) < 2
+        devices = {batch.latents[0].device for batch in batches}
+        return len(devices) == 1 and all(batch.fused is not None for batch in batches)
 
     def note_written(self) -> None:
         """W was written, by a recording perhaps."""
