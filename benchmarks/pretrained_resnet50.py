@@ -19,7 +19,7 @@ On a machine with the originals, `prepare` packs them into pieces that travel; w
     python benchmarks/pretrained_resnet50.py decode --pieces carry --data DATA
     python benchmarks/pretrained_resnet50.py run --data DATA --output rows.jsonl --rows dense,cs95,gmp95,st95 --jobs 4
     python benchmarks/pretrained_resnet50.py run --data DATA --output rows.jsonl --rows cs95 --rates best --seeds 1,2
-    python benchmarks/pretrained_resnet50.py run --smoke --output /tmp/rows.jsonl
+    python benchmarks/pretrained_resnet50.py run --smoke --output rows.jsonl
 """
 
 import argparse
