@@ -15,6 +15,7 @@ from paretorch.methods.precision.scales import lead_for
 from paretorch.methods.precision.shuffle import GivenPrecision, precision_map
 from tests.contract.cases import build
 from tests.contract.loop import equal, snapshot
+from tests.decisions import copies, decisions, relaxations
 
 
 @pytest.mark.parametrize(
@@ -120,12 +121,12 @@ def test_the_scale_is_found_where_none_is_given(scale: str) -> None:
     network[2].weight.data[0, 0] = -5.0
     rms = [float(network[i].weight.detach().square().mean().sqrt()) for i in (0, 2)]
     plan = compress(network, SMOL(target_bits=4.0, scale=scale), steps=4)
-    found = [chain.precision.scale_exponent() for chain in plan._chains]
+    found = [own.scale_exponent() for own in relaxations(network)]
     assert found == ([0, 2] if scale == "fit" else [round(math.log2(one) + lead_for(4.0)) for one in rms])
     plan.harden()
-    weight = plan._chains[1].precision
+    weight = relaxations(network)[1]
     levels = weight.levels(weight.decision.detach())
-    expected = quantize(torch.tensor(-5.0 / weight.scale), levels[0, 0]) * weight.scale
+    expected = quantize(-5.0 / weight.scale, levels[0, 0]) * weight.scale
     assert network[2].weight[0, 0].item() == expected.item()
 
 
@@ -133,9 +134,9 @@ def test_the_scale_is_found_where_none_is_given(scale: str) -> None:
 def test_weights_that_have_become_infinite_are_not_rounded(value: float) -> None:
     network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     plan = compress(network, SMOL(target_bits=2.0), steps=4)
-    before = [decision.detach().clone() for decision in plan._decisions()]
+    before = copies(decisions(network))
     network[1].paretorch_weight.latent.data[0, 0] = value
     with pytest.raises(DivergenceError, match=r"1\.weight has values that are not finite"):
         plan.harden()
     assert not plan.is_hard
-    assert all(torch.equal(a, b) for a, b in zip(plan._decisions(), before, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(decisions(network), before, strict=True))

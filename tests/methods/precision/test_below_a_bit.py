@@ -7,12 +7,13 @@ from torch.nn import functional as F
 
 import paretorch as pt
 from paretorch.core.step.noise import uniform
+from tests.decisions import Gradients
 
 
-def _noise(network: nn.Module, plan: pt.Plan) -> tuple[Tensor, Tensor, Tensor]:
+def _noise(network: nn.Module) -> tuple[Tensor, Tensor, Tensor]:
     """Weights, how far their noise goes as printed, and the noise they have, in units of its draws."""
-    own = plan._chains[0].precision
-    weight, spread = plan._chains[0].latent.detach(), own.scale * torch.sigmoid(own.decision.detach())
+    own = network.paretorch_weight.precision
+    weight, spread = network.paretorch_weight.latent.detach(), own.scale * torch.sigmoid(own.decision.detach())
     draws = uniform(weight.shape, own.step, own.seed)
     return weight, spread.expand(weight.shape), (network.weight.detach() - weight) / draws  # type: ignore[operator]
 
@@ -22,17 +23,17 @@ def _noise(network: nn.Module, plan: pt.Plan) -> tuple[Tensor, Tensor, Tensor]:
 def test_what_will_be_zero_has_noise_of_its_own_size(group: str, scale: str | int) -> None:
     torch.manual_seed(0)
     network = nn.Linear(30, 20, bias=False)
-    plan = pt.compress(
-        network, pt.SMOL(target_bits=0.3, init_bits=2.0, zero_precision=True, group=group, scale=scale), steps=4
-    )
-    weight, spread, found = _noise(network, plan)
+    gradients = Gradients()
+    options = {"target_bits": 0.3, "init_bits": 2.0, "zero_precision": True, "optimizer": gradients}
+    plan = pt.compress(network, pt.SMOL(**options, group=group, scale=scale), steps=4)
+    weight, spread, found = _noise(network)
     zero = weight.abs() <= 0.5 * spread
     assert bool(zero.any())
     torch.testing.assert_close(found, torch.where(zero, weight.abs(), spread), rtol=1e-4, atol=1e-5)
     network(torch.ones(1, 30)).sum().backward()
     torch.optim.SGD(plan.param_groups(), lr=0.1).step()
-    gradient = plan._engine.gradient_of(plan._chains[0].precision.decision)
-    assert gradient is not None
+    plan.step()
+    (gradient,) = gradients.found
     if group == "weight":
         assert not bool(gradient[zero].any())
 
@@ -49,8 +50,8 @@ def test_what_will_be_zero_has_noise_of_its_own_size(group: str, scale: str | in
 def test_elsewhere_noise_is_as_printed(options: dict[str, float]) -> None:
     torch.manual_seed(0)
     network = nn.Linear(30, 20, bias=False)
-    plan = pt.compress(network, pt.SMOL(init_bits=2.0, **options), steps=4)
-    _, spread, found = _noise(network, plan)
+    pt.compress(network, pt.SMOL(init_bits=2.0, **options), steps=4)
+    _, spread, found = _noise(network)
     torch.testing.assert_close(found, spread, rtol=1e-4, atol=1e-5)
 
 

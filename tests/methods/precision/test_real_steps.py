@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import paretorch as pt
+from paretorch.core.method import Term
 from paretorch.errors import ConfigError, UndecidedWarning
 from paretorch.methods.precision.rate import coded_bits, laplace_bits, laplace_slope, short_steps
 from paretorch.methods.precision.step_sizes import take_steps
 from paretorch.methods.precision.stepped import Stepped
+from tests.decisions import Gradients
 
 
 def net(seed: int = 0) -> nn.Sequential:
@@ -93,20 +95,29 @@ def test_weights_are_multiples_of_their_steps_from_the_start(group: str | tuple[
     torch.testing.assert_close(model[4].weight.detach(), torch.round(latent / wide) * wide)
 
 
+class _Unpriced(pt.SMOL):
+    """Its decisions have the gradient of the loss alone."""
+
+    def price(self, term: Term) -> None:
+        return None
+
+
 def test_gradients_are_straight_through_and_those_of_learned_steps() -> None:
     model = net()
-    plan = pt.compress(model, pt.SMOL(target_bits=3.0, group="channel"), steps=10)
+    gradients = Gradients()
+    plan = pt.compress(model, _Unpriced(target_bits=3.0, group="channel", optimizer=gradients), steps=10)
     own, weight = steps_in(model)[-1], model[4].weight
-    latent = own.grouping.expand(torch.zeros(own.grouping.grid)) + plan._weights[-1].latent.detach()
+    latent = own.grouping.expand(torch.zeros(own.grouping.grid)) + model[4].paretorch_weight.latent.detach()
     nn.functional.cross_entropy(model(batch()), torch.arange(8) % 10).backward()
     gradient = weight.grad.clone()
-    plan._engine.pull(plan._weights)
     s = torch.zeros(own.grouping.grid, requires_grad=True)
     step = 2 * own.base * torch.sigmoid(s)
     v = latent / step
     rounded = v + (torch.round(v) - v).detach()  # LSQ: straight through the rounding, not through the division
     (rounded * step * gradient).sum().backward()
-    torch.testing.assert_close(plan._engine.gradient_of(own.decision), s.grad, rtol=1e-4, atol=1e-7)
+    torch.optim.SGD(plan.param_groups(), lr=0.0).step()
+    plan.step()
+    torch.testing.assert_close(gradients.found[-1], s.grad, rtol=1e-4, atol=1e-7)
     torch.testing.assert_close(weight.grad, gradient)
 
 

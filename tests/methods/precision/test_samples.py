@@ -11,16 +11,18 @@ from paretorch import SMOL, SMOLActivations, compress
 from paretorch.errors import ConfigError
 from paretorch.methods.precision.samples import noise_samples
 from tests.contract.cases import MODELS, build, loss_of
+from tests.decisions import Gradients, copies, decisions
 
 
 def test_the_average_loss_over_k_samples() -> None:
-    """1/K Σ L(f(w + σ(s) ε)) + λ Σ p, with the ε that the network was seen to use."""
+    """1/K Σ L(f(w + σ(s) ε)), with the ε that the network was seen to use."""
     network, x, count = build("linear"), MODELS["linear"].batch(8), 3
     plain = copy.deepcopy(network)
-    plan = compress(network, SMOL(penalty=1e-3, init_bits=3.0, scale="fit"), steps=10)
+    gradients = Gradients()
+    plan = compress(network, SMOL(penalty=0.0, init_bits=3.0, scale="fit", optimizer=gradients), steps=10)
     plan.step()  # not the first step, so that a sample is no step that has been
     w = [layer.paretorch_weight.latent.detach().clone().requires_grad_() for layer in (network[0], network[2])]
-    s = [chain.precision.s.detach().clone().requires_grad_() for chain in plan._chains]
+    s = [one.requires_grad_() for one in copies(decisions(network))]
     losses, seen = [], []
     for _ in noise_samples(network, count):
         with torch.no_grad():
@@ -33,9 +35,10 @@ def test_the_average_loss_over_k_samples() -> None:
         losses.append(loss_of(torch.func.functional_call(plain, noisy, x)))
         (loss_of(network(x)) / count).backward()
     torch.stack(losses).mean().backward()
-    for layer, chain, one, t in zip((network[0], network[2]), plan._chains, w, s, strict=True):
+    for layer, one in zip((network[0], network[2]), w, strict=True):
         torch.testing.assert_close(layer.weight.grad, one.grad, rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(plan._engine.gradient_of(chain.precision.s), t.grad, rtol=1e-4, atol=1e-6)
+    plan.step()
+    torch.testing.assert_close(gradients.found, [one.grad for one in s], rtol=1e-4, atol=1e-6)
     assert all(float((a - b).abs().mean()) > 0.3 for a, b in [(seen[0], seen[1]), (seen[1], seen[2])])
 
 

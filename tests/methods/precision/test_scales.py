@@ -12,6 +12,7 @@ from paretorch import SMOL, ContinuousSparsification, compress
 from paretorch.methods.precision.grid import quantize
 from paretorch.methods.precision.scales import Scaled, follow, lead_for
 from tests.contract.loop import optimizer_of, train
+from tests.decisions import relaxations
 
 
 def error(weight: torch.Tensor, k: int, bits: int) -> float:
@@ -73,7 +74,7 @@ def test_a_layer_keeps_its_grid_once_rounded_or_where_it_is_given() -> None:
         optimizer.step()
         plan.step()
         optimizer.zero_grad()
-        return [chain.precision.scale_exponent() for chain in plan._chains]
+        return [own.scale_exponent() for own in relaxations(model)]
 
     before = step()
     with torch.no_grad():
@@ -139,12 +140,9 @@ def test_beside_masks_it_follows_what_is_kept() -> None:
     methods = ContinuousSparsification(target=0.9, anneal=0.5), SMOL(target_bits=0.3)
     plan = compress(model, *methods, steps=20)
     train(model, plan, optimizer_of(plan), torch.randn(16, 60), 20)
-    (chain,) = plan._chains
-    kept = model.paretorch_weight.latent.detach()[chain.survives() > 0]
-    assert (
-        abs(math.log2(float(kept.square().mean().sqrt())) + chain.precision.lead - chain.precision.scale_exponent())
-        < 0.8
-    )
+    own = model.paretorch_weight
+    spread = math.log2(float(own.latent.detach()[own.survives() > 0].square().mean().sqrt()))
+    assert abs(spread + own.precision.lead - own.precision.scale_exponent()) < 0.8
 
 
 @pytest.mark.parametrize("target", [0.02, 0.3, 0.8])
@@ -156,11 +154,11 @@ def test_zero_precision_finds_room_for_any_target(target: float) -> None:
         for layer in model:
             layer.weight.copy_(torch.sign(layer.weight) * (0.9 + 0.2 * torch.rand(40, 40)))
     plan = compress(model, SMOL(target_bits=target, zero_precision=True), steps=8)
-    before = [int(chain.precision.power) for chain in plan._chains]
+    before = [int(own.power) for own in relaxations(model)]
     with plan.hardened():
         assert plan.metrics()["bits"] == pytest.approx(target, abs=0.01)
-        grown = [int(chain.precision.power) > k for chain, k in zip(plan._chains, before, strict=True)]
+        grown = [int(own.power) > k for own, k in zip(relaxations(model), before, strict=True)]
         assert any(grown) == (target == 0.8), "for few bits the grid is large from the start"
-    assert [int(chain.precision.power) for chain in plan._chains] == before
+    assert [int(own.power) for own in relaxations(model)] == before
     plan.harden()
     assert plan.metrics()["bits"] == pytest.approx(target, abs=0.01)

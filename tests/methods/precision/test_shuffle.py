@@ -14,39 +14,34 @@ from paretorch.methods.precision.grid import quantize
 from paretorch.methods.precision.shuffle import GivenPrecision, precision_map
 from tests.contract.cases import MODELS, build
 from tests.contract.loop import equal, optimizer_of, snapshot, train
+from tests.decisions import bits, decisions
 
 
 def searched(model: str = "linear", **options: object) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     network = build(model)
     plan = compress(network, SMOL(**{"target_bits": 2.5, **options}), steps=6)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(3)
-    for term in plan._terms:
-        for s in term.decisions():
-            s.data.copy_(torch.randn(s.shape, generator=generator) * 2 - 1)
+    for s in decisions(network):
+        s.data.copy_(torch.randn(s.shape, generator=generator) * 2 - 1)
     plan.harden()
-    bits = {
-        site.name: chain.precision.grouping.expand(chain.precision.levels(chain.precision.grid().detach())).expand(
-            site.weight.shape
-        )
-        * (plan.dense_state_dict()[site.name] != 0)
-        for site, chain in zip(plan._sites, plan._chains, strict=True)
-    }
-    return plan.finalize(), bits
+    values = plan.dense_state_dict()
+    found = {name: own * (values[name] != 0) for name, own in bits(network).items()}
+    return plan.finalize(), found
 
 
 @pytest.mark.parametrize("options", [{}, {"zero_precision": True}, {"scale": 3}, {"scale": "auto", "group": "channel"}])
 def test_the_map_is_read_off_the_values(options: dict[str, object]) -> None:
-    network, bits = searched("conv2d", **options)
+    network, own = searched("conv2d", **options)
     found = precision_map(network)
-    assert found.bits.keys() == bits.keys()
-    assert all(torch.equal(found.bits[name].long(), bits[name].long()) for name in bits)
+    assert found.bits.keys() == own.keys()
+    assert all(torch.equal(found.bits[name].long(), own[name].long()) for name in own)
 
 
 def test_a_tied_weight_is_read_once_and_at_its_scale() -> None:
-    network, bits = searched("tied", scale="auto")
+    network, own = searched("tied", scale="auto")
     found = precision_map(network)
-    assert found.bits.keys() == bits.keys()
-    assert all(torch.equal(found.bits[name].long(), bits[name].long()) for name in bits)
+    assert found.bits.keys() == own.keys()
+    assert all(torch.equal(found.bits[name].long(), own[name].long()) for name in own)
 
 
 @settings(max_examples=30, deadline=None)

@@ -15,6 +15,7 @@ from paretorch.core.method import Method
 from paretorch.core.step.noise import seed_for, uniform
 from paretorch.errors import ConfigError
 from paretorch.methods.precision.scales import lead_for
+from tests.decisions import bits, decisions, largest_group, relaxations
 from tests.methods.precision.algorithm_5 import Smol, q
 
 GROUPS = ["weight", "channel", "layer"]
@@ -51,9 +52,8 @@ def one_step(plan: Plan, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
 def scatter(plan: Plan, seed: int = 0) -> None:
     """Decisions as a training might leave them."""
     generator = torch.Generator().manual_seed(seed)
-    for term in plan._terms:
-        for decision in term.decisions():
-            decision.data.copy_(torch.randn(decision.shape, generator=generator) * 2 - 1)
+    for decision in decisions(plan.model):
+        decision.data.copy_(torch.randn(decision.shape, generator=generator) * 2 - 1)
 
 
 @pytest.mark.parametrize("zero_precision", [False, True])
@@ -99,10 +99,7 @@ def test_follows_algorithm_5(group: str, zero_precision: bool) -> None:
 
 def average_bits(plan: Plan) -> tuple[float, int]:
     """Bits a weight, counted from the values of the final network, 0 for a zero, and the number of weights."""
-    own = {}
-    for site, chain in zip(plan._sites, plan._chains, strict=True):
-        levels = chain.precision.levels(chain.precision.decision.detach())
-        own[site.name] = chain.precision.grouping.expand(levels).expand(site.weight.shape)
+    own = bits(plan.model)
     model = plan.finalize()
     values = {name: model.get_parameter(name) for name in own}
     count = sum(v.numel() for v in values.values())
@@ -114,7 +111,7 @@ def average_bits(plan: Plan) -> tuple[float, int]:
 def test_bits_meet_the_target(target: float, group: str | tuple[int, ...], seed: int) -> None:
     plan = compress(small_net(), SMOL(target_bits=target, group=group, scale="auto"), steps=10)
     scatter(plan, seed)
-    size = max(float(torch.as_tensor(one).max()) for *_, one in plan._terms[0].groups())
+    size = largest_group(plan.model, "precision")
     plan.harden()
     measured = plan.metrics()["bits"]
     counted, count = average_bits(plan)
@@ -142,9 +139,8 @@ def test_equal_precisions_are_raised_by_index(target: float) -> None:
     plan = compress(small_net(), SMOL(target_bits=target), steps=10)
     plan.harden()
     assert plan.metrics()["bits"] == pytest.approx(target, abs=1 / 180 + 1e-5)
-    first, last = (plan._chains[i].precision for i in (0, 1))
-    bits = torch.cat([r.levels(r.s.detach()).flatten() for r in (first, last)])
-    assert bool((bits.diff() <= 0).all())
+    found = torch.cat([one.flatten() for one in bits(plan.model).values()])
+    assert bool((found.diff() <= 0).all())
 
 
 @settings(max_examples=20, deadline=None)
@@ -171,7 +167,7 @@ def test_dropped_weights_cost_no_bits(sparsity: float, each: float, group: str, 
     precision = SMOL(target_bits=target, group=group, scale="auto", zero_precision=zero_precision)
     plan = compress(small_net(), ContinuousSparsification(target=sparsity), precision, steps=10)
     scatter(plan)
-    size = max(float(torch.as_tensor(one).max()) for *_, one in plan._terms[1].groups())
+    size = largest_group(plan.model, "precision")
     plan.harden()
     measured = plan.metrics()["bits"]
     counted, count = average_bits(plan)
@@ -192,10 +188,10 @@ def test_only_allowed_bits(allowed: set[int], above: float, with_target: bool, g
     plan = compress(small_net(), SMOL(target_bits=target, allowed_bits=tuple(allowed), group=group), steps=10)
     scatter(plan)
     plan.harden()
-    for chain in plan._chains:
-        assert set(chain.precision.levels(chain.precision.s.detach()).flatten().tolist()) <= allowed
+    for found in bits(plan.model).values():
+        assert set(found.flatten().tolist()) <= allowed
     if target is not None:
-        size = max(float(torch.as_tensor(one).max()) for *_, one in plan._terms[0].groups())
+        size = largest_group(plan.model, "precision")
         step = max((b - a for a, b in itertools.pairwise(sorted(allowed))), default=0)
         assert plan.metrics()["bits"] == pytest.approx(target, abs=0.5 * step * size / 180 + 1e-5)
 
@@ -213,7 +209,7 @@ def test_a_layer_may_lie_above_or_below_the_target() -> None:
     overrides = {"0": {"allowed_bits": (8,)}, "3": {"init_bits": 2.5}}
     plan = compress(small_net(), SMOL(target_bits=4.0, overrides=overrides), steps=10)
     plan.harden()
-    first, last = (chain.precision.levels(chain.precision.s.detach()) for chain in plan._chains)
+    first, last = bits(plan.model).values()
     assert set(first.flatten().tolist()) == {8}
     assert plan.metrics()["bits"] == pytest.approx(4.0, abs=1 / 180 + 1e-5)
     assert set(last.flatten().tolist()) == {1, 2}
@@ -229,7 +225,7 @@ def test_the_grid_comes_with_the_state(old: bool) -> None:
         state = {key: value for key, value in state.items() if not key.endswith(".power")}
     second = compress(small_net(0.05 if old else 0.7), method, steps=10)
     second.model.load_state_dict(state)
-    exponents = [[chain.precision.scale_exponent() for chain in plan._chains] for plan in (first, second)]
+    exponents = [[one.scale_exponent() for one in relaxations(plan.model)] for plan in (first, second)]
     assert exponents[0] == exponents[1]
     assert max(exponents[0]) < 0
     first.harden()
@@ -266,7 +262,7 @@ def test_weights_outside_the_grid() -> None:
         value = plan.finalize()[3].weight[0, 0].detach()
         assert float(value) == pytest.approx(5.0, abs=8 * 2.0**-7)
     plan = compress(model(), SMOL(scale="auto"), steps=10)
-    top = 2.0 * float(plan._chains[1].precision.scale)
+    top = 2.0 * float(relaxations(plan.model)[1].scale)
     assert float(plan.finalize()[3].weight[0, 0].detach()) == pytest.approx(min(5.0, top), rel=2.0**-7)
 
 
@@ -279,14 +275,14 @@ def test_a_group_pays_for_each_of_its_weights(group: str | tuple[int, ...]) -> N
             penalty=1e-3, group=how, include="3", optimizer=lambda decisions: torch.optim.SGD(decisions, lr=1.0)
         )
         plan = compress(small_net(), method, steps=10)
-        precision = plan._chains[0].precision
-        before = precision.s.detach().clone()
+        (s,) = decisions(plan.model)
+        before = s.detach().clone()
         plan.step()
-        return precision.s.detach() - before, plan
+        return s.detach() - before, plan
 
     one, _ = moved("weight")
     many, plan = moved(group)
-    sizes = torch.as_tensor(plan._chains[0].precision.grouping.sizes).expand(many.shape)
+    sizes = torch.as_tensor(relaxations(plan.model)[0].grouping.sizes).expand(many.shape)
     torch.testing.assert_close(many, sizes * one[0, 0], rtol=1e-4, atol=1e-6)
     assert float(one[0, 0]) == pytest.approx(1e-3 * (1 - 2.0**-7) / math.log(2), rel=1e-3)
 
@@ -302,8 +298,7 @@ def test_without_a_target_s_has_the_printed_rate() -> None:
 def test_the_target_is_met_however_far_a_search_went() -> None:
     plan = compress(small_net(), SMOL(target_bits=2.0), steps=1)
     scatter(plan)
-    for term in plan._terms:
-        for decision in term.decisions():
-            decision.data.mul_(20.0)  # up to 80 bits and more, as one step at a high rate leaves them
+    for decision in decisions(plan.model):
+        decision.data.mul_(20.0)  # up to 80 bits and more, as one step at a high rate leaves them
     plan.harden()
     assert float(plan.metrics()["bits"]) == pytest.approx(2.0, abs=1e-6)

@@ -10,6 +10,7 @@ from paretorch.errors import ConfigError
 from paretorch.methods.precision.grid import quantize
 from paretorch.methods.precision.twin import take_search
 from tests.contract.cases import MODELS, loss_of
+from tests.decisions import bits, relaxed
 
 
 def net(seed: int = 0) -> nn.Module:
@@ -45,13 +46,13 @@ def test_the_same_precisions_with_and_without_zeros(group: str) -> None:
     assert plan.metrics()["step"] == twin.metrics()["step"] == 12
     assert twin.metrics()["bits"] < plan.metrics()["bits"]
     dropped = 0
-    for w, a, b, chain in zip(weights(plan), plan._chains, twin._chains, plan._chains, strict=True):
-        one, other = a.precision, b.precision
-        p = chain.precision.grouping.expand(one.levels(one.s.detach())).expand(w.shape)
-        assert torch.equal(one.levels(one.s.detach()), other.levels(other.s.detach()))
+    own, others = bits(plan.model), bits(twin.model)
+    for w, (name, other) in zip(weights(plan), relaxed(twin.model).items(), strict=True):
+        p = own[name]
+        assert torch.equal(p, others[name])
         zero = w.abs() <= (w - quantize(w, p)).abs()
         dropped += int(zero.sum())
-        torch.testing.assert_close(other(w), torch.where(zero, 0.0, quantize(w, p)))
+        torch.testing.assert_close(other.precision(w), torch.where(zero, 0.0, quantize(w, p)))
     assert dropped > 0
 
 

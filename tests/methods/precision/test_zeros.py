@@ -1,5 +1,7 @@
 """While precisions are searched for, weights that would be rounded to zero count no bits."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,6 +9,7 @@ from torch.nn import functional as F
 
 import paretorch as pt
 from paretorch.core.groups import Group
+from paretorch.core.method import Term
 from paretorch.core.plan import Plan
 from paretorch.methods.precision.allocate import least_bits, make_room
 from paretorch.methods.precision.grid import real_bits
@@ -73,11 +76,21 @@ def test_what_masks_drop_counts_no_bits_either() -> None:
     assert found < counted(model)
 
 
+class _Noting(pt.SMOL):
+    """Leaves the rounding to the test."""
+
+    terms: ClassVar[list[Term]] = []
+
+    def round(self, term: Term, factor: float) -> None:
+        self.terms.append(term)
+
+
 @pytest.mark.parametrize("share", [0.5, 0.4, 0.3, 0.2, 0.1])
 def test_scales_grow_layer_by_layer_until_there_is_room(share: float) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(8)))
-    term = pt.compress(model, pt.SMOL(target_bits=1.0, zero_precision=True), steps=4)._terms[0]
+    pt.compress(model, _Noting(target_bits=1.0, zero_precision=True), steps=4).harden()
+    term = _Noting.terms.pop()
     members = [r for r in term.relaxations if isinstance(r, Precision)]
     budget = share * term.weights
     before = [int(r.power) for r in members]

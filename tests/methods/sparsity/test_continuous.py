@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from paretorch import SMOL, ContinuousSparsification, Plan, compress
+from tests.decisions import Gradients, decisions, largest_group
 from tests.methods.sparsity.algorithm_1 import GATES, continuous_sparsification
 
 
@@ -29,9 +30,8 @@ def loss_of(output: Tensor) -> Tensor:
 def scatter(plan: Plan, seed: int = 0) -> None:
     """Decisions as a training might leave them, with some ties."""
     generator = torch.Generator().manual_seed(seed)
-    for term in plan._terms:
-        for decision in term.decisions():
-            decision.data.copy_((torch.randn(decision.shape, generator=generator) * 8).round() / 8)
+    for decision in decisions(plan.model):
+        decision.data.copy_((torch.randn(decision.shape, generator=generator) * 8).round() / 8)
 
 
 def sparsity_of(model: nn.Module) -> float:
@@ -97,10 +97,10 @@ def test_groups_meet_the_target_within_one_group(target: float, group: str | tup
     model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 7, 3))
     plan = compress(model, ContinuousSparsification(target=target, group=group), steps=10)
     scatter(plan)
-    sizes = torch.cat([torch.as_tensor(size).flatten() for *_, size in plan._terms[0].groups()])
+    largest = largest_group(model, "sparsity")
     plan.harden()
     measured = plan.metrics()["sparsity"]
-    assert abs(measured - target) * (5 * 3 * 9 + 7 * 5 * 9) <= float(sizes.max()) + 1e-3
+    assert abs(measured - target) * (5 * 3 * 9 + 7 * 5 * 9) <= largest + 1e-3
     assert sparsity_of(plan.finalize()) == pytest.approx(measured, abs=1e-6)
 
 
@@ -150,7 +150,8 @@ def test_the_gradients_are_those_of_a_softer_mask(gate: str) -> None:
     steps, at = 40, 15
     torch.manual_seed(0)
     model = nn.Linear(4, 3, bias=False)
-    method = ContinuousSparsification(gate=gate, anneal=0.5, gradient_anneal=0.9, lr=0.5, penalty=1e-3)
+    seen = Gradients(lr=0.5)
+    method = ContinuousSparsification(gate=gate, anneal=0.5, gradient_anneal=0.9, penalty=0.0, optimizer=seen)
     plan = compress(model, method, steps=steps)
     optimizer = torch.optim.SGD(plan.param_groups(), lr=0.1)
     x = torch.randn(8, 4)
@@ -168,7 +169,9 @@ def test_the_gradients_are_those_of_a_softer_mask(gate: str) -> None:
     model.weight.sum().backward()
     before = theta.clone()
     torch.optim.SGD(model.parameters(), lr=1.0).step()
-    gradients = before - model.weight.detach(), plan._engine.gradient_of(mask.s)
+    gradient = before - model.weight.detach()
+    plan.step()
+    gradients = gradient, seen.found[0]
     twins = theta.requires_grad_(), s.requires_grad_()
     wanted = torch.autograd.grad((scale * twins[0] * GATES[gate](twins[1], soft)).sum(), twins)
     torch.testing.assert_close(gradients, wanted)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from paretorch import ContinuousSparsification, Plan, compress
 from paretorch.errors import ConfigError, MissedTargetWarning, UndecidedWarning
+from tests.decisions import decisions
 
 
 def _settled(s: list[float], target: float | None) -> Plan:
@@ -16,8 +17,9 @@ def _settled(s: list[float], target: float | None) -> Plan:
     model = nn.Linear(3, len(s), bias=False)
     nn.init.constant_(model.weight, 1.0)
     plan = compress(model, ContinuousSparsification(target=target, group="channel", final_temperature=1e4), steps=1)
-    plan._terms[0].set_scalar("temperature", 1e4)
-    plan._terms[0].decisions()[0].data.copy_(torch.tensor(s)[:, None])
+    plan.step()  # the only one, after which the temperature is the final one
+    (decision,) = decisions(model)
+    decision.data.copy_(torch.tensor(s)[:, None])
     return plan
 
 

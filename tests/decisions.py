@@ -1,0 +1,67 @@
+"""The decisions of a plan, read from the model's own modules: `0.paretorch_weight.precision.s` decides the bits of `0.weight`."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from paretorch.core.attach.weights import RelaxedWeight
+from paretorch.core.relaxation import PREFIX, Chain, Relaxation
+
+
+def relaxed(model: nn.Module) -> dict[str, RelaxedWeight]:
+    """θ and the relaxations behind each weight, by the name of the weight, in the order of the model."""
+    found = {}
+    for path, module in model.named_modules():
+        if isinstance(module, RelaxedWeight):
+            owner, dot, attribute = path.rpartition(".")
+            found[owner + dot + attribute.removeprefix(PREFIX)] = module
+    return found
+
+
+def relaxations(model: nn.Module, room: str | None = None) -> list[Relaxation]:
+    """The relaxations of all weights, activations and coefficients in the order of the model; of one room, or of all."""
+    chains = [module for module in model.modules() if isinstance(module, Chain)]
+    found = [relaxation for chain in chains for relaxation in chain.relaxations()]
+    return [relaxation for relaxation in found if room in (None, relaxation.room)]
+
+
+def decisions(model: nn.Module, room: str | None = None) -> list[nn.Parameter]:
+    """Every decision once, though several weights may share it."""
+    return list({id(one.decision): one.decision for one in relaxations(model, room)}.values())
+
+
+def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [one.detach().clone() for one in tensors]
+
+
+def bits(model: nn.Module) -> dict[str, Tensor]:
+    """The bits of each weight if rounded now, masks aside, by the weight's name."""
+    return {name: own.precision.bits(own.precision.grid().detach()) for name, own in relaxed(model).items()}
+
+
+def largest_group(model: nn.Module, room: str) -> float:
+    """How many weights the largest group has that decides as one."""
+    return max(float(torch.as_tensor(one.grouping.sizes).max()) for one in relaxations(model, room))
+
+
+class Gradients:
+    """As `optimizer=` of a method: SGD that keeps the gradients which `plan.step` gave to the decisions at its last step.
+
+    They include the price, so a method without a penalty shows what came from the loss.
+
+    Args:
+        lr: of the decisions; by default they stay as they are.
+    """
+
+    def __init__(self, lr: float = 0.0) -> None:
+        self.lr = lr
+        self.found: list[Tensor] = []
+
+    def __call__(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(parameters, lr=self.lr)
+        optimizer.register_step_pre_hook(lambda *_: self._keep(parameters))
+        return optimizer
+
+    def _keep(self, parameters: list[nn.Parameter]) -> None:
+        self.found = [torch.zeros_like(one) if one.grad is None else one.grad.clone() for one in parameters]
