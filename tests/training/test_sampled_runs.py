@@ -9,7 +9,7 @@ from torch import nn
 
 from paretorch import compress
 from paretorch.errors import ConfigError
-from paretorch.methods.precision.samples import noise_samples
+from paretorch.methods.precision.noisy import noise_samples
 from paretorch.methods.precision.smol import SMOL
 from paretorch.training import Runtime, optimizers
 from paretorch.training.recipe import OptimizerRecipe

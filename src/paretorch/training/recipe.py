@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paretorch.errors import ConfigError
-from paretorch.methods.precision.samples import MOST
+from paretorch.methods.precision.noisy import MOST
 from paretorch.methods.registry import entries
 from paretorch.support.checks import require_at_least, require_one_of
 from paretorch.training.distillation import ALPHA

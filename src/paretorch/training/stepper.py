@@ -119,7 +119,7 @@ class Stepper:
             loss, row = self._forward(*batch)
             loss.backward()
             return row
-        from paretorch.methods.precision.samples import noise_samples
+        from paretorch.methods.precision.noisy import noise_samples
 
         parts = [rows.chunk(self._samples) for rows in batch]
         found = []

@@ -9,7 +9,7 @@ from torch import nn
 
 from paretorch import SMOL, SMOLActivations, compress
 from paretorch.errors import ConfigError
-from paretorch.methods.precision.samples import noise_samples
+from paretorch.methods.precision.noisy import noise_samples
 from tests.contract.cases import MODELS, build, loss_of
 from tests.decisions import Gradients, copies, decisions
 

@@ -8,7 +8,7 @@ from paretorch import SMOL, ContinuousSparsification, Plan, compress
 from paretorch.core.method import Method
 from paretorch.errors import ConfigError
 from paretorch.methods.precision.grid import quantize
-from paretorch.methods.precision.twin import take_search
+from paretorch.methods.precision.levels import take_search
 from tests.contract.cases import MODELS, loss_of
 from tests.decisions import bits, relaxed
 

@@ -11,8 +11,8 @@ import paretorch as pt
 from paretorch.core.groups import Group
 from paretorch.core.method import Term
 from paretorch.core.plan import Plan
-from paretorch.methods.precision.allocate import least_bits, make_room
 from paretorch.methods.precision.grid import real_bits
+from paretorch.methods.precision.levels import least_bits, make_room
 from paretorch.methods.precision.noisy import Precision
 
 

@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paretorch.methods.sharing.clusters import cluster, collapse
-from paretorch.methods.sharing.similarity import absolute_cosine
+from paretorch.methods.sharing.similarity import absolute_cosine, cluster, collapse
 
 
 @settings(max_examples=30, deadline=None)

@@ -9,8 +9,7 @@ from torch import nn
 from paretorch import ContinuousSparsification, compress
 from paretorch.errors import ConfigError
 from paretorch.methods.sharing import SoftSharing, layer_similarity, reparametrize
-from paretorch.methods.sharing.clusters import cluster, collapse
-from paretorch.methods.sharing.similarity import absolute_cosine, recurrence, recurrence_slope
+from paretorch.methods.sharing.similarity import absolute_cosine, cluster, collapse, recurrence, recurrence_slope
 from tests.methods.sharing.cases import attach, build
 
 # α of section 3.2.4: one column a layer there, one row a layer here.

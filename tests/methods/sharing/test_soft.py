@@ -14,8 +14,7 @@ from torch import nn
 from paretorch import ContinuousSparsification, SoftSharing, compress, layer_similarity
 from paretorch.errors import ConfigError, PareWarning
 from paretorch.methods.sharing import fold
-from paretorch.methods.sharing.banks import bank
-from paretorch.methods.sharing.domains import orthogonal
+from paretorch.methods.sharing.banks import bank, orthogonal
 from paretorch.methods.sharing.similarity import recurrence
 from tests.contract.loop import optimizer_of, train
 from tests.methods.sharing.cases import attach, batch, build
@@ -158,7 +157,7 @@ def test_sgd_is_nesterovs() -> None:
 
 
 def test_one_hot_gives_softmax_gradients() -> None:
-    from paretorch.methods.sharing.domains import one_hot
+    from paretorch.methods.sharing.banks import one_hot
 
     s = torch.tensor([0.3, 0.7, -0.2], requires_grad=True)
     value = one_hot(s, False)

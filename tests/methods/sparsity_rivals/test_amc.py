@@ -15,8 +15,16 @@ from paretorch.deploy.measure.structure import count_macs
 from paretorch.errors import ConfigError
 from paretorch.methods.sparsity.rivals import AMC, MagnitudePruning, harden_searched
 from paretorch.methods.sparsity.rivals.amc import episode_of, kept_counts, reward_of
-from paretorch.methods.sparsity.rivals.amc_agent import Agent, noise, truncated_normal, wanted_value
-from paretorch.methods.sparsity.rivals.amc_layers import FEATURES, Layer, Walk, layers_of
+from paretorch.methods.sparsity.rivals.amc_agent import (
+    FEATURES,
+    Agent,
+    Layer,
+    Walk,
+    layers_of,
+    noise,
+    truncated_normal,
+    wanted_value,
+)
 
 
 def _network() -> nn.Sequential:

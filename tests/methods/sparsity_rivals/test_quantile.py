@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paretorch.methods.sparsity.quantile import by_digits, by_sorting, quantile
+from paretorch.methods.sparsity.pruning import by_digits, by_sorting, quantile
 
 _scores = st.lists(st.floats(0.0, 1e4, width=32, allow_subnormal=False), min_size=1, max_size=40, unique=True)
 

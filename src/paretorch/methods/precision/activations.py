@@ -23,8 +23,7 @@ from paretorch.core.step.noise import uniform
 from paretorch.edits import QuantizeActivation
 from paretorch.edits.quantize_activation import MAX_STEPS, QuantizedActivation, clip, quantize_uniform, steps_of
 from paretorch.errors import ConfigError
-from paretorch.methods.precision.allocate import allocate
-from paretorch.methods.precision.leveled import Leveled
+from paretorch.methods.precision.levels import Leveled, allocate
 from paretorch.methods.precision.smol import SMOL
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import gather, whole

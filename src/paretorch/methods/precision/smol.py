@@ -10,7 +10,7 @@ What differs from the printed algorithm, which `SMOL.as_printed` is:
 - `scale` 2^k: the grid times a power of two, per layer, so that weights of any magnitude can use it (see
   `paretorch.methods.precision.scales`); "fit" is 1, as printed, unless the weights lie outside ±2 at the start.
 - Zero precision is given where |w| ≤ |w − Q(w, p)|; a dropped weight counts no bits, in a search with a target too (see
-  `paretorch.methods.precision.zeros`).
+  `paretorch.methods.precision.levels`).
 - With zero precision and a target below half a bit, the noise of a weight that would be zero reaches as far as |w|: what it loses
   when it is rounded. As printed it would be larger than most weights, which then grow to be heard, and scales with them;
   a network without norms (an LSTM, say) does not train like that.
@@ -34,9 +34,8 @@ from paretorch.core.method import Method, Steered, Term
 from paretorch.core.step.optimizers import adam
 from paretorch.core.step.schedules import cubic, progress
 from paretorch.errors import ConfigError, MissedTargetWarning
-from paretorch.methods.precision.allocate import allocate, make_room
-from paretorch.methods.precision.felt import noise_size, rounding_error, step_of, warn_felt
 from paretorch.methods.precision.grid import MAX_BITS, level_above, real_bits, require_digits, s_of_bits
+from paretorch.methods.precision.levels import allocate, are_found, count_search, make_room
 from paretorch.methods.precision.noisy import Precision
 from paretorch.methods.precision.scales import Scaled, check_scale, exponent_for, follow, lead_for
 from paretorch.methods.precision.step_sizes import (
@@ -51,8 +50,7 @@ from paretorch.methods.precision.step_sizes import (
     steps_of,
 )
 from paretorch.methods.precision.stepped import Stepped
-from paretorch.methods.precision.unseen import raise_unseen
-from paretorch.methods.precision.zeros import are_found, count_search
+from paretorch.methods.precision.undecided import noise_size, raise_unseen, rounding_error, step_of, warn_felt
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole
 from paretorch.support.warn import warn

@@ -21,10 +21,8 @@ from paretorch.core.plan import plans_of
 from paretorch.edits import EDITS, Share, edits_of
 from paretorch.edits.loops import loops_in_words
 from paretorch.errors import ConfigError
-from paretorch.methods.sharing.clusters import check_limits, cluster, collapse, mergers
-from paretorch.methods.sharing.layers import Bank, read_banks
-from paretorch.methods.sharing.similarity import absolute_cosine
-from paretorch.methods.sharing.unfolding import opened
+from paretorch.methods.sharing.layers import Bank, opened, read_banks
+from paretorch.methods.sharing.similarity import absolute_cosine, check_limits, cluster, collapse, mergers
 from paretorch.support.sharded import is_sharded
 from paretorch.support.warn import warn
 

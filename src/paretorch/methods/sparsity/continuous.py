@@ -38,8 +38,7 @@ from paretorch.core.step.optimizers import drop_rate, require_drops, sgd
 from paretorch.core.step.schedules import cubic, geometric, progress
 from paretorch.errors import ConfigError
 from paretorch.methods.sparsity.mask import GATES, Mask, opening
-from paretorch.methods.sparsity.pruning import Pruning
-from paretorch.methods.sparsity.quantile import by_sorting
+from paretorch.methods.sparsity.pruning import Pruning, by_sorting
 from paretorch.methods.sparsity.saliency import Saliency, is_trained
 from paretorch.support.checks import require_count, require_number
 from paretorch.support.sharded import whole, write

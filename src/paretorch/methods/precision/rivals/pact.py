@@ -1,24 +1,38 @@
-"""PACT's weights: statistics-aware weight binning (SAWB; Choi et al., "Accurate and Efficient 2-bit Quantized Neural
-Networks", 2019, the successor of "PACT: Parameterized Clipping Activation", 2018, which has DoReFa's weights).
+"""PACT: learned clipping of activations (Choi et al., "PACT: Parameterized Clipping Activation for Quantized Neural Networks",
+2018), and the weights of its successor, SAWB (Choi et al., "Accurate and Efficient 2-bit Quantized Neural Networks", 2019).
+
+Weights, by statistics-aware binning:
 
     W = α (2 round(n (x + 1)/2)/n − 1),   x = w/α clipped to ±1,   n = 2^k − 1,   ∂W/∂w := 1{|w| ≤ α}
     α = c₁ √E[w²] − c₂ E|w|
 
 c₁ and c₂ are fitted once, for each k, to the α of least squared error over several distributions; k = 1 has none.
-α follows the weights at every step while searching and stays once hard. The learned clipping of activations that gives
-PACT its name is no part of this: it belongs to the activations.
+α follows the weights at every step while searching and is constant once hard.
+
+Activations:
+
+    y = ½(|u| − |u − α| + α), which is u clipped to [0, α];   Q(y) = round(y · (2^k − 1)/α) · α/(2^k − 1)
+    ∂Q/∂u := 1{0 ≤ u < α},   ∂Q/∂α := 1{u ≥ α}
+
+From the first step on, each layer has its own α, trained by the user's optimizer with a decay of its own.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from paretorch.core.attach.activations import OutputRelaxation, Spot
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
+from paretorch.edits import QuantizeActivation
+from paretorch.edits.quantize_activation import QuantizedActivation, clip, quantize_uniform
+from paretorch.methods.precision.activations import learned_end
+from paretorch.methods.precision.activations_fixed import GivenBits
 from paretorch.methods.precision.rivals.rival import TINY, Quantized, Rival, through
+from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole, write
 
 _COEFFICIENTS = {2: (3.12, 2.064), 3: (7.509, 6.892), 4: (12.68, 12.80), 5: (17.74, 18.64), 8: (31.76, 35.04)}
@@ -59,3 +73,58 @@ class _Binned(Quantized):
         mean = self.grouping.reduce(weight.abs()) / self.grouping.sizes
         root = (self.grouping.reduce(weight.square()) / self.grouping.sizes).sqrt()
         return torch.maximum(first * root - second * mean, mean).clamp_min(TINY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PACTActivations(GivenBits):
+    """Quantize the outputs of ReLUs to `bits` bits between 0 and a learned α.
+
+    alpha: where α starts. alpha_decay: its weight decay, PACT's 2λ_α.
+    """
+
+    alpha: float = 8.0
+    alpha_decay: float = 5e-4
+
+    per_layer: ClassVar[frozenset[str]] = frozenset({"bits", "alpha", "alpha_decay"})
+
+    def check(self) -> None:
+        super().check()
+        require_number("alpha", self.alpha, 0.0, 1e6, "give a positive number", above=True)
+        require_number("alpha_decay", self.alpha_decay, 0.0, 1e6, "a weight decay is 0 or more")
+
+    def quantizer(self, spot: Spot, grouping: Grouping) -> "_Clipped":
+        return _Clipped(self, spot, grouping)
+
+
+class _Clipped(OutputRelaxation):
+    """The nearest of 2^k levels from 0 to α, straight through."""
+
+    room: ClassVar[str] = "activations"
+    steps: Tensor
+
+    def __init__(self, method: PACTActivations, spot: Spot, grouping: Grouping) -> None:
+        super().__init__(grouping, 0.0, spot.device)
+        self.number, self.decay = float(method.bits), method.alpha_decay
+        self.alpha = nn.Parameter(torch.tensor([method.alpha], dtype=torch.float32, device=spot.device))
+        steps = torch.full(grouping.grid, 2**method.bits - 1, dtype=torch.int32, device=spot.device)
+        self.register_buffer("steps", steps, persistent=False)
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """0 and α."""
+        high = learned_end(self.alpha)
+        return torch.zeros_like(high), high
+
+    def forward(self, u: Tensor) -> Tensor:
+        low, high = self.ends()
+        value = quantize_uniform(clip(u, low, high), low, high, self.steps.to(torch.float32), self.training)
+        return value + (0.0 * self.grid()).to(u.dtype)  # a zero gradient for s, so that DDP sees it
+
+    def plain(self, inner: nn.Module) -> nn.Module:
+        with torch.no_grad():
+            return QuantizedActivation(inner, self.steps.clone(), torch.stack(self.ends()))
+
+    def edit(self, modules: tuple[str, ...]) -> QuantizeActivation:
+        return QuantizeActivation(modules, tuple(self.steps.shape))
+
+    def trained(self) -> list[tuple[nn.Parameter, float]]:
+        return [(self.alpha, self.decay)]

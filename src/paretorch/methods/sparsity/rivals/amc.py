@@ -28,8 +28,7 @@ from paretorch.core.plan import Plan
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.rounding import keep_best
 from paretorch.errors import ConfigError
-from paretorch.methods.sparsity.rivals.amc_agent import Agent, noise
-from paretorch.methods.sparsity.rivals.amc_layers import FEATURES, Walk, layers_of
+from paretorch.methods.sparsity.rivals.amc_agent import FEATURES, Agent, Walk, layers_of, noise
 from paretorch.methods.sparsity.rivals.rival import Rival
 from paretorch.support.checks import require_count, require_number
 from paretorch.support.sharded import whole, write

@@ -21,7 +21,7 @@ from paretorch.core.method import Term
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.step.sample import WHOLE
 from paretorch.errors import ConfigError
-from paretorch.methods.sparsity.quantile import quantile
+from paretorch.methods.sparsity.pruning import quantile
 from paretorch.methods.sparsity.rivals.rival import Rival, boundary
 from paretorch.support.sharded import whole, write
 

@@ -1,17 +1,37 @@
-"""What the pruning rivals have in common: masks chosen by scores, exactly on target."""
+"""What the pruning rivals have in common: masks chosen by scores, exactly on target; a λ that leads to the target; drawn masks.
+
+`SteeredRival` is for rivals whose λ decides the sparsity:
+
+    goal(t) from 1 to the share that the target leaves, cubic, reached after 75 % of the steps
+    λ(t) = v / (rate · rms slope),   v = v_max · clip(e / 0.1, 0, 1),   e the share kept above the goal
+
+That is, the price alone moves a decision by v at each step: by v_max, 10 in a fifth of the steps, if too much is kept by 0.1 or
+more, and not at all if too little is. The thesis tunes λ for each sparsity by hand. A fixed λ, with the rest cut at `harden`,
+would hold a method to sparsities that it was not trained for.
+
+`harden_best` draws several masks and keeps the best. The thesis (section 4.4.1) finds this to be what makes stochastic methods
+work at high sparsity. A draw is a pure function of the plan's seed and the draw's number, so only the number has to be kept.
+"""
 
 import math
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
+from paretorch.core.plan import Plan
+from paretorch.core.relaxation import Relaxation
 from paretorch.core.rounding import keep_best
+from paretorch.core.step.noise import uniform
+from paretorch.core.step.schedules import cubic, progress
 from paretorch.errors import ConfigError
 from paretorch.methods.sparsity.pruning import Pruning
-from paretorch.support.checks import require_number
+from paretorch.support.checks import require_count, require_number
 from paretorch.support.sharded import whole
 
 
@@ -80,3 +100,103 @@ def boundary(scores: Sequence[Tensor], keep: Sequence[Tensor]) -> Tensor:
     if not bool(kept.any()):
         return flat.max() + 1.0
     return (flat[~kept].max() + flat[kept].min()) / 2
+
+
+_ANNEAL = 0.75  # of the steps
+_BAND = 0.1  # of the weights: from this error on, decisions move at full speed
+_SPAN, _PART = 10.0, 0.2  # full speed: so many units of s in this part of the steps
+_STILL = 0.02  # the least rms slope: gates that are all decided do not make the price explode
+
+
+@dataclass(frozen=True, kw_only=True)
+class SteeredRival(Rival):
+    """steered: with a target, λ is moved so that the search itself gets there; otherwise it is constant."""
+
+    steered: bool = False
+
+    scalars: ClassVar[tuple[str, ...]] = ("price",)
+
+    def check(self) -> None:
+        super().check()
+        if self.steered and self.target is None:
+            raise ConfigError("steered=True needs a target: give the share of weights to drop, such as 0.9")
+
+    @abstractmethod
+    def kept(self, term: Term) -> Tensor:
+        """The share of weights that is kept now, or is to be expected."""
+
+    @abstractmethod
+    def speed(self) -> float:
+        """By how much a gradient of 1 moves a decision in one step, with momentum."""
+
+    def push(self, relaxation: Relaxation, s: Tensor) -> Tensor:
+        """The gradient that a price of 1 gives each decision, per weight of its group."""
+        return relaxation.price_slope(s)
+
+    @property
+    def is_steered(self) -> bool:
+        return self.steered
+
+    def steer(self, term: Term, step: Tensor) -> None:
+        if not self.steered:
+            return
+        assert self.target is not None
+        goal = cubic(progress(step, _ANNEAL * term.steps), 1.0, 1.0 - self.target)
+        move = _SPAN / (_PART * term.steps) * ((self.kept(term) - goal) / _BAND).clamp(0.0, 1.0)
+        slope = term.mean(lambda r, s: self.push(r, s).square()).sqrt().clamp_min(_STILL)
+        term.set_scalar("price", move / (self.speed() * slope))
+
+    def measure(self, term: Term) -> dict[str, Tensor]:
+        found = super().measure(term)
+        return {**found, "price": term.scalar("price")} if self.steered else found
+
+
+class Drawn(Relaxation):
+    """A relaxation with noise while searching, and a numbered draw when it is rounded."""
+
+    differs_in_eval: ClassVar[bool] = True
+    draw: Tensor
+
+    def __init__(self, grouping: Grouping, start: float, device: torch.device, seed: int, draw: int) -> None:
+        super().__init__(grouping, start, device)
+        self.seed = seed
+        self.register_buffer("draw", torch.full((), draw, dtype=torch.int64, device=device))
+
+    def logistic(self, step: Tensor) -> Tensor:
+        """log u − log(1 − u), u ~ U(0, 1), on the grid of decisions."""
+        u = (uniform(torch.Size(self.grouping.grid), step, self.seed) + 1.0) / 2.0
+        return torch.logit(u, eps=1e-6)
+
+    def drawn_logistic(self) -> Tensor:
+        """The noise of this draw; training steps are numbered upwards from 0, draws downwards from −1."""
+        return self.logistic(-self.draw)
+
+
+def harden_best(
+    plan: Plan,
+    evaluate: Callable[[nn.Module], float],
+    draws: int = 8,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> float:
+    """Draw some masks, score each hardened model by `evaluate` (higher is better), harden with the best; its score."""
+    drawn = [module for module in plan.model.modules() if isinstance(module, Drawn)]
+    if not drawn:
+        raise ConfigError("this plan draws no masks: use harden_best with HardConcrete or StochasticSparsification")
+    require_count("draws", draws, 1, "give 1 or more")
+    plan.require_finite()
+    scores = []
+    for number in range(1, draws + 1):
+        _take(drawn, number)
+        with plan.hardened() as model, torch.no_grad():
+            scores.append(float(evaluate(model)))
+    if all(math.isnan(score) for score in scores):
+        raise ConfigError("evaluate gave nan for every draw: return a number, higher for a better model")
+    best = max(range(draws), key=lambda i: -math.inf if math.isnan(scores[i]) else scores[i])
+    _take(drawn, best + 1)
+    plan.harden(optimizer)
+    return scores[best]
+
+
+def _take(drawn: list[Drawn], number: int) -> None:
+    for relaxation in drawn:
+        relaxation.draw.fill_(number)

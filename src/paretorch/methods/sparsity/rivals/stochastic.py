@@ -23,9 +23,7 @@ from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.plan import Plan
 from paretorch.core.step.optimizers import sgd
-from paretorch.methods.sparsity.rivals.rival import sparsity
-from paretorch.methods.sparsity.rivals.sampling import Drawn
-from paretorch.methods.sparsity.rivals.steered import SteeredRival
+from paretorch.methods.sparsity.rivals.rival import Drawn, SteeredRival, sparsity
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole, write
 

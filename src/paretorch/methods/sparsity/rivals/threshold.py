@@ -21,8 +21,7 @@ from paretorch.core.groups import Group, Grouping
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.step.optimizers import sgd
-from paretorch.methods.sparsity.rivals.rival import boundary
-from paretorch.methods.sparsity.rivals.steered import SteeredRival
+from paretorch.methods.sparsity.rivals.rival import SteeredRival, boundary
 from paretorch.support.checks import require_a_group, require_number
 from paretorch.support.sharded import whole, write
 

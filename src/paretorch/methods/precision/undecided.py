@@ -1,18 +1,57 @@
-"""Rows of an embedding that no batch has shown: they have the bits that the others have, on average.
+"""What `harden` finds undecided: weights that rounding would move by more than they were trained for, and rows without data.
 
-Only the price acts on such a row, if anything, whatever its words will need later. All these rows have taken the very same steps, so at
-the end of a search they share one value of s, to the last digit.
+Rows of an embedding that no batch has shown get the bits that the other rows have on average. Only the price acts on such a row, if anything,
+whatever its words will need later. All these rows have taken the very same steps, so at the end of a search they share one
+value of s, to the last digit.
 """
+
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from paretorch.core.method import Term
-from paretorch.core.relaxation import Relaxation
+from paretorch.core.relaxation import PREFIX, Relaxation
 from paretorch.errors import UndecidedWarning
 from paretorch.methods.precision.grid import real_bits, s_of_bits
+from paretorch.methods.precision.noisy import Precision
 from paretorch.support.sharded import whole, write
 from paretorch.support.warn import warn
+
+
+def step_of(term: Term) -> int:
+    """The step of the plan; reads it from the device."""
+    return int(getattr(term.root, f"{PREFIX}step"))
+
+
+def warn_felt(term: Term, why: str) -> None:
+    """Say that rounding will be felt."""
+    warn(
+        f"harden at step {step_of(term)} of {term.steps}: {why}, so rounding will be felt; train on to the target, fine-tune "
+        "after harden, or look first with plan.hardened()",
+        UndecidedWarning,
+    )
+
+
+def noise_size(term: Term, members: Sequence[Precision]) -> float:
+    """The root mean square of the noise of all weights: 1/√3 of how far it reaches."""
+    squares = 0.0
+    for index, r in enumerate(members):
+        reach = r.reach(whole(term.latent(index)), r.grid(whole(r.decision)))
+        squares += float(reach.expand(r.grouping.shape).square().sum()) / 3.0
+    return math.sqrt(squares / term.weights)
+
+
+def rounding_error(term: Term, members: Sequence[Precision]) -> float:
+    """The root mean square of what rounding changes."""
+    squares = 0.0
+    for index, r in enumerate(members):
+        weight = whole(term.latent(index))
+        levels = r.grouping.expand(r.levels(r.grid(whole(r.decision))))
+        squares += float((r.quantize(weight, levels) - weight).to(torch.float32).square().sum())
+    return math.sqrt(squares / term.weights)
+
 
 _LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
 _FEWEST, _RAREST = 3, 1e-3  # rows, and their share: two of many thousand agree by chance
