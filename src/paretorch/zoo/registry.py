@@ -8,7 +8,7 @@ import re
 from typing import Any, NamedTuple
 
 from paretorch.errors import ConfigError
-from paretorch.zoo.networks.base import Network
+from paretorch.zoo.networks import Network
 
 
 class _Entry(NamedTuple):
@@ -33,18 +33,19 @@ _ENTRIES = {
     "resnet18": _Entry("resnet", "ImageNetResNet", {"depth": 18, "widen": 1}),
     "resnet50": _Entry("resnet", "ImageNetResNet", {"depth": 50, "widen": 1}),
     "wrn-50-2": _Entry("resnet", "ImageNetResNet", {"depth": 50, "widen": 2}),
-    "swrn-50-2": _Entry("swrn", "ImageNetSWRN", {"widen": 2}),
+    "swrn-50-2": _Entry("resnet", "ImageNetSWRN", {"widen": 2}),
     "shortest-paths-cnn": _Entry("plain", "ShortestPathsCNN"),
-    "shortest-paths-scnn": _Entry("swrn", "ShortestPathsSCNN"),
+    "shortest-paths-scnn": _Entry("plain", "ShortestPathsSCNN"),
     "digits-cnn": _Entry("plain", "DigitsCNN"),
 }
 # Names that contain numbers: the groups of the pattern are options.
 _FAMILIES = {
     r"wrn-(?P<depth>\d+)-(?P<widen>\d+)": _Entry("resnet", "WideResNet"),
-    r"swrn-(?P<depth>\d+)-(?P<widen>\d+)": _Entry("swrn", "SWRN"),
-    r"swrn-(?P<depth>\d+)-(?P<widen>\d+)-(?P<templates>\d+)": _Entry("swrn", "SWRN"),
+    r"swrn-(?P<depth>\d+)-(?P<widen>\d+)": _Entry("resnet", "SWRN"),
+    r"swrn-(?P<depth>\d+)-(?P<widen>\d+)-(?P<templates>\d+)": _Entry("resnet", "SWRN"),
     r"lstm-(?P<units>\d+)": _Entry("lstm", "LanguageModel"),
 }
+_SHARING = ("SWRN", "ImageNetSWRN", "ShortestPathsSCNN")
 _EXAMPLES = ("wrn-28-10", "wrn-28-4", "swrn-28-10-2", "swrn-28-4-2", "lstm-300", "lstm-1000")
 
 
@@ -94,7 +95,7 @@ def build(name: str, **options: Any) -> Network:
 def shares(name: str) -> bool:
     """Whether the layers of this network share templates, as in "swrn-28-10-2"."""
     try:
-        return _find(name).module == "swrn"
+        return _find(name).cls in _SHARING
     except ConfigError:
         return False
 

@@ -12,7 +12,7 @@ from paretorch.training.recipe import Recipe
 from paretorch.training.runtime import Runtime
 from paretorch.training.task import Task
 from paretorch.training.tasks.batches import BatchTask
-from paretorch.zoo.data import class_folders
+from paretorch.zoo.data import user_data
 from paretorch.zoo.user_code import names_code
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _images(recipe: Recipe, runtime: Runtime, images: "Images | None", how: dict
 
     latent = latent_of(recipe)
     folder = recipe.data.name.startswith("folder:")
-    options = _options(recipe, class_folders.OPTIONS if folder else {} if latent is None else _GAN)
+    options = _options(recipe, user_data.FOLDER_OPTIONS if folder else {} if latent is None else _GAN)
     try:
         images = images or zoo.data.load(
             recipe.data.name, runtime.root, runtime.download, **(options if folder else {})
@@ -89,7 +89,7 @@ def _images(recipe: Recipe, runtime: Runtime, images: "Images | None", how: dict
 def _image_batches(recipe: Recipe, images: "Images", how: dict[str, Any]) -> Task:
     """Images as (inputs, labels), for a task of the user's own."""
     from paretorch.zoo.data import normalise
-    from paretorch.zoo.data.loaders import Table
+    from paretorch.zoo.data.user_data import Table
 
     parts = [
         {"inputs": normalise(pixels, images.mean, images.std, torch.float32), "labels": labels}
@@ -110,7 +110,7 @@ class Pairs:
 
 
 def _loaders(recipe: Recipe, how: dict[str, Any]) -> Task:
-    from paretorch.zoo.data.loaders import table_loaders, user_loaders
+    from paretorch.zoo.data.user_data import table_loaders, user_loaders
 
     name = recipe.data.name
     if names_code(name):

@@ -15,7 +15,7 @@ def load(name: str, root: str | Path | None = None, download: bool = False, **op
         name: "digits" (part of the package), "cifar10", "cifar100", or "folder:PATH" with a folder of images per class.
         root: the folder of CIFAR, by default $PARETORCH_DATA, else ~/.cache/paretorch.
         download: fetch CIFAR into that folder if it is missing.
-        options: of "folder:PATH", see `paretorch.zoo.data.class_folders.load`.
+        options: of "folder:PATH", see `paretorch.zoo.data.user_data.load_class_folders`.
 
     Example:
         >>> from paretorch.zoo import data
@@ -24,9 +24,9 @@ def load(name: str, root: str | Path | None = None, download: bool = False, **op
         (torch.Size([1437, 1, 8, 8]), 10)
     """
     if name.startswith("folder:"):
-        from paretorch.zoo.data import class_folders
+        from paretorch.zoo.data import user_data
 
-        return class_folders.load(name.removeprefix("folder:"), **options)
+        return user_data.load_class_folders(name.removeprefix("folder:"), **options)
     if name == "digits":
         from paretorch.zoo.data import digits
 

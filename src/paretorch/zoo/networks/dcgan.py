@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paretorch.zoo.networks.base import Network
+from paretorch.zoo.networks import Network
 
 
 class Generator(Network):

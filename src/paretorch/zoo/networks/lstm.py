@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
-from paretorch.zoo.networks.base import Network
+from paretorch.zoo.networks import Network
 
 State = tuple[tuple[Tensor, Tensor], ...]  # (hidden, cell), each [1, batch, units], for every layer
 

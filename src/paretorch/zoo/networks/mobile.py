@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.errors import ConfigError
-from paretorch.zoo.networks.base import Network, conv, kaiming
+from paretorch.zoo.networks import Network, conv, kaiming
 
 _STAGES = (  # (expansion, channels, blocks, stride of the first block)
     (1, 16, 1, 1),

@@ -1,11 +1,11 @@
 """Networks without branches: VGG-16 and Conv-6 for 32×32 images, one for the digits of the package, one for shortest paths."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from paretorch.zoo.networks.base import Network, conv, kaiming
+from paretorch.zoo.networks import Network, conv, kaiming
 
 _STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))  # (multiple of the width, convolutions) per stage; a pooling follows
 
@@ -143,3 +143,14 @@ class ShortestPathsCNN(Network):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.layers(self.stem(x))).squeeze(1)  # type: ignore[no-any-return]
+
+
+class ShortestPathsSCNN(ShortestPathsCNN):
+    """The shortest-paths network for training with `templates`, by default as many as 3×3 layers.
+
+    `sharing` has the arguments of `SoftSharing` (chapter 3).
+    """
+
+    def __init__(self, layers: int = 20, width: int = 32, templates: int | None = None) -> None:
+        super().__init__(layers, width)
+        self.sharing: dict[str, Any] = {"templates": templates, "exclude": self.leave_out["sharing"]}

@@ -1,15 +1,25 @@
 """Residual networks: ResNet-20/32/56 and WRN-d-k for 32×32 images, ResNet-18/50 and WRN-50-2 for 224×224 images.
 
 He et al. (2016), chapters 4 and 5; Zagoruyko & Komodakis (2016), chapters 3 and 6.
+
+SWRN-d-w-k and SWRN-50-2 (chapter 3) are networks whose layers share templates. They have the layers of the networks that they
+derive from; `sharing` has the arguments of `SoftSharing` for their training:
+
+    model = zoo.build("swrn-28-10-2")
+    plan = compress(model, SoftSharing(**model.sharing), steps=…)
+
+SWRN-d-w-k: in each stage, all convolutions except those of the first block share k templates. Without k there are
+(d − 10)/3, as many as layers. SWRN-50-2 has twelve groups, since the reducing, preserving and expanding convolutions of a
+stage differ in shape, and as many templates as layers.
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from paretorch.errors import ConfigError
-from paretorch.zoo.networks.base import Network, conv, kaiming
+from paretorch.zoo.networks import Network, conv, kaiming
 
 
 class BasicBlock(nn.Module):
@@ -251,3 +261,31 @@ def _downsample(inputs: int, outputs: int, stride: int) -> nn.Sequential | None:
     if stride == 1 and inputs == outputs:
         return None
     return nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+
+class SWRN(WideResNet):
+    """WRN-`depth`-`widen` for training with `templates` per stage. `dropout` is between the convolutions of a block."""
+
+    def __init__(
+        self,
+        depth: int = 28,
+        widen: int = 10,
+        templates: int | None = None,
+        dropout: float = 0.0,
+        classes: int = 10,
+        channels: int = 3,
+    ) -> None:
+        if depth < 16:
+            raise ConfigError(f"An SWRN has 16, 22, 28, 40, ... layers, not {depth}: with fewer, no layers can share")
+        if templates is not None and templates < 1:
+            raise ConfigError(f"An SWRN has 1 or more templates per stage, not {templates}")
+        super().__init__(depth, widen, dropout, classes, channels)
+        self.sharing: dict[str, Any] = {"templates": templates, "exclude": self.leave_out["sharing"]}
+
+
+class ImageNetSWRN(ImageNetResNet):
+    """SWRN-50-`widen` for 224×224 images."""
+
+    def __init__(self, widen: int = 2, classes: int = 1000, activation: str = "relu") -> None:
+        super().__init__(50, widen, classes, activation)
+        self.sharing: dict[str, Any] = {"templates": None, "exclude": self.leave_out["sharing"]}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
-from paretorch.zoo.networks.base import Network
+from paretorch.zoo.networks import Network
 
 
 class Attention(nn.Module):
