@@ -36,7 +36,7 @@ from paretorch.deploy.fast import PackedLinear
 from paretorch.deploy.fast.launch import SETTINGS, Setting, Tuning
 from paretorch.deploy.fast.packing import COLUMNS, ROWS, Packed
 from paretorch.deploy.fast.replacements import fastest_setting, random_tiles
-from paretorch.deploy.fast.timers import elapsed, timer
+from paretorch.deploy.measure.latency import elapsed, timer
 from paretorch.training.folder import environment
 
 DEVICE = "cuda"

@@ -51,7 +51,7 @@ from paretorch.core.method import Method
 from paretorch.core.plan import Plan
 from paretorch.methods.precision.rivals import LSQ
 from paretorch.methods.sparsity.rivals import ST3, GradualMagnitude
-from paretorch.support.byte_sizes import parse_bytes
+from paretorch.support.text import parse_bytes
 from paretorch.training.folder import environment
 from paretorch.training.norms import fold_norms, meter_of
 from paretorch.workflows.posttraining import post_train

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 import paretorch as pt
-from paretorch.support.byte_sizes import dense_bytes
+from paretorch.support.text import dense_bytes
 from paretorch.training.folder import environment
 from paretorch.workflows.posttraining.gptq import gptq, packed_bytes
 from paretorch.workflows.shrink import shrink_network

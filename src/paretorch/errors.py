@@ -1,4 +1,10 @@
-"""What can go wrong, as types. A message is one sentence that says what is wrong and what would be right."""
+"""What can go wrong, as types, and `warn`. A message is one sentence that says what is wrong and what would be right.
+
+Warnings point at the line of the user's code that called the library.
+"""
+
+import sys
+import warnings
 
 
 class PareError(Exception):
@@ -61,3 +67,15 @@ class LeftOutWarning(PareWarning):
 
 class MissedTargetWarning(PareWarning):
     """Rounding could not meet the target."""
+
+
+# Calls through `with plan.hardened():` and decorated functions pass through contextlib and torch.
+_INSIDE = ("paretorch", "contextlib", "torch")
+
+
+def warn(message: str, category: type[PareWarning] = PareWarning) -> None:
+    """Warn at the nearest caller outside the library."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)

@@ -12,8 +12,8 @@ from paretorch.core.method import Method
 from paretorch.core.plan import Plan
 from paretorch.edits import Edit
 from paretorch.errors import ConfigError
-from paretorch.support.byte_sizes import dense_bytes, parse_bytes
 from paretorch.support.inputs import Example
+from paretorch.support.text import dense_bytes, parse_bytes
 
 
 def compress(

@@ -14,11 +14,11 @@ import paretorch as pt
 from paretorch import SMOL, SMOLActivations, SoftSharing, compress, fold, zoo
 from paretorch.deploy import Latency, save, sizes
 from paretorch.deploy.measure.structure import count_macs
-from paretorch.deploy.measure.text import human
 from paretorch.errors import ConfigError
 from paretorch.methods.precision.rivals import LSQ, SLB, DoReFa, LQNets
 from paretorch.methods.precision.rivals.rival import Rival
 from paretorch.report import report
+from paretorch.support.text import human
 
 
 def small() -> nn.Sequential:

@@ -21,9 +21,8 @@ from paretorch.deploy.measure.latency import Latency
 from paretorch.report import Report, report, write_html
 from paretorch.report.charts import bar_rows, histogram, line_chart, stacked_bar
 from paretorch.report.files import png
+from paretorch.report.markup import shorten, show, table, ticks
 from paretorch.report.page import history_charts
-from paretorch.report.svg import shorten, ticks
-from paretorch.report.tables import show, table
 
 HOSTILE = "<script>alert('x')</script>&\"'"
 VOID = {"meta", "link", "br", "hr", "img", "input"}

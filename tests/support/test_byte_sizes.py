@@ -8,7 +8,7 @@ from torch import nn
 
 import paretorch as pt
 from paretorch.errors import ConfigError
-from paretorch.support.byte_sizes import dense_bytes, parse_bytes
+from paretorch.support.text import dense_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(

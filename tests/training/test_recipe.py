@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paretorch.errors import ConfigError
-from paretorch.support.byte_sizes import parse_bytes
+from paretorch.support.text import parse_bytes
 from paretorch.training.recipe_values import read_config, recipe_from
 
 

@@ -22,7 +22,7 @@ def demo(
     """
     from rich.console import Console
 
-    from paretorch.support.byte_sizes import parse_bytes
+    from paretorch.support.text import parse_bytes
     from paretorch.workflows.demo import run_demo
 
     rows = run_demo(out, budget=parse_bytes(budget), seed=seed, device=device)

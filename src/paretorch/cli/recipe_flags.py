@@ -17,7 +17,7 @@ import typer
 
 from paretorch.cli.options import DATA, HOW, SMALL, WHAT, assignments, numbers
 from paretorch.errors import ConfigError
-from paretorch.support.byte_sizes import parse_bytes
+from paretorch.support.text import parse_bytes
 from paretorch.training.distillation import ALPHA
 from paretorch.training.recipe import ACTIVATIONS, OPTIMIZERS, PRUNING, QUANTIZATION, Recipe
 from paretorch.training.recipe_values import by_place, place_of, read_config, recipe_from

@@ -1,10 +1,12 @@
-"""The edit that says by which power of two the grid of a weight is scaled."""
+"""The edit that says by which power of two the grid of a weight is scaled, and exact powers of two."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from paretorch.edits.edit import Edit, ModelInfo
 from paretorch.errors import ArtefactError, ConfigError
@@ -39,3 +41,13 @@ class Scale(Edit):
 
     def apply(self, model: nn.Module) -> None:
         """Do nothing: the values include the scale."""
+
+
+def power_of_two(exponent: Tensor) -> Tensor:
+    """Return 2^exponent (−126 … 127), exact, by writing the exponent bits of an fp32 number."""
+    return ((exponent.to(torch.int32) + 127) << 23).view(torch.float32)
+
+
+def digits(dtype: torch.dtype) -> int:
+    """Return the binary digits of a number of this dtype: 24 for fp32, 11 for fp16, 8 for bf16."""
+    return 1 - round(math.log2(torch.finfo(dtype).eps))

@@ -21,11 +21,10 @@ from paretorch.deploy.measure.record import DENSE, Layer
 from paretorch.deploy.measure.structure import activations_of, count_macs, macs_by_tensor, shared_of
 from paretorch.deploy.plain import plain
 from paretorch.edits import Edit, KeepChannels, Share, edits_of, read_edits
-from paretorch.errors import ConfigError
+from paretorch.errors import ConfigError, warn
 from paretorch.report.page import write_html
 from paretorch.support.checks import require_number
 from paretorch.support.inputs import Example, read_example
-from paretorch.support.warn import warn
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 

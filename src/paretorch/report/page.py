@@ -13,11 +13,11 @@ from typing import Any
 from paretorch.deploy.measure.latency import Latency
 from paretorch.deploy.measure.record import Report, loops_of
 from paretorch.deploy.measure.structure import MACS
-from paretorch.deploy.measure.text import human
 from paretorch.report.charts import bar_rows, histogram, line_chart, plain, stacked_bar
 from paretorch.report.files import write_page
+from paretorch.report.markup import label, table
 from paretorch.report.sharing import folded_diagram, heat_map
-from paretorch.report.tables import label, table
+from paretorch.support.text import human
 
 _KINDS_IN_WORDS = {
     "codes": "codes: the kept weights' values",

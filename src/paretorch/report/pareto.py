@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
-from paretorch.deploy.measure.text import human, printable, table
 from paretorch.report.files import in_report_colours
-from paretorch.report.svg import WIDTH, figure, line, number, path, text, ticks
+from paretorch.report.markup import WIDTH, figure, line, number, path, text, ticks
+from paretorch.support.text import human, printable, table
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, WIDTH - 14.0, 28.0, 310.0
 _SPAN = 0.15  # of accuracy, below the best point: worse points are drawn at the lower edge

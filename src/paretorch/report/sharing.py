@@ -17,11 +17,10 @@ from html import escape
 from itertools import groupby, pairwise
 from pathlib import Path
 
-from paretorch.deploy.measure.text import human
 from paretorch.report.files import write_page
-from paretorch.report.svg import WIDTH, figure, line, number, rect, shorten, text
-from paretorch.report.tables import table
+from paretorch.report.markup import WIDTH, figure, line, number, rect, shorten, table, text
 from paretorch.support.files import write_file
+from paretorch.support.text import human
 
 _INDEX_WIDTH = 20.0  # of a layer's number
 _ARC_HEIGHT = 22.0

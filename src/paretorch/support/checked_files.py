@@ -18,9 +18,8 @@ from typing import Any, BinaryIO
 
 import torch
 
-from paretorch.errors import ArtefactError
+from paretorch.errors import ArtefactError, warn
 from paretorch.support.files import open_regular, replacing
-from paretorch.support.warn import warn
 
 _MARK = b"\nparetorch-sum1\n"
 _TRAILER = len(_MARK) + 32

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from paretorch.errors import ArtefactError, ConfigError
+from paretorch.errors import ArtefactError, ConfigError, warn
 from paretorch.optim.kernels.compiled import find_compiler
 from paretorch.support import __version__, checked_files
 from paretorch.support.files import parse_json, read_json, read_text, sweep
-from paretorch.support.warn import warn
 from paretorch.training.files import write_atomically, write_error
 from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import require_same_recipe

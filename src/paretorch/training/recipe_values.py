@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import ArtefactError, ConfigError
-from paretorch.support.byte_sizes import parse_bytes as parse_bytes
 from paretorch.support.files import parse_json, parse_toml, read_text
+from paretorch.support.text import parse_bytes as parse_bytes
 from paretorch.training.recipe import (
     CompressionRecipe,
     DataRecipe,

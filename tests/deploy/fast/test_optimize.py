@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 import paretorch as pt
 from paretorch.deploy.fast import SparseLinear, SparsePointwise
-from paretorch.deploy.fast.timers import is_faster, speedup, speedup_in_words
+from paretorch.deploy.measure.latency import is_faster, speedup, speedup_in_words
 
 
 class Given:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paretorch as pt
-from paretorch.support.byte_sizes import dense_bytes
 from paretorch.support.inputs import ModelCall
+from paretorch.support.text import dense_bytes
 from paretorch.workflows.shrink import shrink_network
 from paretorch.workflows.shrink.objective import Objective
 from paretorch.workflows.shrink.tuning import Tuner

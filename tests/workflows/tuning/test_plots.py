@@ -10,7 +10,7 @@ import pytest
 
 from paretorch.report.charts import Curve, curves
 from paretorch.report.files import save
-from paretorch.report.svg import WIDTH
+from paretorch.report.markup import WIDTH
 from paretorch.workflows.tuning.plots import STEPS, heat_map
 
 

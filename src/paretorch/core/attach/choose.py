@@ -6,8 +6,7 @@ from typing import Any, ClassVar, Self
 
 from paretorch.core.attach.sites import Selector, Site, check_patterns, choose
 from paretorch.core.groups import Group
-from paretorch.errors import ConfigError, LeftOutWarning
-from paretorch.support.warn import warn
+from paretorch.errors import ConfigError, LeftOutWarning, warn
 
 _MANY = 0.25  # zeros of a weight; fewer may be chance, in half precision or after weight decay
 

@@ -18,9 +18,8 @@ from paretorch.core.attach.sites import Site
 from paretorch.core.groups import grouping
 from paretorch.core.method import Couples, Method
 from paretorch.edits import Edit as Edit  # `plan` and `compress` import it with `Meter`
-from paretorch.errors import ConfigError, MissedTargetWarning
+from paretorch.errors import ConfigError, MissedTargetWarning, warn
 from paretorch.support.sharded import whole
-from paretorch.support.warn import warn
 
 Meter = Callable[[Mapping[str, Tensor], Sequence[Edit]], int]  # bytes of the file of a state after structural edits
 Finish = Callable[[nn.Module], None]

@@ -21,8 +21,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from paretorch.core.attach.fused import FusedBatch
 from paretorch.core.attach.weights import Batch, RelaxedWeight, batches, store
 from paretorch.core.relaxation import unflatten
+from paretorch.errors import warn
 from paretorch.support.sharded import is_sharded, local, reshard, shard_like
-from paretorch.support.warn import warn
 
 _SMALL = 2**22
 """Decisions whose gradients have a place of their own, at most."""

@@ -10,9 +10,8 @@ from paretorch.core.attach.weights import Batch, RelaxedWeight
 from paretorch.core.method import Shares, Steered, Term
 from paretorch.core.relaxation import Chain, Relaxation, unflatten
 from paretorch.core.step.engine import Engine, laid_like
-from paretorch.errors import DivergenceError, UndecidedWarning
+from paretorch.errors import DivergenceError, UndecidedWarning, warn
 from paretorch.support.sharded import local, shard_like, whole, write
-from paretorch.support.warn import warn
 
 _FELT = 0.01
 

@@ -27,8 +27,8 @@ from paretorch.deploy.codec.grouped import Grouped, read_groups
 from paretorch.deploy.codec.sizes import TensorSize
 from paretorch.deploy.codec.streams import Array, PartsReader, PartsWriter
 from paretorch.deploy.codec.words import to_floats, to_words, words_of
+from paretorch.edits.scale import digits
 from paretorch.errors import ArtefactError
-from paretorch.support.binary import digits
 
 # A coding's position is its number in the file: append only.
 CODINGS: tuple[type[Coding], ...] = (*PLAIN_CODINGS, Affine)

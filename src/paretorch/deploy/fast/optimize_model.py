@@ -17,7 +17,7 @@ from paretorch.deploy.fast.replacements import (
     replace_modules,
     why_kept,
 )
-from paretorch.deploy.fast.timers import Call, Timer, is_faster, speedup_in_words, timer
+from paretorch.deploy.measure.latency import Call, Timer, is_faster, speedup_in_words, timer
 from paretorch.deploy.plain import copied
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import checked_example, first_sentence

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from paretorch.deploy.fast.codes import WIDTHS, WORD, decode, encode, largest
+from paretorch.edits.scale import power_of_two
 from paretorch.errors import ConfigError
-from paretorch.support.binary import power_of_two
 
 ZERO = -127
 """The exponent that stands for a unit of 0, as in the bits of an fp32 number."""

@@ -19,7 +19,7 @@ from paretorch.deploy.fast.codes import WIDTHS, WORD
 from paretorch.deploy.fast.launch import SETTINGS, Setting
 from paretorch.deploy.fast.layers import PackedLinear, SparseLinear, SparsePointwise
 from paretorch.deploy.fast.packing import Order, Packed
-from paretorch.deploy.fast.timers import Call, Timer, is_faster
+from paretorch.deploy.measure.latency import Call, Timer, is_faster
 from paretorch.errors import ConfigError
 from paretorch.support.inputs import ModelCall
 

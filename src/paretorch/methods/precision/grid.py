@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from paretorch.edits.scale import MAX_BITS as MAX_BITS
+from paretorch.edits.scale import digits
+from paretorch.edits.scale import power_of_two as power_of_two  # part of the grid's arithmetic
 from paretorch.errors import ConfigError
-from paretorch.support.binary import digits
-from paretorch.support.binary import power_of_two as power_of_two  # part of the grid's arithmetic
 
 LOG2 = math.log(2.0)
 _SLACK = 1e-4  # so that a precision that is a whole number does not fall to the one below by rounding

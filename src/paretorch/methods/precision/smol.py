@@ -33,7 +33,7 @@ from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Steered, Term
 from paretorch.core.step.optimizers import adam
 from paretorch.core.step.schedules import cubic, progress
-from paretorch.errors import ConfigError, MissedTargetWarning
+from paretorch.errors import ConfigError, MissedTargetWarning, warn
 from paretorch.methods.precision.grid import MAX_BITS, level_above, real_bits, require_digits, s_of_bits
 from paretorch.methods.precision.levels import allocate, are_found, count_search, make_room
 from paretorch.methods.precision.noisy import Precision
@@ -53,7 +53,6 @@ from paretorch.methods.precision.stepped import Stepped
 from paretorch.methods.precision.undecided import noise_size, raise_unseen, rounding_error, step_of, warn_felt
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole
-from paretorch.support.warn import warn
 
 _QUIET = 0.5  # bits of a target: below, the noise of what will be zero is held to what it loses
 _FELT = 0.05  # bits above the target that are worth a word

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from paretorch.core.method import Term
 from paretorch.core.relaxation import PREFIX, Relaxation
-from paretorch.errors import UndecidedWarning
+from paretorch.errors import UndecidedWarning, warn
 from paretorch.methods.precision.grid import real_bits, s_of_bits
 from paretorch.methods.precision.noisy import Precision
 from paretorch.support.sharded import whole, write
-from paretorch.support.warn import warn
 
 
 def step_of(term: Term) -> int:

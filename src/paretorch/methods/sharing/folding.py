@@ -20,11 +20,10 @@ from paretorch.core.finish.recalibrate import recalibrate_norms
 from paretorch.core.plan import plans_of
 from paretorch.edits import EDITS, Share, edits_of
 from paretorch.edits.loops import loops_in_words
-from paretorch.errors import ConfigError
+from paretorch.errors import ConfigError, warn
 from paretorch.methods.sharing.layers import Bank, opened, read_banks
 from paretorch.methods.sharing.similarity import absolute_cosine, check_limits, cluster, collapse, mergers
 from paretorch.support.sharded import is_sharded
-from paretorch.support.warn import warn
 
 _WHAT_TO_FOLD = "fold the network that this one was made from (of a run, with its checkpoint.pt)"
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from paretorch.core.method import Method, Steered, Term
-from paretorch.errors import MissedTargetWarning
+from paretorch.errors import MissedTargetWarning, warn
 from paretorch.support.checks import require_a_group, require_number
-from paretorch.support.warn import warn
 
 _MISSED = 0.05  # of the weights: a target that is further away than that from what rounding gives was not met
 

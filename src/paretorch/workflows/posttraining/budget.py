@@ -20,10 +20,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from paretorch.deploy import encoded_size
 from paretorch.deploy.plain import copied, plain
 from paretorch.errors import ConfigError
-from paretorch.support.byte_sizes import dense_bytes, parse_bytes
 from paretorch.support.checks import require_count
 from paretorch.support.eval_mode import in_eval
 from paretorch.support.inputs import ModelCall
+from paretorch.support.text import dense_bytes, parse_bytes
 from paretorch.workflows.posttraining import norms
 from paretorch.workflows.posttraining.calibration import (
     Distance,

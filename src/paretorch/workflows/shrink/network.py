@@ -17,10 +17,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from paretorch.core.finish.recalibrate import recalibrate_norms
 from paretorch.deploy import encoded_size, load
 from paretorch.deploy.plain import copied, plain
-from paretorch.errors import DivergenceError, PareWarning
-from paretorch.support.byte_sizes import dense_bytes, parse_bytes
+from paretorch.errors import DivergenceError, PareWarning, warn
 from paretorch.support.checks import require_count
-from paretorch.support.warn import warn
+from paretorch.support.text import dense_bytes, parse_bytes
 from paretorch.training.files import alone_in
 from paretorch.training.norms import compact_state, make_compact
 from paretorch.workflows.posttraining import post_train

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from paretorch.deploy.measure.text import table as aligned
+from paretorch.support.text import table as aligned
 from paretorch.training.progress import format_metric, headline
 from paretorch.training.recipe import Recipe
 from paretorch.workflows.studies.results import Found, runs_of, spread, summarize

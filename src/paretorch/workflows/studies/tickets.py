@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paretorch.deploy.measure.text import table as aligned
 from paretorch.errors import PareError
 from paretorch.support.processes import start
+from paretorch.support.text import table as aligned
 from paretorch.workflows.studies.processes import stop
 from paretorch.workflows.studies.results import heading, read_stored, require_recipe, spread, write_json
 from paretorch.workflows.studies.study import Study

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paretorch.report.svg import WIDTH, figure, rect, text
+from paretorch.report.markup import WIDTH, figure, rect, text
 from paretorch.workflows.tuning.landscape import Floats
 
 STEPS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)

@@ -11,9 +11,8 @@ from paretorch.core.attach.sites import Selector, Site, choose, find_sites
 from paretorch.core.groups import Group, Grouping
 from paretorch.core.method import Method, Term
 from paretorch.core.relaxation import Relaxation
-from paretorch.errors import ConfigError
+from paretorch.errors import ConfigError, warn
 from paretorch.support.sharded import whole
-from paretorch.support.warn import warn
 
 TINY = 1e-8  # the least scale: a layer of zeros has a grid, too
 
