@@ -11,8 +11,8 @@ from torch import nn
 
 import paretorch as pt
 from paretorch.core.channels.couple import couple
-from paretorch.core.channels.cut import channel_edits, cut_state
 from paretorch.deploy.measure.structure import count_macs
+from paretorch.edits.keep_channels import channel_edits, cut_state
 from paretorch.errors import ConfigError
 from tests.core.coupled_nets import NETS, Excited, Residual, Written
 

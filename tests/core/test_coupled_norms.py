@@ -14,9 +14,9 @@ from torch.nn.utils import parametrize
 
 import paretorch as pt
 from paretorch.core.channels.couple import couple
-from paretorch.core.channels.cut import channel_edits, cut_state
 from paretorch.deploy.rivals.channels import prune_channels
 from paretorch.edits import KeepChannels
+from paretorch.edits.keep_channels import channel_edits, cut_state
 from paretorch.errors import ConfigError
 from tests.core.through_nets import Again, Branches, Net, Own, Reused
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from torch import nn
 
 from paretorch.core.channels.couple import couple
-from paretorch.core.channels.cut import channel_edits
-from paretorch.core.channels.threshold import threshold_for
+from paretorch.core.channels.coupling import threshold_for
+from paretorch.edits.keep_channels import channel_edits
 from tests.core.coupled_nets import NETS, Residual
 
 X = torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(1))

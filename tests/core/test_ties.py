@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import paretorch as pt
-from paretorch.core.channels.threshold import threshold_for
+from paretorch.core.channels.coupling import threshold_for
 
 
 @pytest.mark.parametrize("width", [5, 7, 9, 11, 13])

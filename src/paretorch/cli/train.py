@@ -181,7 +181,7 @@ def show_plan(recipe: Recipe, runtime: Runtime) -> None:
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Tensor, dict[str, int]]]:
     """Every weight of two or more dimensions once, with the number of decisions of each room on it."""
-    from paretorch.core.attach.parametrize import chains_of
+    from paretorch.core.attach.templates import chains_of
 
     seen: set[int] = set()
     for name, module in model.named_modules():
@@ -252,7 +252,7 @@ def _scatter(model: nn.Module) -> None:
     Decisions that are all the same would be told apart by their place, and vectors of ones and zeros by one number: both
     cost a file next to nothing. The rivals of SMOL decide nothing of that kind: theirs are steps and numbers of bits.
     """
-    from paretorch.core.attach.parametrize import chains_of
+    from paretorch.core.attach.templates import chains_of
     from paretorch.core.finish.byte_budget import as_trained
     from paretorch.methods.precision.rivals.rival import Quantized
 

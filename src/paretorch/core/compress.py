@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from paretorch.core.attach.activations import Spot, attach_output, check_output, find_spots, zeros_moved
-from paretorch.core.attach.choose import choose_sites, tell_of_zeros
-from paretorch.core.attach.sites import Site, Template, find_sites
+from paretorch.core.attach.sites import Site, Template, choose_sites, find_sites, tell_of_zeros
 from paretorch.core.attach.templates import Mix, Mixture, install, on_templates
 from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.channels.couple import couple

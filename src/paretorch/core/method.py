@@ -13,8 +13,7 @@ from typing import Any, ClassVar, Protocol, Self, cast
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach.choose import Selection
-from paretorch.core.attach.sites import Site
+from paretorch.core.attach.sites import Selection, Site
 from paretorch.core.attach.templates import Mixture
 from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.channels.coupling import Channels, Coupling

@@ -1,10 +1,10 @@
-"""The edit that removes channels from plain modules. A group norm loses whole groups.
+"""The edit that removes channels from plain modules, and lists of such edits. A group norm loses whole groups.
 
 A plan makes edits and files store them, so everything is checked.
 """
 
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -199,3 +199,20 @@ def _expect(name: str, side: str, keep: Tensor, count: int) -> None:
 
 def _select(tensor: Tensor, axis: int, keep: Tensor) -> Tensor:
     return tensor.index_select(axis, keep.nonzero().flatten().to(tensor.device))
+
+
+def channel_edits(cuts: Sequence[tuple[str, str, Tensor]]) -> list[KeepChannels]:
+    """Edits for (module, side, kept channels), side "out" or "in"; modules that keep the same channels share one."""
+    sides: dict[tuple[str, int], dict[str, list[str]]] = {}
+    for module, side, keep in cuts:
+        bits = sum(1 << c for c in keep.nonzero().flatten().tolist())
+        sides.setdefault((f"{bits:x}", len(keep)), {"out": [], "in": []})[side].append(module)
+    return [KeepChannels(*key, tuple(own["out"]), tuple(own["in"])) for key, own in sides.items()]
+
+
+def cut_state(state: Mapping[str, Tensor], model: nn.Module, edits: Iterable[KeepChannels]) -> dict[str, Tensor]:
+    """The state of a model after edits that were not made on it."""
+    cut = dict(state)
+    for edit in edits:
+        cut = edit.cut_state(cut, model)
+    return cut

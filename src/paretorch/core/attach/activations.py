@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach.choose import Selection
-from paretorch.core.attach.sites import Site
+from paretorch.core.attach.sites import Selection, Site
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation
 from paretorch.edits import QuantizeActivation
 from paretorch.edits.quantize_activation import has_state, replace_module

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.channels.coupling import Coupling
-from paretorch.core.channels.cut import channel_edits, keep_channels
 from paretorch.core.channels.labels import Network
 from paretorch.core.channels.trace import trace
+from paretorch.edits.keep_channels import channel_edits
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import doubles, in_eval, run_example
 from paretorch.support.inputs import Example, ModelCall, read_example, tensors_in
@@ -147,7 +147,7 @@ class _Trial:
             cut = _shallow_copy(masked)
             try:
                 for edit in channel_edits(self.coupling.kept(keep)):
-                    keep_channels(cut, edit)
+                    edit.apply(cut)
                 # The smaller network first: it is the one that may fail, and the faster.
                 other, one = (_tensors(_drawn_alike(net, self.example)) for net in (cut, masked))
             except Exception:  # whatever a forward pass says to a width that it does not expect

@@ -9,15 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.attach.activations import Spot, detach_output, edit_of, state_of
-from paretorch.core.attach.parametrize import detach, originals
 from paretorch.core.attach.sites import Site, Template
-from paretorch.core.attach.templates import Mix
+from paretorch.core.attach.templates import Mix, detach, originals
 from paretorch.core.attach.weights import RelaxedWeight, write_weights
-from paretorch.core.channels.cut import channel_edits, cut_state
 from paretorch.core.finish.byte_budget import ByteBudget, Edit
 from paretorch.core.method import Term
 from paretorch.core.relaxation import Chain
 from paretorch.edits import EDITS, KeepChannels, Scale, edits_of
+from paretorch.edits.keep_channels import channel_edits, cut_state
 from paretorch.errors import ConfigError
 from paretorch.support.sharded import is_sharded, whole
 

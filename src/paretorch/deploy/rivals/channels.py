@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from paretorch.core.channels.couple import couple
 from paretorch.core.channels.coupling import Coupling
-from paretorch.core.channels.cut import channel_edits
 from paretorch.edits import EDITS
+from paretorch.edits.keep_channels import channel_edits
 from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.support.checks import require_count
 

@@ -30,8 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.attach.sites import Site
-from paretorch.core.channels.coupling import Coupling
-from paretorch.core.channels.threshold import threshold_for
+from paretorch.core.channels.coupling import Coupling, threshold_for
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Couples, Term
 from paretorch.core.step.optimizers import drop_rate, require_drops, sgd

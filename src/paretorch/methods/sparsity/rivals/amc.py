@@ -20,8 +20,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach.parametrize import chains_of
 from paretorch.core.attach.sites import Site
+from paretorch.core.attach.templates import chains_of
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.plan import Plan

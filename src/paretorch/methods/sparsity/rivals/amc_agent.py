@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from paretorch.core.attach.parametrize import chains_of
 from paretorch.core.attach.sites import is_conv1d
+from paretorch.core.attach.templates import chains_of
 from paretorch.support.eval_mode import watched
 
 _HIDDEN, _BATCH, _MEMORY = 300, 64, 2000
