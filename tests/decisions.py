@@ -45,6 +45,15 @@ def largest_group(model: nn.Module, room: str) -> float:
     return max(float(torch.as_tensor(one.grouping.sizes).max()) for one in relaxations(model, room))
 
 
+class _Seeing(torch.optim.SGD):
+    seen: list[Tensor]
+
+    def step(self, closure: None = None) -> None:
+        own = [one for group in self.param_groups for one in group["params"]]
+        self.seen = [torch.zeros_like(one) if one.grad is None else one.grad.clone() for one in own]
+        super().step(closure)
+
+
 class Gradients:
     """As `optimizer=` of a method: SGD that keeps the gradients which `plan.step` gave to the decisions at its last step.
 
@@ -56,12 +65,11 @@ class Gradients:
 
     def __init__(self, lr: float = 0.0) -> None:
         self.lr = lr
-        self.found: list[Tensor] = []
 
     def __call__(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        optimizer = torch.optim.SGD(parameters, lr=self.lr)
-        optimizer.register_step_pre_hook(lambda *_: self._keep(parameters))
-        return optimizer
+        self._optimizer = _Seeing(parameters, lr=self.lr)
+        return self._optimizer
 
-    def _keep(self, parameters: list[nn.Parameter]) -> None:
-        self.found = [torch.zeros_like(one) if one.grad is None else one.grad.clone() for one in parameters]
+    @property
+    def found(self) -> list[Tensor]:
+        return self._optimizer.seen

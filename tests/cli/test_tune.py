@@ -89,7 +89,7 @@ def test_stopped_and_resumed_within_a_trial(tmp_path: Path, monkeypatch) -> None
     assert saved == [1, 2, 3, 1, 2, 3], "the interrupted trial goes on from its checkpoint"
 
 
-def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
+def test_a_killed_worker_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [
         *_SMALL,
         "--epochs",
@@ -119,6 +119,7 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     assert [trial.state.name for trial in study.trials] == ["RUNNING"]
     from paretorch.workflows import tuning
 
+    monkeypatch.setenv("PARE_PATIENCE", "1")
     facts = {key: value for key, value in study.user_attrs["facts"].items() if key not in ("alphas", "epsilons")}
     found = tuning.search(lambda a, e, beat: 1.0, [0.1], [0.1], trials=1, storage=storage[1], facts=facts)
     assert found.best == (0.1, 0.1, 1.0)

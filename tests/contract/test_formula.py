@@ -7,6 +7,7 @@ import torch
 from torch.func import functional_call
 
 from paretorch import Plan, compress
+from tests import decisions
 from tests.contract.cases import METHODS, MODELS, STEPS, attach, build, combinations
 from tests.contract.loop import optimizer_of, train
 from tests.contract.reference import noise, relaxed
@@ -16,15 +17,15 @@ def expected_weights(plan: Plan, training: bool) -> dict[str, torch.Tensor]:
     step = int(plan.metrics()["step"])
     beta, shift = plan.metrics().get("temperature", 1.0), plan.metrics().get("shift", 0.0)
     weights = {}
-    for site, chain in zip(plan._sites, plan._chains, strict=True):
-        w = plan.model.state_dict()[site.name]  # what is trained; the layer itself computes with the formula of it
+    for name, chain in decisions.relaxed(plan.model).items():
+        w = plan.model.state_dict()[name]  # what is trained; the layer itself computes with the formula of it
         own = {r.room: r.decision.detach() for r in chain.relaxations()}
         exponent = next((r.scale_exponent() for r in chain.relaxations() if r.room == "precision"), 0)
-        epsilon = noise(0, site.name, step, w.shape) if training else None
+        epsilon = noise(0, name, step, w.shape) if training else None
         value = relaxed(
             plan.methods(), own, w, beta=beta, shift=shift, epsilon=epsilon, exponent=exponent, together=len(own) > 1
         )
-        weights |= {f"{name}.{a}" if name else a: value for _, a, name in site.owners}
+        weights |= dict.fromkeys(chain.names, value)
     return weights
 
 

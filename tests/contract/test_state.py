@@ -9,6 +9,7 @@ from paretorch import Plan, compress
 from paretorch.errors import ConfigError
 from tests.contract.cases import COUPLED, METHODS, MODELS, STEPS, WITH_CHANNELS, attach, build, combinations
 from tests.contract.loop import equal, optimizer_of, snapshot, train
+from tests.decisions import copies, decisions
 
 CASES = combinations(list(METHODS), ["linear", "tied"]) + combinations(["both", "precision-zero"], list(MODELS))
 CASES += combinations(list(COUPLED), WITH_CHANNELS)
@@ -81,10 +82,10 @@ def test_state_of_another_plan_is_refused() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_decisions_stay_fp32_when_the_model_changes_dtype(dtype: torch.dtype) -> None:
     network, plan, _ = run_to("both", "linear", "searching")
-    before = [d.detach().clone() for t in plan._terms for d in t.decisions()]
+    before = copies(decisions(network))
     temperature = plan.metrics()["temperature"]
     network.to(dtype)
-    after = [d for t in plan._terms for d in t.decisions()]
+    after = decisions(network)
     assert all(torch.equal(a, b) and b.dtype == torch.float32 for a, b in zip(before, after, strict=True))
     assert plan.metrics()["temperature"] == temperature
     x = MODELS["linear"].batch(6).to(dtype)

@@ -10,6 +10,7 @@ from paretorch import compress
 from tests.contract.cases import COUPLED, METHODS, MODELS, STEPS, WITH_CHANNELS, attach, build, combinations
 from tests.contract.loop import optimizer_of, snapshot, train
 from tests.contract.ranks import ranks_follow_one
+from tests.decisions import decisions
 
 INDUCTOR = [("both", "linear"), ("precision", "conv2d"), ("sparsity", "tied"), ("both-mixed", "attention"), ("coupled", "conv2d")]  # fmt: skip
 SHAPES = [m for m in MODELS if m != "lstm"]  # a graph breaks around an LSTM
@@ -77,7 +78,7 @@ def test_bf16_autocast(method: str, model: str) -> None:
         network = build(model)
         plan = attach(network, method, model)
         runs.append((network, train(network, plan, optimizer_of(plan), x, 5, mixed=mixed)))
-        assert all(d.dtype == torch.float32 for t in plan._terms for d in t.decisions())
+        assert all(decision.dtype == torch.float32 for decision in decisions(network))
     torch.testing.assert_close(runs[0][1], runs[1][1], rtol=0.05, atol=0.05)
 
 

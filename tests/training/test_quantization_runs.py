@@ -17,6 +17,7 @@ from paretorch.methods.registry import entries
 from paretorch.training import Recipe, Runtime, prepare, train
 from paretorch.training.recipe import QUANTIZATION
 from paretorch.training.recipe_values import changed, recipe_from
+from tests.decisions import relaxations
 
 from .blobs import Make, ends_where_it_does
 
@@ -63,7 +64,7 @@ def test_options_go_to_the_method_that_is_named(make: Make) -> None:
     (method,) = trainer.plan.methods()
     assert isinstance(method, LSQ)
     assert (method.bits, method.lr) == (2, 0.5)
-    widths = [r.precision for r in trainer.plan._terms[0].relaxations]
+    widths = [own.precision for own in relaxations(trainer.model)]
     assert widths[0] == 3, "what is said by name counts more than ends"
     assert widths[-1] == (8 if len(widths) > 1 else 3)
     with pytest.raises(ConfigError, match=r"precision_options.*LSQ.*penalty"):

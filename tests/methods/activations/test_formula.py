@@ -13,6 +13,7 @@ from paretorch.edits.quantize_activation import QuantizedActivation, steps_of
 from paretorch.methods.precision.activations import ActivationPrecision
 from tests.contract.loop import optimizer_of, train
 from tests.contract.reference import noise
+from tests.decisions import copies, decisions
 from tests.methods.activations.nets import batch, build, run_to
 
 
@@ -103,9 +104,9 @@ def test_price_is_lambda_times_the_bits() -> None:
     plan = compress(network, SMOLActivations(penalty=0.01, init_bits=5.0), steps=5, example=batch())
     count = 64 + 4 + 6
     assert float(plan.penalty()) == pytest.approx(0.01 * count * 5.0, rel=1e-5)
-    before = [d.detach().clone() for t in plan._terms for d in t.decisions()]
+    before = copies(decisions(network))
     plan.step()  # no loss: the price alone moves s, upwards
-    after = [d for t in plan._terms for d in t.decisions()]
+    after = decisions(network)
     assert all(bool((b > a).all()) for a, b in zip(before, after, strict=True))
 
 

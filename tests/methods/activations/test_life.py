@@ -10,6 +10,7 @@ import torch
 from paretorch import Plan
 from tests.contract.loop import equal, optimizer_of, snapshot, train
 from tests.contract.promises import continues_bit_for_bit
+from tests.decisions import decisions, relaxations
 from tests.meeting import both_ranks
 from tests.methods.activations.nets import METHODS, attach, batch, build, run_to, started
 from tests.methods.activations.rank import CASES
@@ -79,11 +80,11 @@ def test_bf16_autocast_and_another_dtype() -> None:
         plan = attach(network, "position")
         with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
             runs.append(train(network, plan, optimizer_of(plan), batch(), 4))
-        assert all(d.dtype == torch.float32 for t in plan._terms for d in t.decisions())
+        assert all(decision.dtype == torch.float32 for decision in decisions(network))
     torch.testing.assert_close(runs[0], runs[1], rtol=0.05, atol=0.05)
     network, plan, _ = run_to("position", "searching")
     network.double()
-    assert all(p.dtype == torch.float32 for t in plan._terms for r in t.relaxations for p in r.parameters())
+    assert all(p.dtype == torch.float32 for own in relaxations(network) for p in own.parameters())
     plan.harden()
     assert network(batch().double()).dtype == torch.float64
 

@@ -14,6 +14,7 @@ from paretorch.errors import ConfigError
 from paretorch.methods.precision.rivals import BSQ, DSQ, LSQ, PACT, SLB, DoReFa, LQNets, Uniform, first_and_last
 from tests.contract.cases import build
 from tests.contract.loop import equal, snapshot
+from tests.decisions import relaxations
 
 ALL = [Uniform, DoReFa, PACT, LSQ, LQNets, DSQ, SLB, BSQ]
 
@@ -168,7 +169,7 @@ def test_first_and_last_may_have_bits_of_their_own() -> None:
     overrides = first_and_last(network, 8, exclude=["4"])
     assert list(overrides) == ["0.weight", "2.weight"]
     plan = compress(network, LSQ(bits=2, exclude=["4"], overrides=overrides), steps=4)
-    assert [r.precision for r in plan._terms[0].relaxations] == [8, 2, 8]
+    assert [own.precision for own in relaxations(network)] == [8, 2, 8]
     assert plan.metrics()["bits"] == pytest.approx((8 * 18 + 2 * 36 + 8 * 72) / 126)
     with pytest.raises(ConfigError, match="no layer"):
         first_and_last(nn.ReLU(), 8)

@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paretorch import Plan, compress
+from paretorch import compress
 from paretorch.edits import Scale
 from paretorch.methods.precision.rivals import BSQ, DSQ, LSQ, PACT, SLB, DoReFa, LQNets, Uniform
 from tests.contract.cases import MODELS, build
 from tests.contract.loop import optimizer_of, train
 from tests.contract.reference import quantized
+from tests.decisions import Gradients, relaxations
 from tests.methods.sparsity_rivals.test_formula import (
     STEPS,
     at_step,
@@ -24,17 +25,11 @@ from tests.methods.sparsity_rivals.test_formula import (
 )
 
 
-def slopes(plan: Plan, outer: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
-    return [gradient for gradient in gradients(plan, outer, inputs) if gradient is not None]
-
-
 @pytest.mark.parametrize("bits", [0, 1, 2, 5])
 def test_uniform_is_the_grid_of_the_thesis_straight_through(bits: int) -> None:
     _, plan, _, _ = at_step(Uniform(bits=bits, scale=-1), 4)
     outer = outer_gradients(plan)
-    for w, value, grad, g in zip(
-        originals(plan), computed(plan), slopes(plan, outer, originals(plan)), outer, strict=True
-    ):
+    for w, value, grad, g in zip(originals(plan), computed(plan), gradients(plan, outer)[0], outer, strict=True):
         assert torch.equal(value, quantized(w.detach() * 2, torch.tensor(float(bits))) / 2)
         assert torch.equal(grad, g * (bits > 0))
         assert float(w.detach().abs().max()) <= (2 - 2.0 ** (1 - bits)) / 2
@@ -63,7 +58,7 @@ def test_dorefa_quantizes_the_squashed_weights(bits: int, rescale: bool) -> None
 
     outer = outer_gradients(plan)
     for w0, w, value, grad, g in zip(
-        first, originals(plan), computed(plan), slopes(plan, outer, originals(plan)), outer, strict=True
+        first, originals(plan), computed(plan), gradients(plan, outer)[0], outer, strict=True
     ):
         c = w0.std(correction=0) / printed(w0).std(correction=0) if rescale else 1.0
         torch.testing.assert_close(value, c * printed(w.detach()))
@@ -76,9 +71,7 @@ def test_dorefa_quantizes_the_squashed_weights(bits: int, rescale: bool) -> None
 def test_dorefa_with_one_bit_is_sign_times_mean() -> None:
     _, plan, _, _ = at_step(DoReFa(bits=1), 4)
     outer = outer_gradients(plan)
-    for w, value, grad, g in zip(
-        originals(plan), computed(plan), slopes(plan, outer, originals(plan)), outer, strict=True
-    ):
+    for w, value, grad, g in zip(originals(plan), computed(plan), gradients(plan, outer)[0], outer, strict=True):
         torch.testing.assert_close(value, torch.sign(w) * w.abs().mean())
         assert torch.equal(grad, g)
 
@@ -87,9 +80,7 @@ def test_dorefa_with_one_bit_is_sign_times_mean() -> None:
 def test_pact_clips_by_the_moments(bits: int, first: float, second: float) -> None:
     _, plan, _, _ = at_step(PACT(bits=bits), 4)
     outer = outer_gradients(plan)
-    for w, value, grad, g in zip(
-        originals(plan), computed(plan), slopes(plan, outer, originals(plan)), outer, strict=True
-    ):
+    for w, value, grad, g in zip(originals(plan), computed(plan), gradients(plan, outer)[0], outer, strict=True):
         w = w.detach()
         alpha = first * w.square().mean().sqrt() - second * w.abs().mean()
         levels = torch.linspace(-1, 1, 2**bits) * alpha
@@ -119,21 +110,20 @@ def test_the_clip_of_pact_is_nearly_the_best(bits: int) -> None:
 @pytest.mark.parametrize("group", ["layer", "channel"])
 def test_lsq_values_and_the_gradient_of_the_step(group: str) -> None:
     bits, steps = 3, 6
-    _, plan, _, _ = at_step(LSQ(bits=bits, group=group, lr=0.2), steps)
+    _, plan, _, _ = at_step(LSQ(bits=bits, group=group, optimizer=Gradients(lr=0.2)), steps)
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     outer = outer_gradients(plan)
-    given = slopes(plan, outer, [*originals(plan), *decisions(plan)])
+    of_weights, of_steps = gradients(plan, outer)
     rate = (1 + math.cos(math.pi * steps / STEPS)) / 2
-    count = len(outer)
     for i, (w, s, value) in enumerate(zip(originals(plan), decisions(plan), computed(plan), strict=True)):
         w, s = w.detach(), s.detach()
         ratio = w / s
         torch.testing.assert_close(value, torch.round(ratio.clamp(low, high)) * s)
         inside = (ratio >= low) & (ratio <= high)
-        torch.testing.assert_close(given[i], outer[i] * inside)
+        torch.testing.assert_close(of_weights[i], outer[i] * inside)
         slope = torch.where(inside, torch.round(ratio) - ratio, ratio.clamp(low, high))
         g = 1 / math.sqrt(w.numel() / s.numel() * high)
-        torch.testing.assert_close(given[count + i], (outer[i] * slope).sum_to_size(s.shape) * g * rate)
+        torch.testing.assert_close(of_steps[i], (outer[i] * slope).sum_to_size(s.shape) * g * rate)
 
 
 def test_lsq_begins_with_the_papers_step_and_trains_it() -> None:
@@ -152,7 +142,7 @@ def test_lqnets_minimizes_the_quantization_error(bits: int, group: str) -> None:
     codes = torch.tensor(list(itertools.product((-1.0, 1.0), repeat=bits)))
     old = [v.detach().clone() for v in decisions(plan)]
     outer = outer_gradients(plan)
-    for grad, g in zip(slopes(plan, outer, originals(plan)), outer, strict=True):
+    for grad, g in zip(gradients(plan, outer)[0], outer, strict=True):
         assert torch.equal(grad, g)
     plan.step()
     for w, v, new, value in zip(originals(plan), old, decisions(plan), computed(plan), strict=True):
@@ -192,11 +182,9 @@ def test_lqnets_lowers_the_error_of_normal_weights() -> None:
 
 @pytest.mark.parametrize("bits", [1, 2, 3])
 def test_dsq_is_hard_forward_and_soft_backward(bits: int) -> None:
-    _, plan, _, _ = at_step(DSQ(bits=bits, lr=1e-2), 5)
+    _, plan, _, _ = at_step(DSQ(bits=bits, optimizer=Gradients(lr=1e-2)), 5)
     outer = outer_gradients(plan)
-    inputs = [*originals(plan), *decisions(plan)]
-    given = slopes(plan, outer, inputs)
-    count = len(outer)
+    of_weights, of_ranges = gradients(plan, outer)
     for i, (w, s, value) in enumerate(zip(originals(plan), decisions(plan), computed(plan), strict=True)):
         w, s = w.detach().clone().requires_grad_(), s.detach().clone().requires_grad_()
         lower, upper, alpha = s.flatten()
@@ -217,8 +205,8 @@ def test_dsq_is_hard_forward_and_soft_backward(bits: int) -> None:
                 phi = torch.tanh(k * (x - middle)) / torch.tanh(0.5 * k * delta)
                 soft.append(lower + delta * (j + (phi + 1) / 2))
         expected = torch.autograd.grad(torch.stack(soft).view(w.shape), [w, s], outer[i])
-        torch.testing.assert_close(given[i], expected[0], rtol=1e-3, atol=1e-4)
-        torch.testing.assert_close(given[count + i], expected[1], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(of_weights[i], expected[0], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(of_ranges[i], expected[1], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("bits", [1, 2])
@@ -227,7 +215,7 @@ def test_slb_averages_over_values_then_takes_one(bits: int) -> None:
     network, plan, _, _ = at_step(SLB(bits=bits, lr=0.05, anneal=0.5, final_temperature=0.1), steps)
     tau = 0.1 ** (steps / (0.5 * STEPS))
     values = torch.linspace(-1, 1, 2**bits)
-    scales = [float(chain.precision.c) for chain in plan._chains]
+    scales = [float(own.c) for own in relaxations(plan.model)]
     for s, c, w, value in zip(decisions(plan), scales, originals(plan), computed(plan), strict=True):
         p = torch.exp(s.detach() / tau) / torch.exp(s.detach() / tau).sum(0)
         expected = c * torch.einsum("j...,j->...", p, values)
@@ -249,12 +237,12 @@ def test_slb_begins_near_the_weights() -> None:
 
 def test_bsq_rounds_the_sum_of_planes_straight_through() -> None:
     bits, steps = 3, 4
-    _, plan, _, _ = at_step(BSQ(bits=bits, penalty=0.0, adjustments=1, lr=0.5), steps)
+    _, plan, _, _ = at_step(BSQ(bits=bits, penalty=0.0, adjustments=1, optimizer=Gradients(lr=0.5)), steps)
     outer = outer_gradients(plan)
-    given = slopes(plan, outer, decisions(plan))
+    _, given = gradients(plan, outer)
     rate = (1 + math.cos(math.pi * steps / STEPS)) / 2
-    for i, (s, value, chain) in enumerate(zip(decisions(plan), computed(plan), plan._chains, strict=True)):
-        planes, delta = s.detach(), float(chain.precision.delta)
+    for i, (own, value) in enumerate(zip(relaxations(plan.model), computed(plan), strict=True)):
+        planes, delta = own.decision.detach(), float(own.delta)
         assert float(planes.min()) >= 0.0
         assert float(planes.max()) <= 2.0
         assert bool(((planes != 0) & (planes != 1)).any()), "planes are trained"
@@ -285,23 +273,23 @@ def test_bsq_drops_empty_planes_and_keeps_the_values() -> None:
     network = nn.Linear(4, 2, bias=False)
     network.weight.data = torch.tensor([[0.0, 2, 4, -6], [15, 0, -2, 4]])
     plan = compress(network, BSQ(bits=4), steps=4)
-    (r,) = plan._terms[0].relaxations
+    (r,) = relaxations(network)
     assert plan.metrics()["bits"] == 4
     s = r.decision.data.view(2, 5, 2, 4)
     s[:, 0] = 0.0  # the lowest plane of 15
     s[:, 3] = 0.0  # and the highest: 15 becomes 6
     r.hold(torch.tensor(True))
-    plan._engine.write()
+    plan.refresh()
     assert r.active.flatten().tolist() == [0, 1, 1, 0, 0]
     assert plan.metrics()["bits"] == 2
     assert network.weight.detach().tolist() == [[0, 2, 4, -6], [6, 0, -2, 4]]
     assert set(r.decision.detach().unique().tolist()) == {0.0, 1.0}
     s[0, 2, 0, 0] = 1.3  # 1.3 · 4 = 5.2 is nearest to 6 on the grid of twos
-    plan._engine.write()
+    plan.refresh()
     assert network.weight[0, 0].item() == 6.0
     s[0, 1:3, 0, 1] = 2.0  # 2 · 2 + 2 · 4 = 12 carries into a plane above
     r.hold(torch.tensor(True))
-    plan._engine.write()
+    plan.refresh()
     assert plan.metrics()["bits"] == 3
     assert network.weight[0, 1].item() == 12.0
 
@@ -310,8 +298,8 @@ def test_bsq_gets_narrower_under_a_price() -> None:
     network, plan, optimizer, x = at_step(BSQ(bits=5, penalty=2.0, adjustments=4, lr=0.5), STEPS)
     assert plan.metrics()["bits"] < 4
     plan.harden(optimizer)
-    bits = [float(r.active.sum()) for r in plan._terms[0].relaxations]
+    bits = [float(r.active.sum()) for r in relaxations(network)]
     train(network, plan, optimizer, x, 3)
-    for r, value, own in zip(plan._terms[0].relaxations, computed(plan), bits, strict=True):
+    for r, value, own in zip(relaxations(network), computed(plan), bits, strict=True):
         assert len(value.detach().abs().unique()) <= 2**own
         assert float(r.active.sum()) == own

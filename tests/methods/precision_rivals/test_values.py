@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from paretorch import Plan, compress
+from paretorch import compress
+from paretorch.core.relaxation import Relaxation
 from paretorch.errors import PareWarning
 from paretorch.methods.precision.rivals import BSQ, SLB, DoReFa
 from tests.contract.cases import STEPS
 from tests.contract.loop import equal, snapshot, train
 from tests.contract.rivals import CASES, COVER, QUANTIZERS, started
+from tests.decisions import copies, decisions, relaxed
 
 # Bits of entropy-coded values tell any number of them apart: tests/methods/precision/test_real_steps.py counts those.
 FIXED = {name for name, methods in QUANTIZERS.items() if not any(one.codes_zeros for one in methods())}
@@ -23,19 +25,19 @@ def test_no_more_values_than_the_bits_can_tell_apart(rival: str, model: str) -> 
     _, plan, optimizer, _ = run
     plan.harden(optimizer)
     train(*run, 2)
-    allowed = {site.name: _most_values(plan, i) for i, site in enumerate(plan._sites)}
+    together = len(plan.methods()) > 1
+    allowed = {name: _most_values(own.precision) + together for name, own in relaxed(plan.model).items()}
     small = plan.finalize()
     for name, most in allowed.items():
         assert len(small.get_parameter(name).unique()) <= most
 
 
-def _most_values(plan: Plan, index: int) -> float:
-    relaxation = plan._chains[index].precision
+def _most_values(relaxation: Relaxation) -> float:
     bits = int(relaxation.bits(relaxation.grid()).max())
     values = 2 ** (bits + 1) - 1 if type(relaxation).__name__ == "_Planes" else 2**bits  # planes, and a sign
     inner = getattr(relaxation, "inner", relaxation.grouping)
     grids = math.prod(inner.grid) if type(relaxation).__name__ in ("_Binned", "_Stepped", "_Basis") else 1
-    return grids * values + (len(plan.methods()) > 1)
+    return grids * values
 
 
 @pytest.mark.parametrize(("rival", "model"), [case for case in COVER if case[0] in QUANTIZERS])
@@ -43,12 +45,12 @@ def test_decisions_are_settled_once_hard(rival: str, model: str) -> None:
     network, plan, optimizer, x = started(rival, model, STEPS)
     plan.harden(optimizer)
     bits = plan.metrics()["bits"]
-    decisions = [d.detach().clone() for term in plan._terms for d in term.decisions()]
+    before = copies(decisions(network))
     old = snapshot(network)
     train(network, plan, optimizer, x, 3)
     if rival in FIXED:
         assert plan.metrics()["bits"] == bits
-    for decision, now in zip(decisions, [d for term in plan._terms for d in term.decisions()], strict=True):
+    for decision, now in zip(before, decisions(network), strict=True):
         assert torch.equal(decision, now)
     assert not equal(snapshot(network), old), "weights go on training"
     methods = [m for m in plan.methods() if m.room == "precision"]

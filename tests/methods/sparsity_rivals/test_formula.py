@@ -1,5 +1,6 @@
 """Each rival against a few lines written from its paper, with no code of the library."""
 
+import copy
 import math
 
 import pytest
@@ -21,6 +22,7 @@ from paretorch.methods.sparsity.rivals import (
 from tests.contract.cases import MODELS, build
 from tests.contract.loop import optimizer_of, train
 from tests.contract.reference import noise
+from tests.decisions import Gradients, relaxations, relaxed
 
 STEPS = 20
 
@@ -34,15 +36,15 @@ def at_step(method: Method, steps: int, model: str = "linear") -> tuple[nn.Modul
 
 
 def originals(plan: Plan) -> list[Tensor]:
-    return [weight.latent for weight in plan._weights]
+    return [own.latent for own in relaxed(plan.model).values()]
 
 
 def computed(plan: Plan) -> list[Tensor]:
-    return [getattr(m, a) for m, a, _ in (site.owners[0] for site in plan._sites)]
+    return [plan.model.get_parameter(name) for name in relaxed(plan.model)]
 
 
 def decisions(plan: Plan) -> list[Tensor]:
-    return [r.decision for r in plan._terms[0].relaxations]
+    return [own.decision for own in relaxations(plan.model)]
 
 
 def largest(weights: list[Tensor], kept: float, scope: str = "global") -> list[Tensor]:
@@ -55,18 +57,20 @@ def largest(weights: list[Tensor], kept: float, scope: str = "global") -> list[T
     return [part.view(w.shape) for part, w in zip(mask.split([w.numel() for w in weights]), weights, strict=True)]
 
 
-def gradients(plan: Plan, outer: list[Tensor], inputs: list[Tensor]) -> list[Tensor | None]:
-    """What the plan makes of gradients ∂L/∂W that a backward pass leaves in the layers: for weights, or decisions."""
-    for weight, gradient in zip(plan._weights, outer, strict=True):
-        weight.tensor.grad = gradient.clone()
-    with torch.no_grad():
-        plan._engine.pull(plan._weights)
-    own = {id(weight.latent): weight.tensor.grad for weight in plan._weights}
-    own |= {id(decision): plan._engine.gradient_of(decision) for decision in decisions(plan)}
-    found = [own[id(one)] for one in inputs]
-    plan.model.zero_grad()
-    plan._engine._forget()
-    return found
+def gradients(plan: Plan, outer: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """What weights and decisions are given, in a copy of the plan, for gradients ∂L/∂W that a backward pass leaves in the layers.
+
+    Those of decisions are noted where `Gradients` is the method's optimizer, and include the price.
+    """
+    twin = Plan.of(copy.deepcopy(plan.model))
+    weights = computed(twin)
+    for weight, gradient in zip(weights, outer, strict=True):
+        weight.grad = gradient.clone()
+    torch.optim.SGD(twin.param_groups(), lr=0.0).step()
+    of_weights = [weight.grad.clone() for weight in weights]
+    twin.step()
+    optimizer = twin.methods()[0].optimizer
+    return of_weights, optimizer.found if isinstance(optimizer, Gradients) else []
 
 
 def outer_gradients(plan: Plan) -> list[Tensor]:
@@ -102,8 +106,7 @@ def test_gmp_follows_the_cubic_schedule(begin: float, end: float, every: int) ->
 def test_gmp_dropped_weights_get_no_gradient_but_may_come_back() -> None:
     network, plan, optimizer, x = at_step(GradualMagnitude(target=0.5, end=0.5, every=1), 6)
     gone = [value == 0 for value in computed(plan)]
-    for mask, gradient in zip(gone, gradients(plan, outer_gradients(plan), originals(plan)), strict=True):
-        assert gradient is not None
+    for mask, gradient in zip(gone, gradients(plan, outer_gradients(plan))[0], strict=True):
         assert torch.equal(gradient == 0, mask)
     with torch.no_grad():
         originals(plan)[0][gone[0]] = 5.0
@@ -120,8 +123,7 @@ def test_dnw_masks_forward_and_trains_everything(scope: str) -> None:
     for w, value, m in zip(originals(plan), computed(plan), largest(originals(plan), 0.3, scope), strict=True):
         torch.testing.assert_close(value, w * m)
     outer = outer_gradients(plan)
-    for gradient, expected in zip(gradients(plan, outer, originals(plan)), outer, strict=True):
-        assert gradient is not None
+    for gradient, expected in zip(gradients(plan, outer)[0], outer, strict=True):
         assert torch.equal(gradient, expected)
 
 
@@ -145,8 +147,7 @@ def test_st3_soft_thresholds_and_rescales(sigma: bool, rescale: bool) -> None:
                 ratio = (size * (size > tau * sd)).mean() / size.mean()
                 expected[channel] *= 1.01 / (ratio + 0.01)
         torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-6)
-    for gradient, expected in zip(gradients(plan, outer, originals(plan)), outer, strict=True):
-        assert gradient is not None
+    for gradient, expected in zip(gradients(plan, outer)[0], outer, strict=True):
         assert torch.equal(gradient, expected), "straight through, dropped weights too"
 
 
@@ -158,17 +159,16 @@ def test_st3_rounding_changes_nothing_once_the_target_is_reached() -> None:
 
 
 def test_str_value_and_gradients() -> None:
-    _, plan, _, _ = at_step(STR(init=-2.5, decay=1e-3), 4)
+    _, plan, _, _ = at_step(STR(init=-2.5, optimizer=Gradients(lr=0.1)), 4)
     outer = outer_gradients(plan)
-    given = gradients(plan, outer, [*originals(plan), *decisions(plan)])
-    layers = len(outer)
+    of_weights, of_decisions = gradients(plan, outer)
     for i, (w, s, value) in enumerate(zip(originals(plan), decisions(plan), computed(plan), strict=True)):
         g = 1 / (1 + math.exp(-float(s.detach())))
         left = w.detach().abs() > g
         torch.testing.assert_close(value, torch.where(left, w - g * torch.sign(w), 0.0))
-        torch.testing.assert_close(given[i], outer[i] * left)
+        torch.testing.assert_close(of_weights[i], outer[i] * left)
         slope = -g * (1 - g) * (outer[i] * torch.sign(w.detach()) * left).sum()
-        torch.testing.assert_close(given[layers + i].flatten()[0], slope, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(of_decisions[i].flatten()[0], slope, rtol=1e-4, atol=1e-6)
 
 
 def test_str_weight_decay_raises_the_thresholds() -> None:
@@ -186,8 +186,8 @@ def test_hard_concrete_gates_price_and_test_time() -> None:
     network, plan, _, _ = at_step(HardConcrete(penalty=0.5, open_at_start=0.6), 5)
     step = int(plan.metrics()["step"])
     price = 0.0
-    for site, w, s, value in zip(plan._sites, originals(plan), decisions(plan), computed(plan), strict=True):
-        u = (noise(0, site.name, step, w.shape) + 1) / 2
+    for name, w, s, value in zip(relaxed(plan.model), originals(plan), decisions(plan), computed(plan), strict=True):
+        u = (noise(0, name, step, w.shape) + 1) / 2
         stretched = torch.sigmoid((torch.log(u) - torch.log(1 - u) + s) / beta) * (zeta - gamma) + gamma
         torch.testing.assert_close(value, w * stretched.clamp(0, 1), rtol=1e-3, atol=1e-5)
         price += 0.5 * float(torch.sigmoid(s.detach() - beta * math.log(-gamma / zeta)).sum())
@@ -225,18 +225,18 @@ def test_slimming_scales_and_drops_the_smallest_scales() -> None:
 
 
 def test_stochastic_draws_bernoulli_masks_straight_through() -> None:
-    network, plan, _, _ = at_step(StochasticSparsification(init=0.3, lr=2.0, penalty=0.1), 5)
+    network, plan, _, _ = at_step(StochasticSparsification(init=0.3, penalty=0.1, optimizer=Gradients(lr=2.0)), 5)
     step = int(plan.metrics()["step"])
     outer = outer_gradients(plan)
-    given = gradients(plan, outer, decisions(plan))
+    _, given = gradients(plan, outer)
     price = 0.0
-    for i, (site, w, s, value) in enumerate(
-        zip(plan._sites, originals(plan), decisions(plan), computed(plan), strict=True)
+    for i, (name, w, s, value) in enumerate(
+        zip(relaxed(plan.model), originals(plan), decisions(plan), computed(plan), strict=True)
     ):
-        p, u = torch.sigmoid(s.detach()), (noise(0, site.name, step, w.shape) + 1) / 2
+        p, u = torch.sigmoid(s.detach()), (noise(0, name, step, w.shape) + 1) / 2
         m = (1 - u < p).float()
         torch.testing.assert_close(value, w * m)
-        torch.testing.assert_close(given[i], outer[i] * w.detach() * p * (1 - p))
+        torch.testing.assert_close(given[i], (outer[i] * w.detach() + 0.1) * p * (1 - p))
         price += 0.1 * float(p.sum())
     assert float(plan.penalty()) == pytest.approx(price, rel=1e-5)
     network.eval()

@@ -18,6 +18,7 @@ from paretorch.methods.sparsity.rivals import (
 )
 from tests.contract.cases import MODELS, build
 from tests.contract.loop import equal, optimizer_of, snapshot, train
+from tests.decisions import relaxed
 
 
 @pytest.mark.parametrize(
@@ -77,17 +78,17 @@ def test_iss_drops_what_has_fallen_for_good() -> None:
     plan = compress(network, StochasticSparsification(lr=2.0, penalty=0.0), steps=12)
     optimizer, x = optimizer_of(plan), MODELS["linear"].batch(6)
     train(network, plan, optimizer, x, 6)
-    fallen = [r.decision.detach() < 1.0 for r in plan._terms[0].relaxations]
+    fallen = {name: own.sparsity.decision.detach() < 1.0 for name, own in relaxed(network).items()}
     drop_fallen(plan)
-    assert any(bool(one.any()) for one in fallen)
+    assert any(bool(gone.any()) for gone in fallen.values())
     for _ in range(3):
         train(network, plan, optimizer, x, 1)
-        for (module, attribute, _), gone in zip((site.owners[0] for site in plan._sites), fallen, strict=True):
-            assert bool((getattr(module, attribute)[gone] == 0).all())
+        for name, gone in fallen.items():
+            assert bool((network.get_parameter(name)[gone] == 0).all())
     assert all(bool(torch.isfinite(value).all()) for value in snapshot(network).values())
     plan.harden()
-    for (module, attribute, _), gone in zip((site.owners[0] for site in plan._sites), fallen, strict=True):
-        assert bool((getattr(module, attribute)[gone] == 0).all())
+    for name, gone in fallen.items():
+        assert bool((network.get_parameter(name)[gone] == 0).all())
 
 
 def test_a_draw_without_a_score_is_never_the_best() -> None:

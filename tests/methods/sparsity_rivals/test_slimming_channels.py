@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from paretorch import Plan, compress
 from paretorch.errors import ConfigError
 from paretorch.methods.sparsity.rivals import NetworkSlimming
+from tests.decisions import decisions
 
 STEPS = 6
 
@@ -33,7 +34,7 @@ def _train(network: nn.Module, plan: Plan, x: Tensor) -> None:
 
 
 def _scales(plan: Plan) -> Tensor:
-    (decision,) = plan._terms[0].decisions()
+    (decision,) = decisions(plan.model)
     return decision.detach()
 
 

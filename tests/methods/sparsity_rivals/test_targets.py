@@ -2,17 +2,23 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paretorch import SMOL, Plan, compress
 from paretorch.methods.sparsity.rivals import DNW, following
 from tests.contract.cases import STEPS
 from tests.contract.loop import train
 from tests.contract.rivals import NETWORKS, PRUNERS, started
+from tests.decisions import largest_group, relaxed
+
+
+def effective(plan: Plan) -> list[Tensor]:
+    values = plan.dense_state_dict()
+    return [values[name] for name in relaxed(plan.model)]
 
 
 def zeros(plan: Plan) -> tuple[int, int]:
-    values = [plan.dense_state_dict()[site.name] for site, chain in zip(plan._sites, plan._chains, strict=True)]
+    values = effective(plan)
     return sum(int((value == 0).sum()) for value in values), sum(value.numel() for value in values)
 
 
@@ -25,15 +31,14 @@ def test_target_is_exact_and_stays(rival: str, model: str) -> None:
     dropped, total = zeros(plan)
     if method.target is not None:
         grouped = rival in ("mp-channel", "gmp-block")
-        largest = max(r.grouping.reduce(torch.ones(r.grouping.shape)).max() for t in plan._terms for r in t.relaxations)
-        largest = float(largest) if grouped else 1.0
-        layers = len(plan._sites) if getattr(method, "scope", "global") == "layer" else 1
+        largest = largest_group(network, "sparsity") if grouped else 1.0
+        layers = len(relaxed(network)) if getattr(method, "scope", "global") == "layer" else 1
         assert abs(dropped - method.target * total) <= largest * layers / 2
         assert plan.metrics()["sparsity"] == pytest.approx(dropped / total, abs=1e-6)
         assert 0 < dropped < total
-    kept = [plan.dense_state_dict()[site.name] != 0 for site, chain in zip(plan._sites, plan._chains, strict=True)]
+    kept = [value != 0 for value in effective(plan)]
     train(network, plan, optimizer, x, 3)
-    after = [plan.dense_state_dict()[site.name] != 0 for site, chain in zip(plan._sites, plan._chains, strict=True)]
+    after = [value != 0 for value in effective(plan)]
     assert not any(bool((new & ~old).any()) for old, new in zip(kept, after, strict=True)), (
         "dropped weights stay dropped"
     )
