@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test contract faults lint types bench clean
+.PHONY: demo test contract faults docs lint types bench clean
 
 demo: $(STAMP)
 	$(BIN)/pare demo
@@ -17,6 +17,10 @@ contract: $(STAMP)
 # Kills, failing calls, damaged files, many workers: an hour on two cores.
 faults: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/faults -m "faults or not faults"
+
+# The site, in site/index.html. `make test` builds it too, and opens pages of it in Chromium.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -43,4 +47,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) build dist demo-run runs
+	rm -rf $(VENV) build dist demo-run runs site

@@ -17,12 +17,13 @@ from paretorch.workflows.studies import load_study
 from .common import network, train, weights
 
 PAGE = Path(__file__).parents[2] / "docs" / "optimizers.md"
+PAIRS = [(torch.randn(5, 6), torch.randn(5, 3)) for _ in range(5)]
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def run(word: str, model) -> dict:
     (block,) = (block for block in BLOCKS if word in block)
-    names = {"pt": pt, "torch": torch, "model": model, "step_with": lambda optimizer: train(model, optimizer, 5)}
+    names = {"pt": pt, "torch": torch, "model": model, "criterion": torch.nn.MSELoss(), "batches": PAIRS}
     exec(block, names)
     return names
 
