@@ -203,7 +203,7 @@ def test_misfits_are_named(tmp_path: Path) -> None:
         (nn.Linear(4, 3, bias=False), "has bias too many"),
         (nn.Sequential(nn.Linear(4, 3)), "lacks 0.bias, 0.weight and has bias, weight"),
         (nn.Linear(5, 3), r"weight is torch.float32 \(3, 4\) in the file"),
-        (nn.Linear(4, 3).half(), "torch.float16"),
+        (nn.Linear(4, 3).to(torch.complex64), "torch.complex64"),
     ]:
         with pytest.raises(ArtefactError, match=words):
             load(tmp_path / "net.pare", into=target)

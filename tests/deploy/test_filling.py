@@ -235,3 +235,48 @@ def test_a_zoo_network_is_loaded_without_torch_s_compiler(tmp_path: Path) -> Non
     )
     done = run([sys.executable, "-c", code, str(tmp_path / "x.pare")], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_values_are_rounded_to_the_dtype_of_the_module(dtype: torch.dtype, tmp_path: Path) -> None:
+    """As torch's load_state_dict does it, in either direction; whole numbers and real ones do not convert."""
+    whole = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    save(whole, tmp_path / "x.pare")
+    found = load(tmp_path / "x.pare", into=nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).to(dtype))
+    expected = copy.deepcopy(whole).to(dtype).state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in found.state_dict().items())
+    assert found[0].weight.dtype == dtype
+    wrong = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    wrong[1].num_batches_tracked = torch.tensor(0.0)
+    with pytest.raises(ArtefactError, match=r"num_batches_tracked is torch.int64 \(\) in the file and torch.float32"):
+        load(tmp_path / "x.pare", into=wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_module_without_memory_gets_some(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Ties of the module and of the file, buffers and frozen parameters are as in a module that had memory."""
+    model = Two(tied=True)
+    model.a.register_buffer("scale", torch.tensor([2.0]))
+    model.a.weight.requires_grad_(False)
+    save(model, tmp_path / "x.pare")
+    for tied in (True, False):
+        with torch.device("meta"):
+            bare = Two(tied=tied).to(dtype)
+            bare.a.register_buffer("scale", torch.empty(1, dtype=dtype))
+        bare.a.weight.requires_grad_(False)
+        assert load(tmp_path / "x.pare", into=bare) is bare
+        assert torch.equal(bare.a.weight, model.a.weight.to(dtype))
+        assert bare.b.weight is bare.a.weight
+        assert isinstance(bare.a.weight, nn.Parameter)
+        assert not bare.a.weight.requires_grad
+        assert torch.equal(bare.a.scale, model.a.scale.to(dtype))
+        assert bare(torch.ones(1, 4, dtype=dtype)).device.type == "cpu"
+
+
+def test_a_damaged_file_gives_no_memory(tmp_path: Path) -> None:
+    save(Two(), tmp_path / "x.pare")
+    with torch.device("meta"):
+        bare = Two(outputs=3)
+    with pytest.raises(ArtefactError, match=r"b\.weight is torch\.float32"):
+        load(tmp_path / "x.pare", into=bare)
+    assert all(one.is_meta for one in bare.parameters())

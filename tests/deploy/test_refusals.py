@@ -91,15 +91,17 @@ def test_wrappers_of_a_network_are_not_in_its_file(wrap: Callable[[nn.Module], n
     assert pt.export_onnx(wrapped, x, tmp_path / "x.onnx").exists()
 
 
-def test_a_module_without_memory_is_not_filled(tmp_path: Path) -> None:
+def test_a_buffer_that_is_in_no_file_is_not_left_without_memory(tmp_path: Path) -> None:
     pt.save(net(), tmp_path / "x.pare")
     with torch.device("meta"):
         bare = net()
-    with pytest.raises(ConfigError, match=r"0\.weight has no memory .*to_empty"):
+        bare.register_buffer("positions", torch.arange(4), persistent=False)
+    with pytest.raises(ConfigError, match=r"positions has no memory .*compute it"):
         pt.load(tmp_path / "x.pare", into=bare)
-    filled = pt.load(tmp_path / "x.pare", into=bare.to_empty(device="cpu"))
+    assert all(one.is_meta for one in bare.parameters())
+    bare.positions = torch.arange(4)
     x = torch.randn(2, 4)
-    assert torch.equal(filled(x), net()(x))
+    assert torch.equal(pt.load(tmp_path / "x.pare", into=bare)(x), net()(x))
 
 
 def test_folders_are_no_files(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -94,9 +95,10 @@ def sizes_in_file(path: StrPath, source: nn.Module | Mapping[str, Tensor], head:
 def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
     """Fill `into` from an artefact, in place, and return it; without `into`, build the zoo network that the file names.
 
-    The file must name exactly the tensors of the module, with their shapes and dtypes. Tied tensors are tied again. A network
+    The file must name exactly the tensors of the module, with their shapes. A module of another floating-point dtype stays so: the
+    values are rounded to it. Tensors on the meta device get memory on the CPU. Tied tensors are tied again. A network
     that is built is in eval mode, and may be 1024 times as large as the file, or 64 MiB if that is more. Nothing in the file
-    is executed, and little more memory is used than the module has. A damaged file, or a tensor of another shape or dtype,
+    is executed, and little more memory is used than the module has. A damaged file, or a tensor of another shape,
     raises before the module changes.
 
     Example:
@@ -146,7 +148,9 @@ def _max_bytes(module: nn.Module) -> int:
 
 
 def _name_of(model: nn.Module) -> dict[str, Any]:
-    name, options = getattr(model, "zoo_name", None), getattr(model, "zoo_options", None) or {}
+    # Not getattr: wrappers such as PEFT's forward it to the network inside, and are not that network.
+    name, options = (inspect.getattr_static(model, one, None) for one in ("zoo_name", "zoo_options"))
+    options = options or {}
     if not isinstance(name, str):
         return {}
     if not isinstance(options, Mapping):

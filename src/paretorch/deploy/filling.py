@@ -124,7 +124,7 @@ def replayed(model: nn.Module, edits: Sequence[Edit]) -> Iterator[None]:
     except BaseException:
         undo()
         raise
-    if after or hasattr(model, EDITS):
+    if after or EDITS in vars(model):
         setattr(model, EDITS, after)
 
 
@@ -176,10 +176,17 @@ def _tensors(module: nn.Module) -> list[tuple[Any, Any]]:
 
 
 def fill(module: nn.Module, reader: BlobReader) -> None:
-    """Copy every tensor of the file into the module, tie those that are tied in the file, and set extra states."""
+    """Copy every tensor of the file into the module, tie those that are tied in the file, and set extra states.
+
+    Tensors on the meta device get memory on the CPU.
+    """
     _check_names(module, reader.names)
-    state: dict[str, Tensor] = module.state_dict()
-    if bare := [name for name, tensor in state.items() if tensor.is_meta]:
+    places = _allocated(module)
+    state: dict[str, Tensor] = {
+        name: places.get(id(tensor), tensor).detach() if isinstance(tensor, Tensor) else tensor
+        for name, tensor in module.state_dict(keep_vars=True).items()
+    }
+    if bare := [name for name, tensor in state.items() if isinstance(tensor, Tensor) and tensor.is_meta]:
         raise ConfigError(
             f"{bare[0]} has no memory to be filled (meta device): allocate it with module.to_empty(device=...)"
         )
@@ -194,13 +201,41 @@ def fill(module: nn.Module, reader: BlobReader) -> None:
         return state[name]
 
     most = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
-    for name, tensor in reader.tensors(state, most, tensor_of):
-        if isinstance(tensor, str):
-            _tie(module, state, name, tensor)
+    ties = [(name, one) for name, one in reader.tensors(state, most, tensor_of) if isinstance(one, str)]
+    _install(module, places)
+    for name, first in ties:
+        _tie(module, state, name, first)
     for name, tensor in state.items():
         path, _, leaf = name.rpartition(".")
         if leaf == _EXTRA_STATE_KEY_SUFFIX:  # not a tensor of the module, but made for the state dict
             module.get_submodule(path).set_extra_state(tensor)
+
+
+def _allocated(module: nn.Module) -> dict[int, Tensor]:
+    """Return, by the id of each tensor of the module that has no memory (meta device), one on the CPU that has."""
+    found: dict[int, Tensor] = {}
+    for path, own in module.named_modules():
+        for kind in (own._parameters, own._buffers):
+            for name, tensor in kind.items():
+                if tensor is None or not tensor.is_meta or id(tensor) in found:
+                    continue
+                if name in own._non_persistent_buffers_set:
+                    raise ConfigError(
+                        f"{path}.{name} has no memory (meta device), and is in no file: compute it, and give the module to load "
+                        "again; module.to_empty(device=...) allocates it"
+                    )
+                made = torch.empty_like(tensor, device="cpu")
+                is_parameter = isinstance(tensor, nn.Parameter)
+                found[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if is_parameter else made
+    return found
+
+
+def _install(module: nn.Module, places: Mapping[int, Tensor]) -> None:
+    """Put the tensors that were allocated where those without memory were; tied ones stay tied."""
+    for own in module.modules() if places else ():
+        kinds: tuple[dict[str, Any], ...] = (own._parameters, own._buffers)
+        for kind in kinds:
+            kind.update({name: places[id(tensor)] for name, tensor in kind.items() if id(tensor) in places})
 
 
 def _some(names: set[str]) -> str:

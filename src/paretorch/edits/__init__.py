@@ -6,6 +6,7 @@ activations, weights mixed from shared tensors) are plain modules of this packag
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -61,5 +62,31 @@ def write_edits(edits: object) -> list[dict[str, Any]]:
 
 
 def edits_of(model: nn.Module) -> list[Edit]:
-    """Return the edits that were made on a module, in order; an empty list if the module has none."""
-    return read_edits(getattr(model, EDITS, None) or [])
+    """Return the edits that were made on a module, in order; an empty list if the module has none.
+
+    If the module lists none, but modules inside of it do, such as the network in a wrapper, these are returned, by the names in the module.
+    """
+    # Not getattr: wrappers such as PEFT's forward it to the network inside, whose edits have other names here.
+    own = vars(model).get(EDITS)
+    if own:
+        return [edit.renamed(partial(_moved, model)) for edit in read_edits(own)]
+    found: list[Edit] = []
+    done: list[str] = []
+    for name, module in model.named_modules():
+        inner = vars(module).get(EDITS) if not name.startswith(tuple(done)) else None
+        if inner:
+            done.append(f"{name}.")
+            found += [edit.renamed(partial(_moved, model, prefix=f"{name}.")) for edit in read_edits(inner)]
+    return found
+
+
+def _moved(model: nn.Module, name: str, prefix: str = "") -> str:
+    """Return the name in the model of a module of the part at `prefix`; adapters of PEFT have put a layer of theirs around it."""
+    name = f"{prefix}{name}".removesuffix(".")
+    module: nn.Module | None = model
+    for part in name.split(".") if name else ():
+        module = None if module is None else module._modules.get(part)
+    while module is not None and getattr(module, "adapter_layer_names", None):
+        module = module._modules.get("base_layer")
+        name = name if module is None else f"{name}.base_layer"
+    return name

@@ -1,7 +1,7 @@
 """The base of all structural edits: they read and write themselves as JSON, check themselves, and apply themselves."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -81,6 +81,10 @@ class Edit(ABC):
     @abstractmethod
     def apply(self, model: nn.Module) -> None:
         """Make the edit, in place."""
+
+    @abstractmethod
+    def renamed(self, name: Callable[[str], str]) -> Self:
+        """Return the same edit with other names of its modules: of a network that is a part of another one."""
 
     def added_names(self) -> set[str]:
         """Return the keys that the edit adds to the state dict and that a file stores."""

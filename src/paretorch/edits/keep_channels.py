@@ -4,9 +4,9 @@ A plan makes edits and files store them, so everything is checked.
 """
 
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +77,9 @@ class KeepChannels(Edit):
             for attribute, axis, kept in cut.places():
                 _replace(getattr(cut.module, attribute), axis, kept)
             _resize(cut.module, cut.side, cut.keep)
+
+    def renamed(self, name: Callable[[str], str]) -> Self:
+        return replace(self, outputs=tuple(map(name, self.outputs)), inputs=tuple(map(name, self.inputs)))
 
     def cut_state(self, state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         """Return the state that a model would have after the edit; the model does not change."""

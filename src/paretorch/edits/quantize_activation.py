@@ -8,9 +8,9 @@ straight through inside the range, to the ends of the range outside of it.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -114,6 +114,9 @@ class QuantizeActivation(Edit):
         steps = torch.full(self.grid, 255, dtype=torch.int32, device=device)
         bounds = torch.tensor([0.0, 1.0], dtype=torch.float32, device=device)
         replace_module(model, self.modules, QuantizedActivation(inner, steps, bounds))
+
+    def renamed(self, name: Callable[[str], str]) -> Self:
+        return replace(self, modules=tuple(map(name, self.modules)))
 
     def added_names(self) -> set[str]:
         return {f"{name}.{leaf}" for name in self.modules for leaf in ("steps", "bounds")}

@@ -1,9 +1,9 @@
 """The edit that says by which power of two the grid of a weight is scaled, and exact powers of two."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,10 @@ class Scale(Edit):
 
     def apply(self, model: nn.Module) -> None:
         """Do nothing: the values include the scale."""
+
+    def renamed(self, name: Callable[[str], str]) -> Self:
+        module, _, attribute = self.weight.rpartition(".")
+        return replace(self, weight=f"{name(module)}.{attribute}".lstrip("."))
 
 
 def power_of_two(exponent: Tensor) -> Tensor:

@@ -220,6 +220,14 @@ class Share(Edit):
             mixed.requires_grad_(trained).train(owners[0].module.training)
             attach(owners, mixed, weight)
 
+    def renamed(self, name: Callable[[str], str]) -> Self:
+        if name("") != "":  # the shared parameters belong to the root
+            raise ConfigError(
+                f"{name('')!r} has layers that share weights, which only a whole network can say of itself: save, load and "
+                "report that module alone"
+            )
+        return self
+
     def _weights(self, model: nn.Module) -> list[tuple[nn.Parameter, list[Owner]]]:
         """Return each weight with its owners."""
         known = _weights_by_name(model)

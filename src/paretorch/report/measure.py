@@ -80,7 +80,7 @@ def report(
         found = sizes_in_file(path, source, head)
     elif isinstance(model, nn.Module):
         source = plain(model, "report")
-        name = getattr(source, "zoo_name", "") or type(source).__name__
+        name = vars(source).get("zoo_name") or type(source).__name__
         found = sizes(source)
     else:
         raise ConfigError(f"report takes a module or the path of an artefact, not {type(model).__name__}")
@@ -115,7 +115,8 @@ def _whole(source: nn.Module | Mapping[str, Tensor], edits: Iterable[Edit]) -> n
     """Return the complete zoo network, without values, if this one lost channels or was folded; else None."""
     from paretorch import zoo
 
-    name, options = getattr(source, "zoo_name", None), getattr(source, "zoo_options", None) or {}
+    own = vars(source) if isinstance(source, nn.Module) else {}
+    name, options = own.get("zoo_name"), own.get("zoo_options") or {}
     if name is None or not any(isinstance(edit, KeepChannels | Share) for edit in edits):
         return None
     with torch.device("meta"), Blank():

@@ -12,6 +12,9 @@
 Decisions are rounded after `steps` optimizer steps; the others fine-tune. Then `small = mine.plan.finalize()`. Checkpoints hold the plan
 too, so that `fit(ckpt_path=…)` goes on with it. Sparsity, bits and the like are logged as plan/….
 
+Validation before rounding is of a network that will be rounded, and usually better. So `ModelCheckpoint(monitor=…)` and
+`EarlyStopping` begin anew once decisions are rounded: the best checkpoint is one of the rounded network.
+
 `PlanCallback(teacher=dense)` adds distillation: the loss of `training_step` becomes alpha · distillation + (1 − alpha) · loss. The
 teacher runs on what the network with the plan is called with in `training_step`, and their outputs are compared.
 """
@@ -29,6 +32,7 @@ from paretorch.training.distillation import ALPHA, Teacher
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 except ImportError as error:
     raise MissingExtraError("PlanCallback needs lightning: pip install 'paretorch[lightning]'") from error
 
@@ -50,11 +54,10 @@ class PlanCallback(Callback):
         self._seen = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if getattr(trainer.precision_plugin, "scaler", None) is not None:
-            raise ConfigError(
-                'precision="16-mixed" scales losses, and with them the gradients of decisions: use "bf16-mixed"'
-            )
         self._stepper, self._seen = PlanStepper(pl_module, trainer.optimizers), trainer.global_step
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        if scaler is not None:
+            self._stepper.follow_scaler(scaler)
         if self._loaded:
             self._stepper.plan.load_state_dict(self._loaded)
             self._loaded = {}  # a later fit begins with a plan of its own
@@ -62,6 +65,8 @@ class PlanCallback(Callback):
             self._distiller.begin(pl_module, self._stepper.plan.model)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._stepper is not None:
+            self._stepper.leave_scaler()
         if self._distiller is not None:
             self._distiller.end(pl_module)
 
@@ -72,7 +77,8 @@ class PlanCallback(Callback):
         if self._stepper is None or trainer.global_step == self._seen:
             return
         self._seen = trainer.global_step
-        self._stepper.after_step(trainer.optimizers[0])
+        if self._stepper.after_step(trainer.optimizers[0]):
+            _forget_best(trainer)
         if self._seen % max(getattr(trainer, "log_every_n_steps", 50), 1) == 0:
             pl_module.log_dict({f"plan/{name}": value for name, value in self._stepper.plan.metrics().items()})
             if self._distiller is not None and self._distiller.last is not None:
@@ -83,6 +89,18 @@ class PlanCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict
+
+
+def _forget_best(trainer: Trainer) -> None:
+    """Decisions are rounded now: checkpoints from before, whose network was another one, are no longer the best. Their files stay."""
+    own: Any = trainer
+    for one in own.callbacks:
+        if isinstance(one, ModelCheckpoint) and one.monitor is not None:
+            one.best_k_models, one.best_model_score, one.current_score = {}, None, None
+            one.best_model_path = one.kth_best_model_path = ""
+            one.kth_value = torch.tensor(torch.inf if one.mode == "min" else -torch.inf)
+        elif isinstance(one, EarlyStopping):
+            one.wait_count, one.best_score = 0, torch.tensor(torch.inf if one.mode == "min" else -torch.inf)
 
 
 class _Distiller:

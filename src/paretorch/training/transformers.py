@@ -7,13 +7,17 @@
     small = plan.finalize()
 
 Checkpoints hold the plan too (`plan.pt`), and `trainer.train(resume_from_checkpoint=True)` goes on with it, in the same
-`output_dir`. Sparsity, bits and the like are in `trainer.state.log_history`.
+`output_dir`. Sparsity, bits and the like are in `trainer.state.log_history` and in the trackers of `report_to`.
+
+Evaluation before rounding is of a network that will be rounded, and usually better. So `load_best_model_at_end=True` and early
+stopping begin anew once decisions are rounded: the best checkpoint is one of the rounded network, if there is one.
 
 `PlanCallback(teacher=dense)` adds distillation: while training, the loss that the model returns becomes alpha · distillation +
 (1 − alpha) · loss. Evaluation has the loss alone.
 """
 
 import io
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,10 +33,13 @@ from paretorch.training.files import write_atomically
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_callback import CallbackHandler
 except ImportError as error:
     raise MissingExtraError("PlanCallback needs transformers: pip install 'paretorch[transformers]'") from error
 
 _FILE = "plan.pt"
+_DEPTH = 4
+"""Frames between the trainer's handler of callbacks and a callback."""
 _ITEMS = "num_items_in_batch"  # which the trainer passes to models that take it
 _TIES = "_tied_weights_keys"  # of a model: which of its keys are other names of the same tensor, and are not saved
 
@@ -54,10 +61,17 @@ class PlanCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if args.fp16:
-            raise ConfigError("fp16=True scales losses, and with them the gradients of decisions: use bf16=True")
+        scaler = getattr(kwargs["optimizer"], "scaler", None)
+        if args.fp16 and scaler is None:
+            raise ConfigError(
+                "fp16=True without a GradScaler, as with DeepSpeed, leaves the gradients of decisions scaled: use bf16=True"
+            )
         optimizer = _plain(kwargs["optimizer"])
+        self._end()  # of a training that did not come to its end
         self._stepper = PlanStepper(kwargs["model"], [optimizer])
+        if scaler is not None:
+            self._stepper.follow_scaler(scaler)
+        _come_first(self)
         if state.global_step:
             self._stepper.plan.load_state_dict(_plan_state(_checkpoint(args, state) / _FILE))
         _tell_ties(kwargs["model"])
@@ -68,6 +82,11 @@ class PlanCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         kwargs["model"].__dict__.pop(_TIES, None)
+        self._end()
+
+    def _end(self) -> None:
+        if self._stepper is not None:
+            self._stepper.leave_scaler()
         if self._distiller is not None:
             self._distiller.end()
 
@@ -75,14 +94,17 @@ class PlanCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         assert self._stepper is not None
-        self._stepper.after_step(_plain(kwargs["optimizer"]))
+        if self._stepper.after_step(_plain(kwargs["optimizer"])):
+            _forget_best(state)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._stepper is not None and state.log_history:
-            numbers = self._stepper.plan.metrics()
-            state.log_history[-1] |= {f"plan_{name}": value for name, value in numbers.items()}
+            numbers = {f"plan_{name}": value for name, value in self._stepper.plan.metrics().items()}
             if self._distiller is not None and self._distiller.last is not None:
-                state.log_history[-1]["plan_distillation"] = float(self._distiller.last)
+                numbers["plan_distillation"] = float(self._distiller.last)
+            state.log_history[-1] |= numbers
+            if kwargs.get("logs") is not None:
+                kwargs["logs"] |= numbers  # which the trackers of the trainer read next
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if self._stepper is not None and state.is_world_process_zero:
@@ -108,7 +130,8 @@ class _Distiller:
             )
         self.end()  # of a training that did not come to its end
         self._teacher.prepare(model, args.device)
-        self._autocast = torch.autocast(args.device.type, torch.bfloat16, enabled=args.bf16)
+        half = torch.float16 if args.fp16 else torch.bfloat16
+        self._autocast = torch.autocast(args.device.type, half, enabled=args.bf16 or args.fp16)
         # A model that divides by the items of all batches of a step is not divided by their number again.
         ranks = args.world_size if args.average_tokens_across_devices else 1
         self._share = 1 / (args.gradient_accumulation_steps * ranks)
@@ -138,6 +161,26 @@ class _Distiller:
             output["loss"] = mixed
             return output
         return {**output, "loss": mixed}
+
+
+def _forget_best(state: TrainerState) -> None:
+    """Decisions are rounded now: checkpoints from before, whose network was another one, are no longer the best.
+
+    `load_best_model_at_end=True` would bring such a network back, unrounded.
+    """
+    state.best_metric = state.best_global_step = state.best_model_checkpoint = None
+
+
+def _come_first(callback: TrainerCallback) -> None:
+    """Move the callback before those that write logs, which the trainer puts before all of the user's: they get its numbers then."""
+    frame: Any = sys._getframe(2)
+    for _ in range(_DEPTH):
+        handler = None if frame is None else frame.f_locals.get("self")
+        if isinstance(handler, CallbackHandler) and callback in handler.callbacks:
+            handler.callbacks.remove(callback)
+            handler.callbacks.insert(0, callback)
+            return
+        frame = frame if frame is None else frame.f_back
 
 
 def _tell_ties(model: nn.Module) -> None:

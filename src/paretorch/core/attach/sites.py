@@ -19,6 +19,8 @@ WEIGHTED: tuple[type[nn.Module], ...] = (
     nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
     nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention,
 )  # fmt: skip
+_ADAPTERS = "adapter_layer_names"
+"""The attribute of PEFT's layers that lists which of their children are adapters."""
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -34,6 +36,8 @@ class Site:
     name: str
     weight: nn.Parameter
     owners: tuple[tuple[nn.Module, str, str], ...]
+    is_adapter: bool = field(default=False, kw_only=True)
+    """Whether it is a low-rank matrix or the like beside a layer's weight, as PEFT adds them: small, and trained in full precision."""
 
     @property
     def channel_axis(self) -> int:
@@ -50,8 +54,8 @@ class Site:
 
     @property
     def is_usual(self) -> bool:
-        """The weight of a layer that has weights: no position table, no norm, no bias."""
-        return any(
+        """The weight of a layer that has weights: no position table, no norm, no bias, no adapter."""
+        return not self.is_adapter and any(
             (isinstance(module, WEIGHTED) or is_conv1d(module)) and "weight" in attribute
             for module, attribute, _ in self.owners
         )
@@ -83,7 +87,10 @@ class Template(Site):
 def find_sites(model: nn.Module, dims: int = 2) -> list[Site]:
     """All parameters of at least `dims` dimensions, each Parameter object once; those of whole numbers have no soft values."""
     found: dict[int, list[tuple[nn.Module, str, str]]] = {}
+    adapters: set[str] = set()
     for module_name, module in model.named_modules():
+        own = getattr(module, _ADAPTERS, ())
+        adapters.update(_joined(module_name, name) for name in own if isinstance(own, tuple | list))
         if any(part.startswith(PREFIX) for part in module_name.split(".")):
             continue  # of a plan
         for attribute, parameter in module._parameters.items():
@@ -91,14 +98,21 @@ def find_sites(model: nn.Module, dims: int = 2) -> list[Site]:
                 continue
             if parameter.dim() >= dims and parameter.numel() > 0:
                 found.setdefault(id(parameter), []).append((module, attribute, module_name))
-    return [_site(owners) for owners in found.values()]
+    return [_site(owners, adapters) for owners in found.values()]
 
 
-def _site(owners: list[tuple[nn.Module, str, str]]) -> Site:
+def _joined(module_name: str, name: str) -> str:
+    return f"{module_name}.{name}" if module_name else name
+
+
+def _site(owners: list[tuple[nn.Module, str, str]], adapters: Collection[str]) -> Site:
     module, attribute, module_name = owners[0]
     parameter = module._parameters[attribute]
     assert parameter is not None
-    return Site(f"{module_name}.{attribute}" if module_name else attribute, parameter, tuple(owners))
+    name = _joined(module_name, attribute)
+    parts = name.split(".")
+    is_adapter = any(".".join(parts[: i + 1]) in adapters for i in range(len(parts)))
+    return Site(name, parameter, tuple(owners), is_adapter=is_adapter)
 
 
 def choose(sites: Sequence[Site], include: Selector | None, exclude: Selector) -> list[Site]:
@@ -209,7 +223,7 @@ def choose_sites(method: Selection, sites: Sequence[Site], named: Sequence[Site]
 
 def _tell_left_out(method: Selection, sites: Sequence[Site]) -> None:
     """Say so where most of the weights are in layers of kinds that nobody asked for and that are not known."""
-    admitted = [site for site in sites if not site.matches(method.exclude)]
+    admitted = [site for site in sites if not site.is_adapter and not site.matches(method.exclude)]
     unknown = [site for site in admitted if not site.is_usual]
     left, every = (sum(site.weight.numel() for site in group) for group in (unknown, admitted))
     if 2 * left > every:

@@ -17,6 +17,7 @@ from torch.autograd.graph import increment_version
 from paretorch.core.attach.fused import FusedBatch, layout
 from paretorch.core.attach.sites import Site, Template
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation, flatten, unflatten
+from paretorch.errors import ConfigError
 from paretorch.support.sharded import is_sharded, local, shard_like, whole, write
 
 # What `fully_shard` asks a module for to learn whether it may manage it. The tensors of a relaxed weight are sharded by the engine
@@ -119,6 +120,14 @@ class RelaxedWeight(Chain):
         """Whether the layer's tensor is still there to be written to."""
         module, attribute = self._owners[0]
         return module._parameters.get(attribute) is not None
+
+    def check_shape(self) -> None:
+        """Refuse a layer that has another shape than when it was compressed."""
+        if self.is_attached() and self.tensor.shape != self.latent.shape:
+            raise ConfigError(
+                f"{self.name} is {tuple(self.tensor.shape)} now, and was {tuple(self.latent.shape)} when it was compressed: "
+                "resize layers, such as token embeddings, before compress or after finalize"
+            )
 
     def attach(self) -> None:
         """Become a child of the first owner."""
@@ -308,6 +317,8 @@ def batches(members: Sequence[RelaxedWeight], fuse: bool = False) -> list[Batch]
 
     fuse: for many steps, so that it pays to prepare kernels where there are some.
     """
+    for member in members:
+        member.check_shape()
     groups: dict[Any, list[list[RelaxedWeight]]] = {}
     sizes: dict[Any, int] = {}
     for member in members:

@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from paretorch.core.attach.fused import FusedBatch
 from paretorch.core.attach.weights import Batch, RelaxedWeight, batches, store
 from paretorch.core.relaxation import unflatten
-from paretorch.errors import warn
+from paretorch.errors import ConfigError, warn
 from paretorch.support.sharded import is_sharded, local, reshard, shard_like
 
 _SMALL = 2**22
@@ -105,6 +105,21 @@ class Engine:
     def invalidate(self) -> None:
         """The phase has changed, or decisions were replaced."""
         self._batches = None
+
+    def is_resized(self, held: set[int]) -> bool:
+        """Whether layers have another shape than when they were compressed; raises if an optimizer of these tensors holds them.
+
+        There is no step for them any more. Called once a step has failed: it costs time.
+        """
+        try:
+            for member in self.weights:
+                member.check_shape()
+        except ConfigError:
+            self.close()  # the steps of other networks go on
+            if any(id(member.tensor) in held for member in self.weights):
+                raise
+            return True
+        return False
 
     def _follow_sharding(self) -> None:
         """θ and the decisions lie as the layers' tensors do, which FSDP2 may have sharded."""
@@ -420,7 +435,11 @@ def _before_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs
     scale = getattr(optimizer, "grad_scale", None)  # of fused optimizers, which divide by it themselves
     scaling = None if scale is None else Scaling(scale, getattr(optimizer, "found_inf", None))
     for engine in list(_engines):
-        wrapped = engine.before_step(held, wrapped, scaling)
+        try:
+            wrapped = engine.before_step(held, wrapped, scaling)
+        except (RuntimeError, ConfigError):
+            if not engine.is_resized(held):
+                raise
     if wrapped is closure:
         return None
     if len(args) > 1:

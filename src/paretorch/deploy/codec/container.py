@@ -201,7 +201,7 @@ class BlobReader:
         """Yield name and tensor, or name and the earlier name that the tensor is tied to.
 
         Args:
-            expect: Tensors whose dtypes and shapes the file must have.
+            expect: Tensors whose shapes, and dtypes up to their precision, the file must have.
             most: The most bytes of all tensors. Like `expect`, checked before the first tensor is yielded (in version 1: before
                 each tensor).
             into: Returns the tensor to fill, by name.
@@ -242,14 +242,18 @@ def _admit(name: str, declared: Declared, expect: Mapping[str, Tensor] | None, m
             raise ArtefactError(f"{name} and {declared} are tied in the file; in the module they are {kinds}")
         return most
     dtype, shape = declared
-    if expect is not None and (shape != tuple(expect[name].shape) or dtype != expect[name].dtype):
-        wanted = _kind(expect[name])
-        what = "; load it into a module of the file's dtype and convert that" if dtype != expect[name].dtype else ""
-        raise ArtefactError(f"{name} is {dtype} {shape} in the file and {wanted} in the module{what}")
-    most -= math.prod(shape) * dtype.itemsize
+    if expect is not None and (shape != tuple(expect[name].shape) or not _converts(dtype, expect[name].dtype)):
+        raise ArtefactError(f"{name} is {dtype} {shape} in the file and {_kind(expect[name])} in the module")
+    most -= math.prod(shape) * (dtype if expect is None else expect[name].dtype).itemsize
     if most < 0 or math.prod(max(length, 1) for length in shape) > _MAX_NUMBERS:
         raise ArtefactError(f"A tensor of shape {shape} is larger than a file of this size may declare")
     return most
+
+
+def _converts(dtype: torch.dtype, into: torch.dtype) -> bool:
+    """Whether values may be rounded to another dtype: from real to real, or from complex to complex numbers."""
+    kinds = [(one.is_floating_point, one.is_complex) for one in (dtype, into)]
+    return dtype == into or (kinds[0] == kinds[1] and any(kinds[0]))
 
 
 def _kind(tensor: Tensor) -> str:

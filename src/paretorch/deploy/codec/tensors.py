@@ -71,9 +71,10 @@ def decode_tensor(
     """Read the next tensor. The caller has checked that it can hold a tensor of this shape.
 
     Args:
-        into: A tensor to fill, in place if it is contiguous and on the CPU, so that there is no second copy.
+        into: A tensor to fill, in place if it is contiguous, of the same dtype and on the CPU, so that there is no second copy.
     """
-    if into is None or type(into) is not Tensor or into.device.type != "cpu" or not into.is_contiguous():
+    alike = type(into) is Tensor and into.dtype == dtype and into.device.type == "cpu" and into.is_contiguous()
+    if into is None or not alike:
         made = decode_tensor(reader, shape, dtype, torch.empty(shape, dtype=dtype))
         return made if into is None else into.copy_(made)
     coding = CODINGS[reader.index.number(len(CODINGS) - 1)]
