@@ -24,6 +24,7 @@ def compress(
     budget: int | str | None = None,
     seed: int = 0,
     compact: bool = False,
+    compile: bool = False,
 ) -> Plan:
     """Attach the methods to the model's weights and return the plan that trains, rounds and removes them.
 
@@ -32,6 +33,8 @@ def compress(
     budget: bytes of the saved file, kept at `finalize`: a number, or text such as "1.3 MB", "500 KiB" or "1/10" of the dense network.
     seed: of the noise. compact: with a budget, which counts it: `finalize` folds batch norms to the two vectors that evaluation needs and rounds
     vectors (norms, biases) to bfloat16. The network is not for further training then.
+    compile: have torch's compiler make one piece of schedules and feedback, which takes 5 to 30 seconds once; for loops that are captured
+    as one CUDA graph. Nothing is compiled otherwise.
     Load pretrained weights before; wrap in DDP, FSDP2, compile or an average after.
 
     Example:
@@ -64,7 +67,15 @@ def compress(
                 return encoded_size(state, model, edits)
 
     return _compress(
-        model, *methods, steps=steps, example=example, budget=budget, seed=seed, meter=meter, finish=finish
+        model,
+        *methods,
+        steps=steps,
+        example=example,
+        budget=budget,
+        seed=seed,
+        compile=compile,
+        meter=meter,
+        finish=finish,
     )
 
 

@@ -74,7 +74,8 @@ def train(case: str, last: bool, dtype: torch.dtype = torch.float32) -> tuple[di
 def _small_segments(monkeypatch):
     """Segments so short that every path is taken."""
     monkeypatch.setattr(fused, "SEGMENT", 64)
-    monkeypatch.setattr(fused, "LONG_SEGMENT", 128)
+    monkeypatch.setattr(fused, "PROGRAMS", 4)
+    monkeypatch.setattr(fused, "MANY", 2)
     monkeypatch.setattr(fused, "BLOCK", 64)
     monkeypatch.setattr(fused, "SHORT", 16)
 

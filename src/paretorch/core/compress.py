@@ -41,6 +41,7 @@ def compress(
     example: Example | None = None,
     budget: int | None = None,
     seed: int = 0,
+    compile: bool = False,
     meter: Meter | None = None,
     finish: Finish | None = None,
 ) -> Plan:
@@ -56,6 +57,7 @@ def compress(
             tuple of the model's arguments, or a dict of keyword arguments.
         budget: Bytes of the saved file, kept at `finalize`.
         seed: Of the noise.
+        compile: Whether to compile schedules and feedback (see `Plan.compile`).
         meter: Counts the bytes of a state.
         finish: What `finalize` does to the plain network in the end, which the meter counts already.
 
@@ -70,7 +72,10 @@ def compress(
             trial = _Draft(copy.deepcopy(model), methods, steps, example, budget, seed, meter, finish)
             trial.prepare()
             trial.attach().check_budget()
-    return draft.attach()
+    plan = draft.attach()
+    if compile:
+        plan.compile()
+    return plan
 
 
 @dataclass

@@ -208,7 +208,7 @@ class Term:
 
     def latent(self, index: int) -> nn.Parameter:
         """The trained values θ behind a weight."""
-        return cast(RelaxedWeight, self.chains[index]).latent
+        return cast(RelaxedWeight, self.chains[index]).theta
 
     def latents(self) -> list[nn.Parameter]:
         """θ of every weight."""

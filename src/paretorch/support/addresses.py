@@ -21,9 +21,10 @@ class AddressTable:
 
     def __init__(self, fixed: list[list[int]], device: torch.device, addressed: int = 0) -> None:
         self._fixed, self._device = fixed, device
-        self._fixed_aligned = all(address % 16 == 0 for row in fixed[:addressed] for address in row)
+        self.is_aligned = all(address % 16 == 0 for row in fixed[:addressed] for address in row)
+        """Whether these are multiples of 16 bytes."""
         self._sent = [0] * len(fixed[0])
-        self._sent_aligned = self._fixed_aligned
+        self._sent_aligned = self.is_aligned
         self._table = self._pinned(self._rows(self._sent)).to(device)
         self._spare: Tensor | None = None
         self._graph_buffers: dict[tuple[int, ...], Tensor] = {}
@@ -45,7 +46,7 @@ class AddressTable:
             if capturing:
                 self._captured.append(self._table)
             return self._table, self._sent_aligned
-        aligned = self._fixed_aligned and all(address % 16 == 0 for address in addresses)
+        aligned = self.is_aligned and all(address % 16 == 0 for address in addresses)
         if capturing:
             return self._for_graph(addresses), aligned
         if any(self._table is table for table in self._captured):

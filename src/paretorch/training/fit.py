@@ -81,6 +81,8 @@ class Trainer:
         )
         self.optimizer = optimizers.build(recipe.optimizer, groups, recipe.optimizer.lr if rate is None else rate)
         self._compiles = self.device.type == "cuda" and self._should_compile()
+        if self._compiles and plan is not None:
+            plan.compile()
         self.stepper = Stepper(
             model,
             task,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,14 @@ from paretorch.support.sharded import is_sharded
 
 BLOCK, SHORT = 1024, 128
 """Elements that a program holds at a time, of long and of short segments."""
-SEGMENT, LONG_SEGMENT = 1 << 13, 1 << 16
-"""Elements that a program goes through, at most; those of rows of more than 2¹⁸ weights are longer."""
+SEGMENT = 1 << 13
+"""Elements that a program goes through, at most."""
+PROGRAMS = 1 << 11
+"""Programs that keep a large GPU busy: small networks are cut into shorter segments, to have as many."""
+MANY = 32
+"""Segments of a row from which on one program adds up one row."""
+_LANES = 16
+"""Elements that segments must begin and end at multiples of, for memory to be read in words of 16 bytes."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MOST = 2**31 - 2**17  # weights of a tensor: places are 32 bit numbers
 _INNER = {"": 0, "noise": 1, "steps": 2, "grid": 3}
@@ -38,6 +44,11 @@ def has_triton() -> bool:
 def runs_on(device: torch.device) -> bool:
     """Whether the kernels run on this device."""
     return device.type == "cuda" and has_triton()
+
+
+def on_device(device: torch.device) -> Any:
+    """A context in which kernels are launched on this device."""
+    return torch.cuda.device(device) if device.type == "cuda" else torch.no_grad()
 
 
 def layout(latent: Tensor, tensor: Tensor, relaxations: Sequence[Relaxation]) -> tuple[type | None, ...] | None:
@@ -72,6 +83,23 @@ def _order_of(tensor: Tensor) -> torch.memory_format | None:
 def _lie_alike(one: Tensor, other: Tensor) -> bool:
     order = _order_of(one)
     return order is not None and one.shape == other.shape and other.is_contiguous(memory_format=order)
+
+
+class _Launch(NamedTuple):
+    """Programs that are launched together.
+
+    base: The place of the first segment among all.
+    programs: How many there are, one per segment.
+    block: Elements that a program holds at a time.
+    is_even: Whether all segments begin and end at multiples of `_LANES`.
+    segments: One column per program.
+    """
+
+    base: int
+    programs: int
+    block: int
+    is_even: bool
+    segments: Tensor
 
 
 class FusedBatch:
@@ -127,6 +155,7 @@ class FusedBatch:
                 [area[1] if area else max(size, 1) for area, size in zip(areas, sizes, strict=True)],
             ],
             self._device,
+            addressed=4,
         )
         self._found: Tensor | None = None
         self._owned = [*self._tensors, *self._latents, *(r.decision for own in places for r in own)]
@@ -151,9 +180,9 @@ class FusedBatch:
         ]
         pieces: list[Tensor] = []
         rows_before = [0, 0]
+        most = max(BLOCK, min(SEGMENT, BLOCK * -(-self._total // (BLOCK * PROGRAMS))))
         for index, (size, own) in enumerate(zip(sizes, runs, strict=True)):
             run = min([one for one in own if one is not None], default=size)
-            most = LONG_SEGMENT if run > 1 << 18 else SEGMENT
             within = torch.arange(0, run, most)
             start = (torch.arange(0, size, run)[:, None] + within).flatten()
             length = (run - within).clamp_max(most).repeat(size // run)
@@ -165,12 +194,15 @@ class FusedBatch:
         segments = torch.cat(pieces, 1)
         is_short = segments[2] <= SHORT
         order = torch.argsort(is_short.to(torch.int8), stable=True)  # each launch has its own, next to each other
-        self._launches: list[tuple[int, int, int, Tensor]] = []
+        self._launches: list[_Launch] = []
+        starts_evenly = all(size % _LANES == 0 for size in sizes)
         count = int((~is_short).sum())
         for first, stop, block in ((0, count, BLOCK), (count, len(order), SHORT)):
             if stop > first:
-                chosen = segments[:, order[first:stop]].to(torch.int32).contiguous().to(self._device)
-                self._launches.append((first, stop - first, block, chosen))
+                chosen = segments[:, order[first:stop]]
+                is_even = starts_evenly and bool((chosen[1:3] % _LANES == 0).all())
+                sent = chosen.to(torch.int32).contiguous().to(self._device)
+                self._launches.append(_Launch(first, stop - first, block, is_even, sent))
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order))
         self._segments = len(order)
@@ -211,20 +243,21 @@ class FusedBatch:
         decide_outer = self._outer_place is not None and decide[self._outer_place] and outer.kind == "gate"
         if not outer.kind and not decide_inner and not swap:
             return [None] * len(self._places)
-        table, _ = self._table.with_gradients([0 if one is None else one.data_ptr() for one in gradients])
+        addresses = [0 if one is None else one.data_ptr() for one in gradients]
+        table, is_aligned = self._table.with_gradients(addresses)
         founds = [self._room_for(inner, decide_inner), self._room_for(outer, decide_outer)]
         squares = self._room_for(inner, decide_inner) if inner.squares else None
         self._found = founds[0] if inner.kind == "noise" else None
         rows = [self._unused if form.rows is None else form.rows.backward() for form in (inner, outer)]
-        with self._on_device():
-            for base, count, block, segments in self._launches:
+        with on_device(self._device):
+            for base, count, block, is_even, segments in self._launches:
                 kernel.pull[(count,)](
                     table, segments, count, len(self._tensors), base, self._scalars(), self._step(),
                     rows[0], rows[1], self._given(founds[0]), self._given(founds[1]), self._given(squares), outer.factor,
                     T=self._dtype(), INNER=_INNER[inner.kind], INNER_ROWS=inner.rows is not None,
                     OUTER=_OUTER[outer.kind], OUTER_ROWS=outer.rows is not None, FOLLOWED=outer.is_followed, LAGS=outer.lags,
                     DECIDE_INNER=decide_inner, DECIDE_OUTER=decide_outer, SQUARES=squares is not None, SWAP=swap,
-                    PERMUTED=self._permuted, BLOCK=block, num_warps=_warps(block),
+                    PERMUTED=self._permuted, EVEN=is_even and is_aligned, BLOCK=block, num_warps=_warps(block),
                 )  # fmt: skip
         increment_version([one for one in gradients if one is not None])
         if swap:
@@ -242,8 +275,8 @@ class FusedBatch:
                 found[place] = form.rows.gradients(sums.of(values), None if squares is None else sums.of(squares))
         return found
 
-    def write(self, clip: bool = False) -> None:
-        """W from θ; if `clip`, θ is held within its limits first."""
+    def write(self, clip: bool = False, keep: bool = False) -> None:
+        """W from θ; if `clip`, θ is held within its limits first; if `keep`, θ is in the layers' tensors, and copied from there."""
         from paretorch.core.attach import fused_kernel as kernel
 
         inner, outer = self._inner, self._outer
@@ -251,14 +284,14 @@ class FusedBatch:
         table = self._table.sent
         rows, bounds = (self._unused, None) if inner.rows is None else inner.rows.forward()
         gates = self._unused if outer.rows is None else outer.rows.forward()[0]
-        with self._on_device():
-            for _base, count, block, segments in self._launches:
+        with on_device(self._device):
+            for _base, count, block, is_even, segments in self._launches:
                 kernel.write[(count,)](
                     table, segments, count, len(self._tensors), self._scalars(), self._step(), rows, gates,
                     self._given(bounds), outer.factor,
                     T=self._dtype(), INNER=_INNER[inner.kind], INNER_ROWS=inner.rows is not None,
                     OUTER=_OUTER[outer.kind], OUTER_ROWS=outer.rows is not None,
-                    CLIP=clip, PERMUTED=self._permuted, BLOCK=block, num_warps=_warps(block),
+                    CLIP=clip, KEEP=keep, PERMUTED=self._permuted, EVEN=is_even and self._table.is_aligned, BLOCK=block, num_warps=_warps(block),
                 )  # fmt: skip
 
     def add_prices(self, price: Tensor) -> bool:
@@ -271,11 +304,11 @@ class FusedBatch:
         gradient = self._places[place][0].decision.grad
         if gradient is None or gradient.data_ptr() != found.data_ptr() or self._outer.kind == "open":
             return False
-        with self._on_device():
-            for _base, count, block, segments in self._launches:
+        with on_device(self._device):
+            for _base, count, block, is_even, segments in self._launches:
                 kernel.add_prices[(count,)](
                     self._table.sent, segments, count, len(self._tensors), self._scalars(), price, found,
-                    OUTER=_OUTER[self._outer.kind], BLOCK=block, num_warps=_warps(block),
+                    OUTER=_OUTER[self._outer.kind], EVEN=is_even and self._table.is_aligned, BLOCK=block, num_warps=_warps(block),
                 )  # fmt: skip
         self._found = None
         return True
@@ -310,9 +343,6 @@ class FusedBatch:
             self._latents[0].dtype
         ]
 
-    def _on_device(self) -> Any:
-        return torch.cuda.device(self._device) if self._device.type == "cuda" else torch.no_grad()
-
 
 class RowSums:
     """Adds the sums over segments up to sums over rows.
@@ -327,6 +357,7 @@ class RowSums:
         counts = torch.bincount(rows, minlength=count)
         self._order = None if torch.equal(places, torch.arange(len(places))) else places.to(device)
         self._single = bool((counts == 1).all())
+        self._is_long = bool((counts > MANY).any())
         self._count = count
         self._counts = counts.to(torch.int32).to(device)
         self._firsts = (torch.cumsum(counts, 0) - counts).to(torch.int32).to(device)
@@ -340,9 +371,11 @@ class RowSums:
         if self._single:
             return parts
         sums = torch.empty(self._count, dtype=torch.float32, device=parts.device)
-        kernel.add_up[(-(-self._count // SHORT),)](
-            parts, self._firsts, self._counts, sums, self._count, BLOCK=SHORT, num_warps=1
-        )
+        given = parts, self._firsts, self._counts, sums
+        if self._is_long:
+            kernel.add_up_rows[(self._count,)](*given, BLOCK=SHORT, num_warps=1)
+        else:
+            kernel.add_up[(-(-self._count // SHORT),)](*given, self._count, BLOCK=SHORT, num_warps=1)
         return sums
 
 

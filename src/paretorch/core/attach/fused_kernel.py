@@ -38,22 +38,24 @@ def pull(
     factor,
     T: tl.constexpr, INNER: tl.constexpr, INNER_ROWS: tl.constexpr, OUTER: tl.constexpr, OUTER_ROWS: tl.constexpr,
     FOLLOWED: tl.constexpr, LAGS: tl.constexpr, DECIDE_INNER: tl.constexpr, DECIDE_OUTER: tl.constexpr, SQUARES: tl.constexpr,
-    SWAP: tl.constexpr, PERMUTED: tl.constexpr, BLOCK: tl.constexpr,
+    SWAP: tl.constexpr, PERMUTED: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """∂L/∂θ in place of ∂L/∂W, the gradients of decisions, and, if SWAP, θ in place of W.
 
     With one decision per weight the founds are gradients; with rows, they are Σ ∂L/∂v (v − w) (inner) and Σ ∂L/∂W v (outer).
     """
     program = tl.program_id(0)
-    tensor, start, length, inner_row, outer_row = _segment(segments, program, programs)
+    tensor, start, length, inner_row, outer_row = _segment(segments, program, programs, EVEN)
     column = table + tensor
     gradient_address = tl.load(column + tensors)
     present = gradient_address != 0
-    w_ptr, g_ptr = _pointer(tl.load(column), T), _pointer(gradient_address, T)
-    latent_ptr = _pointer(tl.load(column + 2 * tensors), T)
-    inner_s = _pointer(tl.load(column + 3 * tensors), tl.float32)
-    outer_s = _pointer(tl.load(column + 4 * tensors), tl.float32)
+    w_ptr, g_ptr = _pointer(tl.load(column), T, EVEN), _pointer(gradient_address, T, EVEN)
+    latent_ptr = _pointer(tl.load(column + 2 * tensors), T, EVEN)
+    inner_s = _pointer(tl.load(column + 3 * tensors), tl.float32, EVEN)
+    outer_s = _pointer(tl.load(column + 4 * tensors), tl.float32, EVEN)
     inner_first, outer_first = tl.load(column + 7 * tensors), tl.load(column + 8 * tensors)
+    if EVEN:
+        inner_first, outer_first = tl.multiple_of(inner_first, 16), tl.multiple_of(outer_first, 16)
     scale, key = _noise(column, tensors, step, INNER, INNER_ROWS)
     row_reach, gate = 1.0, 1.0
     if INNER_ROWS:
@@ -125,16 +127,16 @@ def pull(
 def write(
     table, segments, programs, tensors, scalars, step, inner_rows, outer_rows, bounds, factor,
     T: tl.constexpr, INNER: tl.constexpr, INNER_ROWS: tl.constexpr, OUTER: tl.constexpr, OUTER_ROWS: tl.constexpr,
-    CLIP: tl.constexpr, PERMUTED: tl.constexpr, BLOCK: tl.constexpr,
+    CLIP: tl.constexpr, KEEP: tl.constexpr, PERMUTED: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """W from θ; if CLIP, θ is held within ±(2^(k+1) − r) first."""
+    """W from θ; if CLIP, θ is held within ±(2^(k+1) − r) first; if KEEP, θ comes from where W is written."""
     program = tl.program_id(0)
-    tensor, start, length, inner_row, outer_row = _segment(segments, program, programs)
+    tensor, start, length, inner_row, outer_row = _segment(segments, program, programs, EVEN)
     column = table + tensor
-    w_ptr, latent_ptr = _pointer(tl.load(column), T), _pointer(tl.load(column + 2 * tensors), T)
-    inner_s = _pointer(tl.load(column + 3 * tensors), tl.float32)
-    levels = _pointer(tl.load(column + 3 * tensors), tl.uint8)
-    outer_s = _pointer(tl.load(column + 4 * tensors), tl.float32)
+    w_ptr, latent_ptr = _pointer(tl.load(column), T, EVEN), _pointer(tl.load(column + 2 * tensors), T, EVEN)
+    inner_s = _pointer(tl.load(column + 3 * tensors), tl.float32, EVEN)
+    levels = _pointer(tl.load(column + 3 * tensors), tl.uint8, EVEN)
+    outer_s = _pointer(tl.load(column + 4 * tensors), tl.float32, EVEN)
     scale, key = _noise(column, tensors, step, INNER, INNER_ROWS)
     row_reach, row_bound, gate = 1.0, 0.0, 1.0
     if INNER_ROWS:
@@ -150,7 +152,7 @@ def write(
     for offset in range(0, length, BLOCK):
         part = offset + tl.arange(0, BLOCK)
         inside, at = part < length, start + part
-        w = tl.load(latent_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        w = tl.load((w_ptr if KEEP else latent_ptr) + at, mask=inside, other=0.0).to(tl.float32)
         unit, reach, bound = w, row_reach, row_bound
         if INNER == NOISE and not INNER_ROWS:
             reach = scale * tl.sigmoid(tl.load(inner_s + at, mask=inside, other=0.0))
@@ -161,6 +163,7 @@ def write(
         if CLIP:
             w = tl.where(w > bound, bound, w)
             w = tl.where(w < -bound, -bound, w)
+        if CLIP or KEEP:
             tl.store(latent_ptr + at, w.to(T), mask=inside)
             w = w.to(T).to(tl.float32)
         value = w
@@ -186,15 +189,18 @@ def write(
 
 @triton.jit
 def add_prices(
-    table, segments, programs, tensors, scalars, price, inner_found, OUTER: tl.constexpr, BLOCK: tl.constexpr
+    table, segments, programs, tensors, scalars, price, inner_found,
+    OUTER: tl.constexpr, EVEN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The price of bits, per weight: d(λ Σ keep · bits)/ds, added to the gradients of the inner decisions."""
     program = tl.program_id(0)
-    tensor, start, length, _inner, _outer = _segment(segments, program, programs)
+    tensor, start, length, _inner, _outer = _segment(segments, program, programs, EVEN)
     column = table + tensor
-    inner_s = _pointer(tl.load(column + 3 * tensors), tl.float32)
-    outer_s = _pointer(tl.load(column + 4 * tensors), tl.float32)
+    inner_s = _pointer(tl.load(column + 3 * tensors), tl.float32, EVEN)
+    outer_s = _pointer(tl.load(column + 4 * tensors), tl.float32, EVEN)
     first = tl.load(column + 7 * tensors)
+    if EVEN:
+        first = tl.multiple_of(first, 16)
     rate = tl.load(price)
     temperature, shift = 0.0, 0.0
     if OUTER != NONE:
@@ -225,16 +231,52 @@ def add_up(parts, firsts, counts, sums, rows, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _segment(segments, program, programs):
+def add_up_rows(parts, firsts, counts, sums, BLOCK: tl.constexpr):
+    """As `add_up`, one program per row: for rows of many segments."""
+    row = tl.program_id(0)
+    first, count = tl.load(firsts + row), tl.load(counts + row)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, count, BLOCK):
+        part = start + tl.arange(0, BLOCK)
+        total += tl.load(parts + first + part, mask=part < count, other=0.0)
+    tl.store(sums + row, tl.sum(total, axis=0))
+
+
+@triton.jit
+def gather(layers, places, addresses, lengths, strides, step, found, count, BLOCK: tl.constexpr):
+    """Values of decisions at the places of a sample, which move with the steps in layers of which every k-th weight is taken.
+
+    `layers` and `places` have one entry per value; `addresses` (0: no decision), `lengths` and `strides` (k; 1: places stay) one per layer.
+    """
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    layer = tl.load(layers + at, mask=inside, other=0)
+    address = tl.load(addresses + layer, mask=inside, other=0)
+    length = tl.load(lengths + layer, mask=inside, other=1)
+    place = tl.load(places + at, mask=inside, other=0)
+    place += (tl.load(step) % tl.load(strides + layer, mask=inside, other=1)).to(tl.int32)
+    place = tl.where(place >= length, place - length, place)
+    value = tl.load(address.to(tl.pointer_type(tl.float32)) + place, mask=inside & (address != 0), other=float("inf"))
+    tl.store(found + at, value, mask=inside)
+
+
+@triton.jit
+def _segment(segments, program, programs, EVEN: tl.constexpr):
     row = segments + program
     tensor = tl.load(row)
     start, length = tl.load(row + programs), tl.load(row + 2 * programs)
+    if EVEN:
+        start, length = tl.multiple_of(start, 16), tl.multiple_of(length, 16)
     return tensor, start, length, tl.load(row + 3 * programs), tl.load(row + 4 * programs)
 
 
 @triton.jit
-def _pointer(address, T: tl.constexpr):
-    return address.to(tl.pointer_type(T))
+def _pointer(address, T: tl.constexpr, EVEN: tl.constexpr):
+    """The pointer; if EVEN, it is a multiple of 16 bytes, and the compiler may read words of 16 bytes."""
+    pointer = address.to(tl.pointer_type(T))
+    if EVEN:
+        pointer = tl.multiple_of(pointer, 16)
+    return pointer
 
 
 @triton.jit
@@ -244,7 +286,7 @@ def _noise(column, tensors, step, INNER: tl.constexpr, ROWS: tl.constexpr):
     if INNER == NOISE:
         key += tl.load(step).to(tl.int64) * _STEP
     if (INNER == NOISE and not ROWS) or INNER == GRID:
-        scale = _power(tl.load(_pointer(tl.load(column + 5 * tensors), tl.int32)))
+        scale = _power(tl.load(_pointer(tl.load(column + 5 * tensors), tl.int32, False)))
     return scale, key
 
 

@@ -28,10 +28,12 @@ _COMPOSABLE_STATE = "__composable_api_state_key"
 class Status:
     """Where a weight is in a step. Not in the module itself, where every attribute that is set is looked at."""
 
-    __slots__ = ("holds_latent", "is_stale", "pulled")
+    __slots__ = ("holds_latent", "is_deferred", "is_stale", "pulled")
 
     def __init__(self) -> None:
         self.holds_latent = False
+        self.is_deferred = False
+        """Whether θ is in the layer's tensor alone: what writes W copies it to `latent` on the way."""
         self.is_stale = True
         """Whether what was prepared for this weight must be prepared anew."""
         self.pulled: Tensor | None = None
@@ -82,6 +84,11 @@ class RelaxedWeight(Chain):
         """Whether the tensor's gradient is that of θ already, and the decisions have theirs."""
         pulled = self.status.pulled
         return pulled is not None and pulled is self.tensor.grad
+
+    @property
+    def theta(self) -> nn.Parameter:
+        """θ, where it is now."""
+        return self.tensor if self.status.is_deferred else self.latent
 
     def mark_pulled(self) -> None:
         """The tensor's gradient is that of θ from now on."""
@@ -256,7 +263,7 @@ class Batch:
     def write(self, clip: bool = False) -> None:
         """Write W = f(θ, decisions) into the layers' own tensors; if `clip`, keep θ within the limits of its relaxations first."""
         if self.fused is not None:
-            self.fused.write(clip)
+            self.fused.write(clip, keep=all(status.is_deferred for status in self.statuses))
         else:
             if clip:
                 self._clip()
@@ -273,7 +280,7 @@ class Batch:
         if self.fused is not None:
             increment_version(self.tensors)  # which writes to addresses are not seen by
         for status in self.statuses:
-            status.holds_latent = False
+            status.holds_latent = status.is_deferred = False
 
     def _clip(self) -> None:
         for own, grids in zip(self.places, self.grids(), strict=True):

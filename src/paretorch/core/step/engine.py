@@ -286,12 +286,13 @@ class Engine:
 
     # The step of the plan
 
-    def collect(self, skip: bool, scaling: "Scaling | None") -> None:
+    def collect(self, skip: bool, scaling: "Scaling | None", is_hard: bool) -> None:
         """Before the decisions' update: gradients of weights that no optimizer has stepped, and θ after its step.
 
         Args:
             skip: gradients have overflown, and are not used.
             scaling: of a gradient scaler, for weights that no optimizer holds.
+            is_hard: decisions are rounded, so that W is not written at this step.
         """
         for batch in self.batches():
             stepped = [status.holds_latent for status in batch.statuses]
@@ -299,7 +300,10 @@ class Engine:
                 self._pull_rest(
                     [member for member, one in zip(batch.members, stepped, strict=True) if not one], scaling
                 )
-            if any(stepped):
+            if all(stepped) and batch.fused is not None and not is_hard:
+                for status in batch.statuses:  # the kernel that writes W reads θ from there
+                    status.is_deferred = True
+            elif any(stepped):
                 self._keep_latent(batch)
         self._trained = [decision for decision, _ in self._found.values()]
         for decision, gradient in self._found.values():
@@ -309,7 +313,7 @@ class Engine:
     def keep_gradients(self) -> bool:
         """Move the gradients of the decisions to where they are at every step, for a recording; not if they are too large to keep."""
         found = [one for one in self._trained if one.grad is not None]
-        if sum(one.numel() for one in found) > _SMALL:
+        if not found or sum(one.numel() for one in found) > _SMALL:
             return False
         for one in found:
             if id(one) not in self._kept:
@@ -374,6 +378,8 @@ class Engine:
                 store([local(latent) for latent, _ in stepped], [local(tensor.detach()) for _, tensor in stepped])
             else:
                 store([latent for latent, _ in stepped], [tensor for _, tensor in stepped])
+        for status in batch.statuses:
+            status.is_deferred = False
 
     @property
     def is_fused(self) -> bool:
@@ -381,6 +387,11 @@ class Engine:
         batches = self.known_batches()
         devices = {batch.latents[0].device for batch in batches}
         return len(devices) == 1 and all(batch.fused is not None for batch in batches)
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether θ of all weights is in the layers' tensors alone."""
+        return all(status.is_deferred for batch in self.known_batches() for status in batch.statuses)
 
     def note_written(self) -> None:
         """W was written, by a recording perhaps."""

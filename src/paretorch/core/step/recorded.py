@@ -1,4 +1,4 @@
-"""Device operations that are the same at every step: recorded as a CUDA graph after a few steps, then replayed.
+"""Device operations that are the same at every step: recorded as a CUDA graph after a few steps, then replayed; or compiled, if asked.
 
 Schedules and feedback are a hundred small operations, which take a GPU no time but the host that launches them half a millisecond.
 Nothing is compiled: a graph repeats what was launched. Inside the graph of a user's own nothing is recorded, and nothing on a CPU.
@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
+
+from paretorch.support.dynamo import copy_code
 
 _WARM = 3  # steps before a recording: allocations and choices of kernels have been made then
 
@@ -75,3 +77,22 @@ class Recorded:
             return None
         torch.cuda.current_stream(device).wait_stream(stream)
         return graph
+
+
+class Compiled:
+    """A function of tensors that is called at every step, by torch's compiler from the first call on."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self._function = function
+        self._made: Callable[..., None] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Compiled":
+        return Compiled(self._function)
+
+    def __reduce__(self) -> tuple[type["Compiled"], tuple[Callable[..., None]]]:
+        return Compiled, (self._function,)
+
+    def __call__(self, *args: Any) -> None:
+        if self._made is None:
+            self._made = torch.compile(copy_code(self._function), dynamic=False)
+        self._made(*args)

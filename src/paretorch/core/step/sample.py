@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from paretorch.core.attach import fused
 from paretorch.core.relaxation import Chain, Relaxation
 from paretorch.support.sharded import is_sharded, whole
 
@@ -39,16 +40,47 @@ class Sample:
         self._index = {room: [self._lookup(i, room) for i in range(len(chains))] for room in rooms}
         # Rooms are read at the same weights, so all decisions of a weight turn, or none.
         self._turns = [all(self._index[room][i] is None for room in rooms) for i in range(len(chains))]
+        for room in rooms:
+            for i in range(len(chains)):
+                self._flat(i, room)  # before anything is compiled that looks for them
+        self._gathers = {room: self._gather_of(room) for room in rooms}
 
     def read(self, room: str, step: Tensor, count: int | None = None) -> Tensor:
         """The decision at each weight that is sampled at this step; +∞ where this room has none on it.
 
         count: the step as a number, if the host knows it: then all of it is views and one launch.
         """
+        gather = self._gathers[room]
+        if gather is not None and not torch.compiler.is_compiling():  # which has one kernel for all of it, too
+            return gather.read(step)
         pieces: list[Tensor] = []
         for i in range(len(self._chains)):
             pieces += self._values(i, room, step, count)
         return torch.cat(pieces)
+
+    def _gather_of(self, room: str) -> "Gather | None":
+        """A kernel that reads all values of a room in one launch, if there are kernels and the values lie where they can read them."""
+        if not fused.runs_on(self.share.device):
+            return None
+        flats = [self._flat(i, room) for i in range(len(self._chains))]
+        if any((room, i) not in self._flats for i in range(len(flats))):
+            return None  # sharded
+        own = [chain._modules.get(room) for chain in self._chains]
+        for flat, r in zip(flats, own, strict=True):
+            if flat is None:
+                continue
+            is_view = isinstance(r, Relaxation) and flat.data_ptr() == r.decision.data_ptr()
+            if not is_view or flat.dtype != torch.float32 or flat.device != self.share.device or len(flat) >= 2**31:
+                return None
+        places: list[Tensor] = []
+        strides: list[int] = []
+        for i, flat in enumerate(flats):
+            index, k = self._index[room][i], self._strides[i]
+            count = len(self._absent[i])
+            places.append(torch.arange(0, count * k, k) if index is None else index.cpu())
+            turns = flat is not None and index is None and self._turns[i]
+            strides.append(k if turns else 1)
+        return Gather(flats, places, strides, self.share.device)
 
     def noise(self, share: Tensor) -> Tensor:
         """The standard deviation of a share that is told by this sample; 0 where it is the whole network."""
@@ -93,6 +125,41 @@ class Sample:
         full = grouping.expand(entries).expand(grouping.shape).contiguous()
         one_each = (r.decision for r in self._chains[i].relaxations() if r.decision.shape == full.shape)
         return some(full, self._strides[i], next(one_each, full))
+
+
+class Gather:
+    """Reads values out of many tensors in one launch.
+
+    Args:
+        flats: The tensors, each as it lies in memory; None: all its values are +∞.
+        places: What is read of each.
+        strides: k, if the places of a tensor move from 0 to k − 1 and back with the steps; else 1.
+    """
+
+    def __init__(
+        self, flats: list[Tensor | None], places: list[Tensor], strides: list[int], device: torch.device
+    ) -> None:
+        counts = torch.tensor([len(one) for one in places])
+        self._flats = flats  # their memory is read by address
+        self._layers = torch.arange(len(flats), dtype=torch.int32).repeat_interleave(counts).to(device)
+        self._places = torch.cat(places).to(torch.int32).to(device)
+        self._addresses = torch.tensor([0 if one is None else one.data_ptr() for one in flats]).to(device)
+        lengths = [1 if one is None else len(one) for one in flats]
+        self._lengths = torch.tensor(lengths, dtype=torch.int32).to(device)
+        self._strides = torch.tensor(strides).to(device)
+
+    def read(self, step: Tensor) -> Tensor:
+        """The values at this step."""
+        from paretorch.core.attach import fused_kernel as kernel
+
+        count, block = len(self._places), fused.BLOCK
+        found = torch.empty(count, dtype=torch.float32, device=self._places.device)
+        with fused.on_device(found.device):
+            kernel.gather[(-(-count // block),)](
+                self._layers, self._places, self._addresses, self._lengths, self._strides, step, found, count,
+                BLOCK=block, num_warps=4,
+            )  # fmt: skip
+        return found
 
 
 def _size(chain: Chain) -> int:

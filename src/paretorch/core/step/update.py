@@ -137,6 +137,8 @@ def _times(rate: Tensor | list[Tensor], factors: list[Tensor] | None) -> list[Te
 def _plus(rate: Tensor | list[Tensor] | None, values: list[Tensor]) -> list[Tensor]:
     if rate is None:
         return values
+    if isinstance(rate, Tensor):  # a multi-tensor addition of a scalar tensor waits for a GPU to know it
+        return [value + rate for value in values]
     return list(torch._foreach_add(values, rate))
 
 

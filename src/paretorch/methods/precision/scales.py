@@ -83,18 +83,21 @@ def follow(layers: list[Scaled]) -> None:
 
 def _sizes(layers: list[Scaled]) -> Tensor:
     """What log₂ is k of: the root mean square of some of each layer's weights, times 2^lead."""
-    seen: list[Tensor] = []
-    factors: list[Tensor | float] = []
+    seen, kept = [], []
     for layer in layers:
         weight = whole(layer.weight)
         every = stride_for(weight.numel(), _SEEN)
-        own = some(weight, every, weight).to(torch.float32)
-        if layer.kept is None:
-            factors.append(2.0**layer.lead * len(own) ** -0.5)
-        else:
-            kept = some(layer.kept, every, weight)
-            own = own * kept
-            factors.append(2.0**layer.lead * kept.sum().clamp_min(1.0) ** -0.5)
-        seen.append(own)
-    norms = torch._foreach_norm(seen)
-    return torch.stack([norm * factor for norm, factor in zip(norms, factors, strict=True)])
+        seen.append(some(weight, every, weight))
+        kept.append(None if layer.kept is None else some(layer.kept, every, weight))
+    counts = [len(own) for own in seen]
+    flat = torch.cat(seen).to(torch.float32)
+    if all(own is None for own in kept):
+        norms = list(torch._foreach_norm(flat.split(counts)))
+        torch._foreach_mul_(norms, [2.0**layer.lead * n**-0.5 for layer, n in zip(layers, counts, strict=True)])
+        return torch.stack(norms)
+    open_now = [flat.new_ones(n) if own is None else own for own, n in zip(kept, counts, strict=True)]
+    flags = torch.cat(open_now).to(torch.float32)
+    norms = list(torch._foreach_norm((flat * flags).split(counts)))
+    torch._foreach_mul_(norms, [2.0**layer.lead for layer in layers])
+    left = torch.stack(torch._foreach_norm(flags.split(counts), 1))  # of zeros and ones: how many are ones
+    return torch.stack(norms) * left.clamp_min(1.0) ** -0.5

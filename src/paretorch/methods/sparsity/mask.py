@@ -83,6 +83,12 @@ def _once(grids: Sequence[Tensor]) -> list[Tensor]:
     return list({one.data_ptr(): one for one in grids}.values())
 
 
+def _shifted(grids: Sequence[Tensor], first: "Mask") -> list[Tensor]:
+    """s + τ of each decision once. One by one: a multi-tensor addition of a scalar tensor waits for a GPU to know it."""
+    shift = first.scalar(1)
+    return [one + shift for one in _once(grids)]
+
+
 def _again(values: Sequence[Tensor], grids: Sequence[Tensor]) -> list[Tensor]:
     """From one value per decision to one per weight."""
     if len(values) == len(grids):
@@ -190,7 +196,7 @@ class Mask(Relaxation):
     def _masks(cls, members: Sequence["Mask"], grids: Sequence[Tensor], scalar: int) -> list[Tensor]:
         """The masks on their grids, at the temperature that this scalar has; those of a shared decision are made once."""
         first = members[0]
-        shifted = torch._foreach_add(_once(grids), first.scalar(1))
+        shifted = _shifted(grids, first)
         if first.hard:  # s + τ is never 0 once it is rounded
             masks = list(torch._foreach_clamp_min(torch._foreach_sign(shifted), 0.0))
         elif first.gate is GATES["sigmoid"]:
@@ -216,7 +222,7 @@ class Mask(Relaxation):
         if first.is_followed:  # the target alone moves such decisions
             return list(torch._foreach_mul(list(grids), 0.0))
         place = _BACKWARD if first.lags else _FORWARD
-        shifted = torch._foreach_add(_once(grids), first.scalar(1))
+        shifted = _shifted(grids, first)
         return _again([first.gate.slope(x, first.scalar(place)) for x in shifted], grids)
 
     @classmethod
@@ -225,7 +231,7 @@ class Mask(Relaxation):
         first = members[0]
         if first.gate is not GATES["sigmoid"]:
             place = first._place(_BACKWARD)
-            shifted = torch._foreach_add(_once(grids), first.scalar(1))
+            shifted = _shifted(grids, first)
             return _again([first.gate.slope(x, first.scalar(place)) for x in shifted], grids)
         slopes = torch._foreach_addcmul(list(soft), list(soft), list(soft), value=-1.0)
         torch._foreach_mul_(slopes, first.scalar(first._place(_BACKWARD)))
