@@ -1,4 +1,4 @@
-"""This process and those it starts: modules as processes, SIGTERM, suppressed output, copies of code to compile anew."""
+"""This process and those it starts: modules as processes, SIGTERM, suppressed output."""
 
 import contextlib
 import io
@@ -11,8 +11,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from itertools import count
-from types import FunctionType, MethodType
 from typing import IO, Any
 
 # The exporters have dozens of loggers with levels of their own below these. onnxruntime's quantizer logs to the root, "".
@@ -106,18 +104,3 @@ def suppress_output() -> Iterator[None]:
                 logger.disabled = False
             for logger, level in levels:
                 logger.setLevel(level)
-
-
-_numbers = count()
-
-
-def copy_code(function: Any) -> Any:
-    """Return a copy of a function, or bound method, with a code object of its own.
-
-    torch.compile counts recompilations per code object and gives up after eight, so several models in one process must not
-    share a code object. What was compiled is freed with the copy.
-    """
-    if isinstance(function, MethodType):
-        return MethodType(copy_code(function.__func__), function.__self__)
-    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
-    return FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)

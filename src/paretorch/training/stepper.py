@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.support.processes import copy_code
+from paretorch.core.step.recorded import copy_code
 from paretorch.training.optimizers import set_rate
 from paretorch.training.task import Batch, Task
 

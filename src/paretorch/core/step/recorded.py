@@ -5,12 +5,13 @@ Nothing is compiled: a graph repeats what was launched. Inside the graph of a us
 """
 
 from collections.abc import Callable, Hashable
+from itertools import count
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 
-from paretorch.support.dynamo import copy_code
-
+_numbers = count()
 _WARM = 3  # steps before a recording: allocations and choices of kernels have been made then
 
 
@@ -96,3 +97,15 @@ class Compiled:
         if self._made is None:
             self._made = torch.compile(copy_code(self._function), dynamic=False)
         self._made(*args)
+
+
+def copy_code(function: Any) -> Any:
+    """Return a copy of a function, or bound method, with a code object of its own.
+
+    torch.compile counts recompilations per code object and gives up after eight, so several models in one process must not
+    share a code object. What was compiled is freed with the copy.
+    """
+    if isinstance(function, MethodType):
+        return MethodType(copy_code(function.__func__), function.__self__)
+    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
+    return FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
