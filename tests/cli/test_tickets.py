@@ -220,3 +220,15 @@ def test_killed_searches_continue_bit_for_bit(tmp_path: Path) -> None:
         assert process.wait() == -signal.SIGKILL
     assert start(killed).wait() == 0
     assert _rows(killed) == _rows(whole)
+
+
+def test_searches_run_in_processes_of_the_queue(tmp_path: Path) -> None:
+    words = ["tickets", "--network", "digits-cnn", "--data", "digits", "--epochs", "1", "--rounds", "1"]
+    words += ["--batch", "256", "--device", "cpu", "--parallel", "2", "--out", str(tmp_path / "found")]
+    told = CliRunner().invoke(app, words)
+    assert told.exit_code == 0, told.output
+    assert "[2/2]" in told.output
+    assert (tmp_path / "found" / "tickets.jsonl").read_text().count("\n") == 2
+    again = CliRunner().invoke(app, ["tickets", "--storage", str(tmp_path / "found"), "--unit", "none"])
+    assert again.exit_code == 2
+    assert "has no search 'none'" in again.output

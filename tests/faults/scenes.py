@@ -106,6 +106,7 @@ def _tried(folder: Path) -> Any:
 
 
 def _study(folder: Path) -> None:
+    from paretorch.workflows.queue import LocalEngine
     from paretorch.workflows.studies import run_study
     from paretorch.workflows.studies.study import parse_study
 
@@ -113,7 +114,7 @@ def _study(folder: Path) -> None:
         parse_study("small", _STUDY),
         folder / "results",
         folder / "runs",
-        parallel=2,
+        engine=LocalEngine(2),
         options=["--device", "cpu", "--checkpoint-steps", "1", "--quiet"],
     )
 

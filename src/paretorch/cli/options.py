@@ -97,6 +97,23 @@ Track = Annotated[
         rich_help_panel=WHERE,
     ),
 ]
+Parallel = Annotated[
+    Whole,
+    typer.Option(
+        min=1,
+        help="Runs at a time; each has a GPU, round robin.",
+        show_default="1; on a Ray cluster, one per GPU",
+        rich_help_panel=WHERE,
+    ),
+]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="What runs them: local; or Ray: auto, the cluster of this machine, or ray://HOST.",
+        rich_help_panel=WHERE,
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print the end alone.", rich_help_panel=WHERE)]
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paretorch.cli import options
 from paretorch.cli.options import assignments, epochs_bar, integers
 from paretorch.errors import ConfigError
 
@@ -32,7 +33,8 @@ def study(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Run nothing; list the runs, their epochs, and about how long they take.")
     ] = False,
-    parallel: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
+    parallel: options.Parallel = None,
+    engine: options.EngineName = "local",
     minutes: Annotated[
         float | None,
         typer.Option(min=0, help="Then runs stop where they are, to go on another time.", show_default="no limit"),
@@ -58,6 +60,10 @@ def study(
 
         pare study sharing-wrn28-4 --root data --parallel 5 --minutes 25
 
+        pare study sparsity-vgg16 --root data --engine ray://HOST
+
+        pare study mine.toml --root data --parallel 4
+
         pare study sparsity-resnet20 --table
 
         pare study sparsity-vgg16 --layers --only cs-0.99,mp-0.99
@@ -73,7 +79,8 @@ def study(
     from dataclasses import replace
 
     from paretorch.workflows import studies
-    from paretorch.workflows.studies.processes import mps as service
+    from paretorch.workflows.queue import choose_engine
+    from paretorch.workflows.queue.processes import mps as service
     from paretorch.workflows.studies.results import collect
 
     if name is None:
@@ -86,7 +93,7 @@ def study(
     chosen = studies.load_study(name, changes)
     if seeds is not None:
         chosen = replace(chosen, seeds=tuple(integers(seeds, "--seeds")))
-    options = ["--device", device, *(["--root", root] if root else [])]
+    words = ["--device", device, *(["--root", root] if root else [])]
     if dry_run:
         _list(chosen, only.split(",") if only else [], out)
         return
@@ -95,10 +102,15 @@ def study(
             raise ConfigError(f"{name} is a study of ticket searches, which has no settings to choose by --only")
         if layers or curves or similarities:
             raise ConfigError(
-                f"{name} is a study of ticket searches: use --table, or see {out / name}/tickets.jsonl and .svg"
+                f"{name} is a study of ticket searches: use --table, or see {out / chosen.name}/tickets.jsonl and .svg"
             )
-        with service(mps and parallel > 1 and not table):
-            _tickets(chosen, out, runs, parallel, minutes, options, table)
+        if table:
+            _show_tickets(chosen, out)
+            return
+        runner = choose_engine(engine, parallel, device)
+        with service(mps and _shares(engine, parallel)):
+            studies.run_tickets(chosen, out, runs, engine=runner, minutes=minutes, options=words, log=typer.echo)
+        _show_tickets(chosen, out)
         return
     patterns = only.split(",") if only else []
     asked = chosen.only(patterns) if patterns else chosen
@@ -111,7 +123,8 @@ def study(
     if table or layers:
         _show_stored(asked, out, table, layers)
         return
-    with service(mps and parallel > 1), epochs_bar() as bar:
+    runner = choose_engine(engine, parallel, device)
+    with service(mps and _shares(engine, parallel)), epochs_bar() as bar:
         log = typer.echo if bar is None else bar.log
         watch = None if bar is None else bar.watch
         studies.run_study(
@@ -119,9 +132,9 @@ def study(
             out,
             runs,
             only=patterns,
-            parallel=parallel,
+            engine=runner,
             minutes=minutes,
-            options=options,
+            options=words,
             log=log,
             watch=watch,
         )
@@ -182,14 +195,15 @@ def _draw_similarities(study: "Study", out: Path) -> None:
     typer.echo(str(pictures.draw_similarities(study, target, found)))
 
 
-def _tickets(
-    study: "Study", out: Path, runs: Path, parallel: int, minutes: float | None, options: list[str], table: bool
-) -> None:
-    from paretorch.workflows.studies.results import require_some
-    from paretorch.workflows.studies.tickets import run_tickets, ticket_lines
+def _shares(engine: str, parallel: int | None) -> bool:
+    """Whether several processes of this command may be on one GPU."""
+    return engine == "local" and (parallel or 1) > 1
 
-    if not table:
-        run_tickets(study, out, runs, parallel=parallel, minutes=minutes, options=options, log=typer.echo)
+
+def _show_tickets(study: "Study", out: Path) -> None:
+    from paretorch.workflows.studies.results import require_some
+    from paretorch.workflows.studies.tickets import ticket_lines
+
     lines = ticket_lines(study, out / study.name)
     require_some(study, lines, out)
     for line in (*lines, f"Claim: {study.claim}"):

@@ -21,8 +21,12 @@ from paretorch.errors import ConfigError, PareError, UndecidedWarning
 from paretorch.training.images import IMAGES
 from paretorch.training.recipe_values import by_place, read_config, recipe_from
 from paretorch.training.runtime import Runtime
+from paretorch.workflows.queue import Engine, choose_engine
 from paretorch.workflows.tickets import METHODS, Bench, Result, Storage, collect, make_searches, work
+from paretorch.workflows.tickets.jobs import require_done, run_units
+from paretorch.workflows.tickets.loop import do_unit
 from paretorch.workflows.tickets.result import write_result
+from paretorch.workflows.tickets.storage import clean
 
 _METHODS = ", ".join(sorted(METHODS))
 
@@ -97,6 +101,9 @@ def tickets(
     compile: options.Compile = None,
     graph: options.Graph = True,
     checkpoint_epochs: options.CheckpointEpochs = 1,
+    parallel: options.Parallel = None,
+    engine: options.EngineName = "local",
+    unit: Annotated[Text, typer.Option(help="The one search to do; the caller has claimed it.", hidden=True)] = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Search sparse subnetworks that train as well as the dense network (chapter 4, Algorithms 2 to 4).
@@ -113,7 +120,7 @@ def tickets(
 
         pare tickets --network conv6 --data cifar10 --method imp --rate 0.15 --option dense_rate=0.2 --rounds 30
 
-        pare tickets --out runs/tickets --resume
+        pare tickets --out runs/tickets --resume --parallel 4
 
         pare tickets --config tickets.toml --storage /shared/tickets     (the same again for each further worker)
     """
@@ -139,7 +146,12 @@ def tickets(
     if out is not None and storage is not None:
         raise ConfigError("--out and --storage both name the folder: give one of them")
     opened = _open_storage(config, storage or out, resume or storage is not None, flags, search_flags, runtime)
-    _work(opened, runtime, quiet)
+    if unit is not None:
+        _do_unit(opened, unit, runtime)
+    elif parallel is None and engine == "local":
+        _work(opened, runtime, quiet)
+    else:
+        _work_in_processes(opened, runtime, quiet, choose_engine(engine, parallel, device))
 
 
 def _open_storage(
@@ -185,6 +197,28 @@ def _work(opened: Storage, runtime: Runtime, quiet: bool) -> None:
         write_and_show(opened)
         raise
     write_and_show(opened)
+
+
+def _do_unit(opened: Storage, name: str, runtime: Runtime) -> None:
+    units = {unit.name: unit for unit in opened.units()}
+    if name not in units:
+        raise ConfigError(f"{opened.path} has no search {name!r}; it has: {', '.join(units)}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UndecidedWarning)
+        clean(units[name])
+        do_unit(units[name], opened, runtime)
+
+
+def _work_in_processes(opened: Storage, runtime: Runtime, quiet: bool, runner: Engine) -> None:
+    flags = {"--compile": runtime.compile is True, "--no-compile": runtime.compile is False}
+    flags |= {"--no-graph": not runtime.graph, "--download": runtime.download}
+    words = ["--device", runtime.device, "--checkpoint-epochs", str(runtime.checkpoint_epochs)]
+    words += [*(["--root", runtime.root] if runtime.root else []), *(flag for flag, given in flags.items() if given)]
+    with contextlib.nullcontext() if quiet else epochs_bar() as bar:
+        log: Callable[[str], None] = (lambda line: None) if quiet else typer.echo if bar is None else bar.log
+        ends = run_units(opened, runner, words, log=log, watch=None if bar is None else bar.watch)
+    write_and_show(opened)
+    require_done(ends)
 
 
 Row = dict[str, Any]

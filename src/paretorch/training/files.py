@@ -12,6 +12,7 @@ from paretorch.support.checked_files import write_tensors
 from paretorch.support.files import replacing, sweep
 
 _ENDING = 1.0  # seconds for a process that is about to leave the folder
+_claimed: dict[Path, tuple[float, bool]] = {}
 
 
 def write_atomically(path: Path, data: bytes | memoryview) -> None:
@@ -29,6 +30,17 @@ def save_tensors(path: Path, content: Any, *, generations: int = 1) -> None:
         write_tensors(path, content, generations=generations)
     except OSError as error:
         raise write_error(path, error) from error
+
+
+def claim_folder(folder: Path, wait: float, *, enter: bool) -> None:
+    """Say how `alone_in` treats this folder, which this process has claimed in a queue.
+
+    Args:
+        folder: The folder.
+        wait: Seconds to wait for another process that holds its lock.
+        enter: Whether to go in after that. A process that was stopped for so long that it lost its claim still holds the lock.
+    """
+    _claimed[folder.resolve()] = wait, enter
 
 
 @contextlib.contextmanager
@@ -50,33 +62,20 @@ def _lock(folder: Path, held: contextlib.ExitStack) -> None:
 
     descriptor = os.open(folder, os.O_RDONLY)
     held.callback(os.close, descriptor)
-    end = time.monotonic() + _ENDING
+    wait, enter = _claimed.get(folder.resolve(), (_ENDING, False))
+    end = time.monotonic() + wait
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError as error:
+            if time.monotonic() >= end and enter:
+                return
             if time.monotonic() >= end:
                 raise PareError(
                     f"Another process is training in {folder}: wait for it, or choose another --out"
                 ) from error
         time.sleep(0.05)
-
-
-def is_taken(folder: Path) -> bool:
-    """Whether a process is in the folder by `alone_in`."""
-    with contextlib.ExitStack() as held:
-        try:
-            import fcntl
-
-            descriptor = os.open(folder, os.O_RDONLY)
-            held.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except (OSError, ImportError):
-            return False
-    return False
 
 
 def write_error(path: Path, error: OSError) -> PareError:

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 from paretorch.cli.app import app
 from paretorch.errors import ConfigError, PareError
 from paretorch.training.recipe_values import changed
+from paretorch.workflows.queue import LocalEngine
+from paretorch.workflows.queue.processes import mps
 from paretorch.workflows.studies import load_study, run_study, study_names
-from paretorch.workflows.studies.processes import mps
 from paretorch.workflows.studies.results import collect, summarize
 from paretorch.workflows.studies.study import Study, parse_study
 
@@ -78,7 +79,7 @@ def study() -> Study:
 def test_a_study_runs_its_jobs_and_is_not_run_twice(study: Study, tmp_path: Path) -> None:
     told: list[str] = []
     places = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
-    first = run_study(study, **places, parallel=2, options=["--device", "cpu"], log=told.append)
+    first = run_study(study, **places, engine=LocalEngine(2), options=["--device", "cpu"], log=told.append)
     assert len(told) == 2
     raw = json.loads((tmp_path / "results" / "small" / "fast-seed1.json").read_text())
     assert raw["seed"] == raw["recipe"]["seed"] == 1
@@ -86,7 +87,7 @@ def test_a_study_runs_its_jobs_and_is_not_run_twice(study: Study, tmp_path: Path
     assert {"command", "hardware", "torch", "paretorch"} <= set(raw["environment"])
     log = tmp_path / "runs" / "small" / "fast-seed1" / "metrics.jsonl"
     before = log.read_bytes()
-    again = run_study(study, **places, parallel=2, options=["--device", "cpu"], log=told.append)
+    again = run_study(study, **places, engine=LocalEngine(2), options=["--device", "cpu"], log=told.append)
     assert again["settings"] == first["settings"]
     assert log.read_bytes() == before
     other = replace(study, settings={"fast": changed(study.settings["fast"], {"optimizer.lr": 0.3})})

@@ -73,7 +73,14 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 
 def test_a_study_of_tickets_leaves_rows_summary_and_plot(done: tuple[Path, list[str]]) -> None:
     target, told = done
-    assert told == ["[1/2] imp: done", "[2/2] cs: done"]
+    assert [line.split(":")[0] for line in told] == [
+        "[1/6] dense-seed0",
+        "[2/6] dense-seed1",
+        "[3/6] cs-init0-seed0",
+        "[4/6] cs-init0-seed1",
+        "[5/6] imp-rate0.5-seed0",
+        "[6/6] imp-rate0.5-seed1",
+    ]
     assert {path.name for path in target.iterdir()} == {"tickets.jsonl", "summary.json", "tickets.svg", "layers.svg"}
     assert [row["method"] for row in _rows(target)] == ["dense", "dense", "cs", "cs", "imp", "imp"]
     summary = json.loads((target / "summary.json").read_text())
@@ -119,7 +126,7 @@ def _rows(target: Path) -> list[dict[str, Any]]:
 def test_what_time_is_left_for_is_done_and_the_rest_another_time(tmp_path: Path) -> None:
     study = replace(parse_study("small", _SMALL), seeds=(0,))
     places = {"results": tmp_path / "results", "runs": tmp_path / "runs", "options": ["--device", "cpu"]}
-    with pytest.raises(PareError, match=r"not finished in 0\.0 minutes \(imp\); the same command goes on"):
+    with pytest.raises(PareError, match=r"dense-seed0, .* not finished in 0\.0 minutes; the same command goes on"):
         run_tickets(study, **places, minutes=0.0)  # type: ignore[arg-type]
     assert not (tmp_path / "results").exists()
     run_tickets(study, **places, minutes=5.0, log=lambda line: None)  # type: ignore[arg-type]

@@ -21,14 +21,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from paretorch.errors import ConfigError, PareError
-from paretorch.support.files import parse_toml
+from paretorch.support.files import error_reason, parse_toml, read_text
 from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import by_place, recipe_from
 
 _MOST_SETTINGS = 10_000
+_FIELDS: dict[str, tuple[type, str]] = {
+    "title": (str, "a line of text"),
+    "claim": (str, "a sentence: what the study shows"),
+    "seeds": (list, "a list of whole numbers, such as [0, 1, 2]"),
+    "recipe": (dict, "a table of recipe fields"),
+    "settings": (dict, "a table with a table for each setting, such as [settings.cs]"),
+    "tickets": (list, 'tables, each as [[tickets]] and below it method = "imp"'),
+}
+"""The fields of a study's file, and what each should be."""
 
 
 @dataclass(frozen=True)
@@ -89,17 +99,35 @@ def study_names() -> list[str]:
 
 
 def load_study(name: str, changes: Mapping[str, Any] | None = None) -> Study:
-    """A study by name, with `changes` made to the recipe of every setting."""
+    """A study by name, or by the path of its file, with `changes` made to the recipe of every setting.
+
+    A file is a study of its own if its name ends in .toml. The study is called as the file is, without .toml.
+    """
+    if name.endswith(".toml"):
+        return _read_study(Path(name), changes)
     if name not in study_names():
         close = difflib.get_close_matches(name, study_names(), n=3) or study_names()
-        raise ConfigError(f"There is no study {name!r}; there are: {', '.join(close)}")
+        raise ConfigError(
+            f"There is no study {name!r}; there are: {', '.join(close)}; a study of your own is a file, such as mine.toml"
+        )
     return parse_study(name, (files(__package__) / f"{name}.toml").read_text(encoding="utf-8"), changes)
+
+
+def _read_study(path: Path, changes: Mapping[str, Any] | None) -> Study:
+    if path.stem in study_names():
+        raise ConfigError(f"{path}: {path.stem} is a study of the package; give the file another name")
+    try:
+        text = read_text(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"Cannot read the study {path}: {error_reason(error)}") from error
+    return parse_study(path.stem, text, changes)
 
 
 def parse_study(name: str, text: str, changes: Mapping[str, Any] | None = None) -> Study:
     """A study from the text of its file."""
     try:
         content = parse_toml(text)
+        _check(name, content)
         base, settings = content["recipe"], content.get("settings", {"run": {}})
         recipes: dict[str, Recipe] = {}
         families: dict[str, str] = {}
@@ -114,6 +142,38 @@ def parse_study(name: str, text: str, changes: Mapping[str, Any] | None = None) 
         raise
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ConfigError(f"The study {name} cannot be read: {error}") from error
+
+
+def _check(name: str, content: Mapping[str, Any]) -> None:
+    """Refuse a file that is not of the form that the head of this module shows, by the name of what is wrong."""
+    said = f"The study {name}"
+    if missing := [key for key in ("title", "claim", "seeds", "recipe") if key not in content]:
+        raise ConfigError(f"{said} cannot be read: it has no {missing[0]}; it needs title, claim, seeds and [recipe]")
+    if unknown := sorted(content.keys() - _FIELDS.keys()):
+        raise ConfigError(f"{said} has an unknown field {unknown[0]!r}; known are {', '.join(_FIELDS)}")
+    for key, (kind, example) in _FIELDS.items():
+        if key in content and not (isinstance(content[key], kind) and content[key]):
+            raise ConfigError(f"{said}: {key} should be {example}")
+    if not all(type(seed) is int and seed >= 0 for seed in content["seeds"]):
+        raise ConfigError(f"{said}: seeds should be whole numbers, 0 or more, not {content['seeds']}")
+    if "tickets" in content and "settings" in content:
+        raise ConfigError(
+            f"{said} has [settings] and [[tickets]]: give one of them, and the other in a study of its own"
+        )
+    if not all(isinstance(table, dict) for table in content.get("tickets", ())):
+        raise ConfigError(f"{said}: tickets should be {_FIELDS['tickets'][1]}")
+    for setting, given in content.get("settings", {}).items():
+        _check_setting(f"{said}, setting {setting}", setting, given)
+
+
+def _check_setting(said: str, name: str, given: Any) -> None:
+    if not isinstance(given, dict):
+        raise ConfigError(f"{said} should be a table of recipe fields, such as [settings.{name}]")
+    if not name or "/" in name or name.startswith("."):
+        raise ConfigError(f"{said}: its runs have folders of that name; use letters, digits and -")
+    vary = given.get("vary", {})
+    if not isinstance(vary, dict) or not all(isinstance(values, list) and values for values in vary.values()):
+        raise ConfigError(f"{said}: vary should be a table of lists, such as sparsity = [0.9, 0.95]")
 
 
 def _variations(family: str, given: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""Studies of ticket searches: the tables [[tickets]] of a study, as `pare tickets` takes them, one after another in one folder.
+"""Studies of ticket searches: the tables [[tickets]] of a study, as `pare tickets` takes them, all in one folder.
 
 Several workers share the folder and may be killed; the same command goes on. Every ticket's row, the plot, and the summary
 with mean and spread over the seeds go to results/<study>.
@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.errors import PareError
-from paretorch.support.processes import start
 from paretorch.support.text import table as aligned
-from paretorch.workflows.studies.processes import stop
+from paretorch.workflows.queue import Engine, LocalEngine
 from paretorch.workflows.studies.results import heading, read_stored, require_recipe, spread, write_json
 from paretorch.workflows.studies.study import Study
+from paretorch.workflows.tickets.jobs import require_done, run_units
 from paretorch.workflows.tickets.result import Result, collect, write_result
+from paretorch.workflows.tickets.search import make_searches
 from paretorch.workflows.tickets.storage import NEEDED, Storage, read_records
 
 _ROWS, _SUMMARY, _PLOTS = "tickets.jsonl", "summary.json", ("tickets.svg", "layers.svg")
@@ -35,35 +36,31 @@ def run_tickets(
     results: Path,
     runs: Path,
     *,
-    parallel: int = 1,
+    engine: Engine | None = None,
     minutes: float | None = None,
     options: Sequence[str] = (),
     log: Callable[[str], None] = print,
 ) -> None:
-    """Do what is not yet done of the study's searches, with `parallel` workers, and write the results.
+    """Do what is not yet done of the study's searches and write the results.
 
-    minutes: after these, searches keep the steps they have taken and end; what tickets there are is written.
+    engine: what runs them; None: one process at a time. minutes: after these, searches keep the steps they have taken and end;
+    what tickets there are is written. options: further words for every `pare tickets`, such as ("--device", "cpu").
     """
     end = math.inf if minutes is None else time.monotonic() + 60 * minutes
-    folder = runs / study.name
+    folder, target = runs / study.name, results / study.name
     (recipe,) = study.settings.values()
-    target = results / study.name
     stored, _ = read_stored(target / _SUMMARY)
     if stored is not None:
         require_recipe(replace(recipe, seed=stored.seed), stored, target / _SUMMARY)  # seeds belong to the searches
-    for number, table in enumerate(study.tickets):
-        config = runs / f"{study.name}-{number}.json"
-        runs.mkdir(parents=True, exist_ok=True)
-        write_json(config, {**recipe.as_dict(), "tickets": {"seeds": list(study.seeds), **table}})
-        log_file = config.with_suffix(".log")
-        words = ["tickets", "--config", str(config), "--storage", str(folder), *options]
-        if not _work(words, log_file, parallel, end):
-            late = f"not finished in {minutes} minutes ({_named(table)}); the same command goes on"
-            if (folder / "recipe.json").exists() and collect(Storage.open(folder)).tickets:
-                _keep(study, Storage.open(folder), target)
-            raise PareError(late)
-        log(f"[{number + 1}/{len(study.tickets)}] {_named(table)}: done")
-    _keep(study, Storage.open(folder), target)
+    source = f"the study {study.name}"
+    tables = [{"seeds": list(study.seeds), **table} for table in study.tickets]
+    storage = Storage.join(folder, recipe, [one for table in tables for one in make_searches(table, source)])
+    ends = run_units(storage, engine or LocalEngine(1), options, until=end, log=log)
+    if collect(storage).tickets:
+        _keep(study, storage, target)
+    require_done(ends)
+    if ends.late:
+        raise PareError(f"{', '.join(ends.late)} not finished in {minutes} minutes; the same command goes on")
 
 
 def _keep(study: Study, storage: Storage, target: Path) -> None:
@@ -87,32 +84,6 @@ def ticket_lines(study: Study, target: Path) -> list[str]:
         return []
     result = result_of(read_records(path, NEEDED, lines=True), study.seeds)
     return [*show_tickets(result), "", *show_methods(result)] if result.tickets else []
-
-
-def _work(words: Sequence[str], log_file: Path, parallel: int, end: float) -> bool:
-    """Let workers do this until the clock shows `end`; returns whether they have done all of it."""
-    if time.monotonic() >= end:
-        return False
-    with open(log_file, "ab") as file:
-        begun = file.tell()
-        workers = [start("paretorch.cli", *words, log=file) for _ in range(parallel)]
-        try:
-            while any(worker.poll() is None for worker in workers) and time.monotonic() < end:
-                time.sleep(0.1)
-            codes = [worker.poll() for worker in workers]
-        finally:
-            stop(workers)
-    if None in codes:
-        return False
-    if any(codes):
-        lines = log_file.read_bytes()[begun:].decode(errors="replace").strip().splitlines()
-        raise PareError(f"{lines[-1] if lines else 'no output'} (see {log_file}); the same command goes on")
-    return True
-
-
-def _named(table: dict[str, Any]) -> str:
-    method = table.get("method", "cs")
-    return ", ".join(method) if isinstance(method, list) else str(method)
 
 
 Row = dict[str, Any]

@@ -27,6 +27,7 @@ from paretorch.support import checked_files
 from paretorch.training.files import write_atomically
 from paretorch.training.runtime import Runtime
 from paretorch.training.task import derive_seed
+from paretorch.workflows.queue import owner_of
 from paretorch.workflows.tickets.bench import Bench
 from paretorch.workflows.tickets.methods import hold
 from paretorch.workflows.tickets.search import Search
@@ -194,17 +195,20 @@ def work(storage: Storage, runtime: Runtime, log: Log = print, show: Show | None
     while left := [unit for unit in storage.units() if unit.name not in failed and not unit.is_done()]:
         took = False
         for unit in left:
-            with storage.claim(unit) as mine:
-                if mine and not unit.is_done():
+            with storage.claim(unit) as claim:
+                if claim is not None and not unit.is_done():
                     took = True
+                    if claim.taken_from:
+                        log(f"{unit.name}: its worker fell silent ({claim.taken_from}); continuing its work")
                     try:
-                        _do(unit, storage, runtime, show or (lambda row: None))
+                        do_unit(unit, storage, runtime, show or (lambda row: None))
                     except PareError as error:
                         failed[unit.name] = error
                         log(f"{unit.name}: failed: {error}")
         if not took:
             if not waiting:
-                log(f"{', '.join(unit.name for unit in left)}: in the hands of other workers; waiting for them.")
+                told = ", ".join(f"{unit.name} ({owner_of(unit.folder)})" for unit in left)
+                log(f"{told}: in the hands of other workers; waiting for them")
             waiting = True
             time.sleep(_PAUSE)
     if failed:
@@ -213,7 +217,8 @@ def work(storage: Storage, runtime: Runtime, log: Log = print, show: Show | None
         raise PareError(f"{len(failed)} searches failed ({', '.join(failed)}); the same command continues with them")
 
 
-def _do(unit: Unit, storage: Storage, runtime: Runtime, show: Callable[[Row], None]) -> None:
+def do_unit(unit: Unit, storage: Storage, runtime: Runtime, show: Show = lambda row: None) -> None:
+    """Do what is left of one unit, which this process has claimed; `show` is called with the row of each ticket."""
     bench = Bench.of(replace(storage.recipe, seed=unit.seed), runtime)
     if unit.search is not None:
         run_search(unit.search, bench, unit.folder, show)

@@ -4,12 +4,13 @@
     dense-seed0/                the dense network that tickets are measured against, one a seed
     cs-init-0.1-seed0/          one search: search.json, rounds.jsonl, and the state of its rounds
 
-Each of these subfolders is one unit of work. A worker holds an exclusive lock (`flock`) on it while it works there;
-the system releases the lock when the worker ends, however it ends, so a dead worker's unit can be taken over at once.
+Each of these subfolders is one unit of work. A worker claims it while it works there (see `paretorch.workflows.queue`); the unit
+of a worker that dies is taken over once that one has been silent for long enough.
 """
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from paretorch.training.files import save_tensors, write_atomically, write_error
 from paretorch.training.folder import read_history
 from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import by_place, require_same, stored_recipe
+from paretorch.workflows.queue.claims import Claim, Claims, claimed
 from paretorch.workflows.tickets.search import Search, search_from
 from paretorch.workflows.tickets.state import Masks, Weights
 
@@ -35,6 +37,7 @@ STORED = "stored.pt"
 NEEDED = ("search", "method", "seed", "round", "sparsity", "accuracy", "epochs")
 """What is read from a row again."""
 _TICKET = "ticket.pt"
+_PAUSE = 0.05  # seconds between two looks at who writes
 
 
 def save(path: Path, content: Any, *, generations: int = 1) -> None:
@@ -159,6 +162,7 @@ class Storage:
 
     def __init__(self, path: Path, recipe: Recipe) -> None:
         self.path, self.recipe = path, recipe
+        self._claims = Claims()
 
     @classmethod
     def open(cls, path: Path) -> "Storage":
@@ -183,7 +187,7 @@ class Storage:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise write_error(path, error) from error
-        with _locked(path / "lock", wait=True):
+        with _alone_in(path, Claims()):
             sweep(path)
             if (path / "recipe.json").exists():
                 cls.open(path)  # refuses what is damaged
@@ -212,37 +216,34 @@ class Storage:
         return sum(done for done, _ in each), sum(total for _, total in each)
 
     @contextlib.contextmanager
-    def claim(self, unit: Unit) -> Iterator[bool]:
-        """Take a unit while inside; False where another worker has it."""
-        unit.folder.mkdir(exist_ok=True)
-        with _locked(unit.folder / "claim.lock", wait=False) as mine:
-            if mine:
-                for folder in (unit.folder, *unit.folder.glob("round-*"), *unit.folder.glob("round-*/*/")):
-                    sweep(folder)
-            yield mine
+    def claim(self, unit: Unit) -> Iterator[Claim | None]:
+        """Take a unit while inside; None if another worker has it."""
+        with claimed(self._claims, unit.folder) as claim:
+            if claim is not None:
+                clean(unit)
+            yield claim
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """While inside, no other worker writes the files of the whole folder."""
-        with _locked(self.path / "lock", wait=True):
+        with _alone_in(self.path, self._claims):
             yield
 
 
-@contextlib.contextmanager
-def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    with open(path, "ab") as file:
-        try:
-            import fcntl  # not on Windows
+def clean(unit: Unit) -> None:
+    """Remove what killed writers have left in a unit's folders."""
+    for folder in (unit.folder, *unit.folder.glob("round-*"), *unit.folder.glob("round-*/*/")):
+        sweep(folder)
 
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        except (OSError, ImportError) as error:
-            raise ConfigError(
-                f"{path.parent} is on a file system without locks, by which workers share it: choose a folder on another"
-            ) from error
-        yield True  # closing the file releases the lock
+
+@contextlib.contextmanager
+def _alone_in(path: Path, claims: Claims) -> Iterator[None]:
+    while (claim := claims.take(path)) is None:
+        time.sleep(_PAUSE)
+    try:
+        yield
+    finally:
+        claim.release()
 
 
 def _write_once(

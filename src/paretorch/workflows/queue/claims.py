@@ -6,18 +6,20 @@ that take over the same silent claim both try to create the same number, and one
 file; it is silent if others see no change for `patience()` seconds of their own clocks. An owner that was only slow sees the
 higher number at its next beat, and has lost the claim.
 
-No clock is compared with another's and no process number is looked up. So machines whose clocks differ, containers that
-share a host name, zombies, and stopped processes are all judged alike.
+No clock is compared with another's. So machines whose clocks differ, containers that share a host name, and stopped processes
+are all judged alike. Only what is certain is used to be faster: a process of the same machine that is gone needs no patience.
 """
 
 import contextlib
+import functools
 import json
 import os
+import secrets
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
 
 from paretorch.errors import ConfigError, PareError
@@ -95,7 +97,7 @@ class Claims:
             folder.mkdir(parents=True, exist_ok=True)
             number, content = _last(folder)
             owner = content.get("owner", "")
-            if number and owner != _FREE and not self._silence.lasts(str(folder), json.dumps([number, content])):
+            if number and owner != _FREE and not self._is_dead(folder, number, content):
                 return None
             mine = _create(folder / f"{_BEGINS}{number + 1}")
         except OSError as error:
@@ -104,17 +106,41 @@ class Claims:
             return None
         return Claim(folder, number + 1, mine, "" if owner in ("", _FREE) else owner, on_lost or _end)
 
+    def _is_dead(self, folder: Path, number: int, content: Mapping[str, str]) -> bool:
+        return is_gone(content) or self._silence.lasts(str(folder), json.dumps([number, content]))
+
+
+def adopt(folder: Path, number: int, on_lost: Callable[[str], None] | None = None) -> "Claim":
+    """Go on with a claim that the process which started this one has taken; that one stops beating once it sees this.
+
+    Args:
+        folder: The folder of the job.
+        number: The claim's number.
+        on_lost: As for `Claims.take`.
+    """
+    mine = _owner()
+    claim = Claim(folder, number, mine, "", on_lost or _end)
+    claim.check()
+    try:
+        _write(folder / f"{_BEGINS}{number}", {**mine, "beat": 0})
+    except OSError as error:
+        raise write_error(folder, error) from error
+    return claim
+
 
 class Claim:
     """A job in one's hands, with a thread that beats; `release` it at the end.
 
     Attributes:
+        number: The claim's number; a process that is started for the job can `adopt` it.
         taken_from: The worker that fell silent, as "host, process 12"; empty if the job was free.
     """
 
-    def __init__(self, folder: Path, number: int, owner: str, taken_from: str, on_lost: Callable[[str], None]) -> None:
-        self.folder, self.taken_from = folder, taken_from
-        self._number, self._owner, self._on_lost = number, owner, on_lost
+    def __init__(
+        self, folder: Path, number: int, owner: dict[str, str], taken_from: str, on_lost: Callable[[str], None]
+    ) -> None:
+        self.folder, self.number, self.taken_from = folder, number, taken_from
+        self._owner, self._on_lost = owner, on_lost
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
@@ -122,29 +148,40 @@ class Claim:
     @property
     def lost(self) -> bool:
         """Whether another worker has taken the job over."""
-        return (self.folder / f"{_BEGINS}{self._number + 1}").exists()
+        return (self.folder / f"{_BEGINS}{self.number + 1}").exists()
 
     def check(self) -> None:
         """Raise if another worker has taken the job over."""
         if self.lost:
             raise PareError(self._lost_message())
 
-    def release(self) -> None:
-        """Give the job back."""
+    def follows_silence(self) -> bool:
+        """Whether an earlier owner fell silent, which may be stopped and not dead."""
+        earlier = (_read(self.folder / f"{_BEGINS}{number}") for number in range(1, self.number))
+        return any(content.get("owner") != _FREE for content in earlier)
+
+    def abandon(self) -> None:
+        """Stop beating, without giving the job back: whoever adopted the claim may still be at work."""
         self._over.set()
         self._thread.join()
+
+    def release(self) -> None:
+        """Give the job back."""
+        self.abandon()
         with contextlib.suppress(OSError):
-            _write(self.folder / f"{_BEGINS}{self._number}", {"owner": _FREE})
+            _write(self.folder / f"{_BEGINS}{self.number}", {"owner": _FREE})
 
     def _beat(self) -> None:
-        count = 0
+        count, own = 0, self._owner["token"]
         while not self._over.wait(beat_interval()):
             count += 1
             if self.lost:
                 self._on_lost(self._lost_message())
                 return
+            if _read(self.folder / f"{_BEGINS}{self.number}").get("token", own) != own:
+                return  # adopted by the process that was started for the job
             with contextlib.suppress(OSError):  # a full disk or a server that is away: others see silence
-                _write(self.folder / f"{_BEGINS}{self._number}", {"owner": self._owner, "beat": count})
+                _write(self.folder / f"{_BEGINS}{self.number}", {**self._owner, "beat": count})
 
     def _lost_message(self) -> str:
         return f"{self.folder} was taken over by another worker while this one was silent; the other one finishes it"
@@ -176,26 +213,66 @@ def _last(folder: Path) -> tuple[int, dict[str, str]]:
     """Number and content of the highest claim; 0 if there is none, and no content while it is being written."""
     names = (path.name.removeprefix(_BEGINS) for path in folder.glob(f"{_BEGINS}*"))
     number = max((int(name) for name in names if name.isdecimal()), default=0)
+    return number, _read(folder / f"{_BEGINS}{number}")
+
+
+def _read(path: Path) -> dict[str, str]:
     try:
-        content = json.loads((folder / f"{_BEGINS}{number}").read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError):
-        return number, {}
-    return number, content if isinstance(content, dict) else {}
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
-def _create(path: Path) -> str | None:
+def _owner() -> dict[str, str]:
+    """Who this process is: for readers, for processes of the same machine, and by a token of its own."""
+    return {
+        "owner": f"{socket.gethostname()}, process {os.getpid()}",
+        "token": secrets.token_hex(8),
+        "machine": _machine(),
+        "process": str(os.getpid()),
+        "begun": _begun(str(os.getpid())),
+    }
+
+
+@functools.cache
+def _machine() -> str:
+    """What tells this machine, since it was started, and its container from all others; empty if that is unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # not Linux
+        return ""
+
+
+def _begun(process: str) -> str:
+    """When a process of this machine was started, in the kernel's ticks; empty if it is gone, or a zombie."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def is_gone(content: Mapping[str, str]) -> bool:
+    """Whether the owner of a claim was a process of this machine that certainly does not run any more."""
+    machine, process, begun = (content.get(key, "") for key in ("machine", "process", "begun"))
+    return bool(machine and begun) and machine == _machine() and _begun(process) != begun
+
+
+def _create(path: Path) -> dict[str, str] | None:
     """Create the claim, whole, unless it is there; returns its owner."""
-    owner = f"{socket.gethostname()}, process {os.getpid()}"
+    owner = _owner()
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
         return None
     with os.fdopen(descriptor, "wb") as file:
-        file.write(json.dumps({"owner": owner, "beat": 0}).encode())
+        file.write(json.dumps({**owner, "beat": 0}).encode())
     return owner
 
 
-def _write(path: Path, content: dict[str, object]) -> None:
+def _write(path: Path, content: Mapping[str, object]) -> None:
     """Write in place, since a rename would bring back a file; a reader that meets half of it sees a beat that changes."""
     with open(path, "r+b") as file:
         file.write(json.dumps(content).encode())

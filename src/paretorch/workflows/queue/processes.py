@@ -1,4 +1,4 @@
-"""The processes of a study: how they end, and NVIDIA's multi-process service, with which they share a GPU at the same time."""
+"""The processes of a queue: how they end, and NVIDIA's multi-process service, with which they share a GPU at the same time."""
 
 import contextlib
 import os
