@@ -20,7 +20,7 @@ from tests.contract.promises import (
     previews_what_harden_does,
 )
 from tests.contract.ranks import ranks_follow_one
-from tests.contract.rivals import CASES, COVER, PRUNERS, RIVALS, started
+from tests.contract.rivals import CASES, COVER, PRUNERS, QUANTIZERS, RIVALS, started
 from tests.contract.test_finalize import anatomy
 from tests.methods.activations import nets
 from tests.methods.sharing import cases as sharing
@@ -83,22 +83,8 @@ def test_the_watch_sees_what_it_should() -> None:
     assert watch.seen == ["aten::lift_fresh", "aten::_local_scalar_dense"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "variants"),
-    [("sparsity", ["str-decay", "l0-penalty", "stochastic-free"]), ("precision", [])],
-)
-def test_ddp_on_two_ranks(kind: str, variants: list[str], tmp_path: Path) -> None:
-    on_ranks([("ddp", rival, "linear") for rival in [*rivals(kind), *variants]], kind, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("kind", "variants"),
-    [("sparsity", ["mp-layer", "gmp-block", "str-channel"]), ("precision", ["pact-channel"])],
-)
-def test_fsdp2_on_two_ranks(kind: str, variants: list[str], tmp_path: Path) -> None:
-    on_ranks([("fsdp", rival, "conv2d") for rival in [*rivals(kind), *variants]], kind, tmp_path)
-
-
-def on_ranks(cases: list[tuple[str, str, str]], kind: str, folder: Path) -> None:
-    """A sum in another order may move a weight over the edge between two values of a grid."""
-    ranks_follow_one("tests.contract.rivals", cases, folder, on_edges=kind == "precision")
+def test_ddp_and_fsdp2_on_two_ranks(tmp_path: Path) -> None:
+    both = [*rivals("sparsity"), *rivals("precision")]
+    cases = [("ddp", rival, "linear") for rival in [*both, "str-decay", "l0-penalty", "stochastic-free"]]
+    cases += [("fsdp", rival, "conv2d") for rival in [*both, "mp-layer", "gmp-block", "str-channel", "pact-channel"]]
+    ranks_follow_one("tests.contract.rivals", cases, tmp_path, on_edges=QUANTIZERS)

@@ -128,26 +128,15 @@ RANKED = [
 ]
 
 
-def on_ranks(cases: list[tuple[str, str]], kind: str, folder: Path) -> None:
-    ranks_follow_one("tests.contract.cases", [(kind, *case) for case in cases], folder)
-
-
-def test_ddp_on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
-    on_ranks(RANKED, "ddp", tmp_path_factory.mktemp("ddp"))
-
-
-def test_fsdp2_on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> None:
-    on_ranks([case for case in RANKED if case[1] not in ("lstm", "tied")], "fsdp", tmp_path_factory.mktemp("fsdp"))
+def test_ddp_and_fsdp2_on_two_ranks(tmp_path: Path) -> None:
+    cases = [("ddp", *case) for case in RANKED]
+    cases += [("fsdp", *case) for case in RANKED if case[1] not in ("lstm", "tied")]
+    ranks_follow_one("tests.contract.cases", cases, tmp_path)
 
 
 @pytest.mark.contract
 @pytest.mark.parametrize("method", list(METHODS))
-def test_ddp_everywhere(method: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    on_ranks(combinations([method], list(MODELS)), "ddp", tmp_path_factory.mktemp("ddp"))
-
-
-@pytest.mark.contract
-@pytest.mark.parametrize("method", list(METHODS))
-def test_fsdp2_everywhere(method: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    models = [m for m in MODELS if m not in ("lstm", "tied")]
-    on_ranks(combinations([method], models), "fsdp", tmp_path_factory.mktemp("fsdp"))
+def test_ddp_and_fsdp2_everywhere(method: str, tmp_path: Path) -> None:
+    cases = [("ddp", method, model) for model in MODELS]
+    cases += [("fsdp", method, model) for model in MODELS if model not in ("lstm", "tied")]
+    ranks_follow_one("tests.contract.cases", cases, tmp_path)

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
+from paretorch.cli.app import app
 from paretorch.training.task import Batch
 
 from .blobs import Blobs, Make, rows_of
@@ -20,14 +22,23 @@ from .blobs import Blobs, Make, rows_of
 _ARGUMENTS = "train --network digits-cnn --data digits --epochs 4 --batch 16 --lr 0.05 --set pad=1 --device cpu"
 
 
+def _words(out: Path) -> list[str]:
+    return [*_ARGUMENTS.split(), "--set", 'network_options={"width": 4}', "--out", str(out), "--resume"]
+
+
 def _start(out: Path) -> subprocess.Popen[str]:
-    words = [*_ARGUMENTS.split(), "--set", 'network_options={"width": 4}']
     return subprocess.Popen(
-        [sys.executable, "-m", "paretorch.cli", *words, "--out", str(out), "--resume"],
+        [sys.executable, "-m", "paretorch.cli", *_words(out)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def _finish(out: Path) -> None:
+    """To the end, in this process."""
+    done = CliRunner().invoke(app, _words(out))
+    assert done.exit_code == 0, done.output
 
 
 def _rows(folder: Path) -> list[dict[str, object]]:
@@ -38,7 +49,7 @@ def _rows(folder: Path) -> list[dict[str, object]]:
 @pytest.mark.timeout(240)
 def test_a_run_that_is_told_to_stop_loses_no_step(tmp_path: Path) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert _start(whole).wait() == 0
+    _finish(whole)
     process = _start(stopped)
     metrics = stopped / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and metrics.read_text().count("\n")):
@@ -51,7 +62,7 @@ def test_a_run_that_is_told_to_stop_loses_no_step(tmp_path: Path) -> None:
     kept = torch.load(stopped / "checkpoint.pt", weights_only=True)
     assert len(_rows(stopped)) < 4
     assert kept["step"] > 0
-    assert _start(stopped).wait() == 0
+    _finish(stopped)
     assert _rows(whole) == _rows(stopped)
     assert (whole / "model.pare").read_bytes() == (stopped / "model.pare").read_bytes()
 

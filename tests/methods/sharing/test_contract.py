@@ -170,13 +170,9 @@ def test_accumulation_and_autocast_follow(method: str) -> None:
 RANKED = [("all", "conv"), ("fewer", "linear"), ("one-hot", "linear"), ("everything", "conv"), ("hard", "attention")]
 
 
-def test_ddp_on_two_ranks(tmp_path: Path) -> None:
-    cases = [*RANKED, ("fewer", "tied"), ("fewer", "lstm")]
-    ranks_follow_one("tests.methods.sharing.cases", [("ddp", *case) for case in cases], tmp_path)
-
-
-def test_fsdp2_on_two_ranks(tmp_path: Path) -> None:
-    ranks_follow_one("tests.methods.sharing.cases", [("fsdp", *case) for case in RANKED], tmp_path)
+def test_ddp_and_fsdp2_on_two_ranks(tmp_path: Path) -> None:
+    cases = [("ddp", *case) for case in [*RANKED, ("fewer", "tied"), ("fewer", "lstm")]]
+    ranks_follow_one("tests.methods.sharing.cases", [*cases, *(("fsdp", *case) for case in RANKED)], tmp_path)
 
 
 @pytest.mark.parametrize(("method", "model"), every())

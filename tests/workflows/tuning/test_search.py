@@ -175,7 +175,7 @@ def test_workers_with_one_seed_never_draw_alike() -> None:
 
 
 def one_is_slow(alpha: float, eps: float, beat) -> float:
-    time.sleep(3 if alpha == 2 else 0)
+    time.sleep(1.5 if alpha == 2 else 0)
     return alpha
 
 
@@ -185,11 +185,12 @@ def help_with_two(place: str) -> None:
 
 def test_who_has_nothing_left_to_try_waits(tmp_path) -> None:
     place = str(tmp_path / "trials.journal")
-    workers = [multiprocessing.get_context("spawn").Process(target=help_with_two, args=(place,)) for _ in range(2)]
+    workers = [multiprocessing.get_context("fork").Process(target=help_with_two, args=(place,)) for _ in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(60)
+        assert worker.exitcode == 0
     facts = {"alphas": [1.0, 2.0], "epsilons": [0.1]}
     assert len(open_study(place, "tuning", facts).trials) < 20, "no trials are made up while one waits for another"
 
