@@ -282,7 +282,8 @@ class Term:
     def read(self, room: str) -> Tensor:
         """A room's decisions at the weights that are sampled at this step."""
         step: Tensor = getattr(self.root, f"{PREFIX}step")
-        is_recorded = step.is_cuda and torch.cuda.is_current_stream_capturing()
+        # Not asked if there is no count: a compiler cannot look at streams.
+        is_recorded = self.count is not None and step.is_cuda and torch.cuda.is_current_stream_capturing()
         return self.sample.read(room, step, None if is_recorded else self.count)
 
     def kept_sample(self) -> Tensor:
