@@ -13,10 +13,12 @@ test: lint types
 
 contract: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/contract -m "contract or not contract"
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests --ignore tests/contract -m contract
 
 # Kills, failing calls, damaged files, many workers: an hour on two cores.
 faults: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/faults -m "faults or not faults"
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests --ignore tests/faults -m faults
 
 # The site, in site/index.html. `make test` builds it too, and opens pages of it in Chromium.
 docs: $(STAMP)

@@ -52,12 +52,16 @@ class Files:
     """The library's files of which functions run."""
 
     def __init__(self) -> None:
-        self.found: set[str] = set()
+        self._seen: set[str] = set()
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        path = Path(frame.f_code.co_filename)
-        if event == "call" and frame.f_code.co_name != "<module>" and path.is_relative_to(SOURCE):
-            self.found.add(path.relative_to(SOURCE).as_posix())
+        if event == "call" and frame.f_code.co_name != "<module>":
+            self._seen.add(frame.f_code.co_filename)
+
+    @property
+    def found(self) -> set[str]:
+        paths = [Path(name) for name in self._seen]
+        return {path.relative_to(SOURCE).as_posix() for path in paths if path.is_relative_to(SOURCE)}
 
 
 def network() -> nn.Sequential:

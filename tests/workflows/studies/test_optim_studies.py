@@ -17,6 +17,16 @@ from tests.training.test_tasks_promises import RECIPES, root  # noqa: F401 - a f
 NAMES = sorted(name for name in study_names() if name.startswith("optim-"))
 STUDIES = {name: load_study(name) for name in NAMES}
 CASES = [(name, setting) for name, study in STUDIES.items() for setting in study.settings]
+# The last of each optimizer in each study has its largest rate; `make contract` trains the others.
+_LAST = {(name, STUDIES[name].settings[setting].optimizer.name): setting for name, setting in CASES}
+_TRAINED = [
+    pytest.param(
+        name,
+        setting,
+        marks=[] if _LAST[name, STUDIES[name].settings[setting].optimizer.name] == setting else pytest.mark.contract,
+    )
+    for name, setting in CASES
+]
 _DIGITS: dict[str, Any] = {"network": "digits-cnn", "network_options": {"width": 4}, "data": "digits", "batch": 256}
 _GAN: dict[str, Any] = {"network_options": {"latent": 4, "width": 2}, "batch": 8}
 
@@ -36,7 +46,7 @@ def small(recipe: Recipe) -> Recipe:
     return changed(recipe, {**changes, **tiny})
 
 
-@pytest.mark.parametrize(("name", "setting"), CASES)
+@pytest.mark.parametrize(("name", "setting"), _TRAINED)
 def test_every_setting_trains(
     name: str,
     setting: str,

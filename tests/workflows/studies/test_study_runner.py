@@ -108,6 +108,9 @@ def test_failed_runs_are_told(study: Study, tmp_path: Path) -> None:
 def test_a_run_that_diverges_is_over(tmp_path: Path) -> None:
     """Where rates are compared some are too large: that is a finding, and no reason to try the same again."""
     study = parse_study("small", _SMALL.replace("lr = 0.05", "lr = 1e9").replace("[0, 1]", "[0]"))
+    done = {"recipe": dict(study.jobs())["slow-seed0"].as_dict(), "result": {"test_accuracy": 0.9}}
+    (tmp_path / "results" / "small").mkdir(parents=True)
+    (tmp_path / "results" / "small" / "slow-seed0.json").write_text(json.dumps(done))
     told: list[str] = []
     summary = run_study(study, tmp_path / "results", tmp_path / "runs", log=told.append)
     assert set(summary["settings"]) == {"slow"}

@@ -43,7 +43,16 @@ def test_a_stop_at_any_step_changes_nothing(search: Search, tmp_path: Path) -> N
     assert snapshot(folder) == expected
 
 
-@pytest.mark.parametrize("search", [SEARCHES[0], SEARCHES[3], SEARCHES[5], SEARCHES[6]], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "search",
+    [
+        SEARCHES[0],
+        SEARCHES[5],
+        pytest.param(SEARCHES[3], marks=pytest.mark.faults),
+        pytest.param(SEARCHES[6], marks=pytest.mark.faults),
+    ],
+    ids=lambda one: one.name,
+)
 def test_a_stop_before_or_after_any_file_changes_nothing(
     search: Search, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
