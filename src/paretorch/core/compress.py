@@ -412,5 +412,10 @@ def _check(model: nn.Module, methods: tuple[Method, ...], steps: int, budget: in
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.UninitializedParameter):
             raise ConfigError(f"{name} is not initialized yet: run one batch through the model before compress")
+        if type(parameter.detach()) is not Tensor:
+            raise ConfigError(
+                f"{name} is a {type(parameter.detach()).__name__}, as after torchao's quantize_: compress plain tensors, and call it "
+                "after finalize"
+            )
         if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
             raise ConfigError(f"{name} has values that are not finite: load or initialize its weights before compress")
