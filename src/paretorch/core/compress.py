@@ -29,6 +29,7 @@ from paretorch.core.step.noise import seed_for
 from paretorch.core.step.sample import Sample
 from paretorch.edits.share import MixedWeight
 from paretorch.errors import ConfigError
+from paretorch.support.blocks import all_finite
 from paretorch.support.checks import require_count
 from paretorch.support.inputs import Example, read_example
 from paretorch.support.sharded import is_sharded
@@ -417,5 +418,5 @@ def _check(model: nn.Module, methods: tuple[Method, ...], steps: int, budget: in
                 f"{name} is a {type(parameter.detach()).__name__}, as after torchao's quantize_: compress plain tensors, and call it "
                 "after finalize"
             )
-        if parameter.is_floating_point() and not bool(torch.isfinite(parameter).all()):
+        if parameter.is_floating_point() and not all_finite(parameter):
             raise ConfigError(f"{name} has values that are not finite: load or initialize its weights before compress")

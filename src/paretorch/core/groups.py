@@ -5,8 +5,10 @@ a tuple: blocks of that shape over the leading dimensions, whole over the rest; 
 an integer tensor of the weight's shape, equal labels share.
 """
 
+import copy
 import math
 from collections.abc import Callable
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +33,10 @@ class Grouping(nn.Module):
         """How many neighbours in a contiguous weight share each decision, one after the other; None: they are no neighbours."""
         return None
 
+    def of_rows(self, part: slice) -> Self | None:
+        """The groups of some rows of the weight; None: groups may have weights of several rows."""
+        return None
+
     def expand(self, decision: Tensor) -> Tensor:
         """A tensor that broadcasts against the weight."""
         return decision
@@ -53,6 +59,9 @@ class Broadcast(Grouping):
     def run(self) -> int | None:
         return _run(self.shape, self.shape, self.grid)
 
+    def of_rows(self, part: slice) -> Self | None:
+        return _of_rows(self, part) if self.shape and self.grid[0] == self.shape[0] else None
+
 
 class Blocks(Grouping):
     """Equal blocks over the leading dimensions; those at the far edges may be smaller."""
@@ -68,6 +77,13 @@ class Blocks(Grouping):
     @property
     def run(self) -> int | None:
         return _run(self.shape, self.block, self.grid)
+
+    def of_rows(self, part: slice) -> Self | None:
+        if self.block[0] != 1:
+            return None
+        found = _of_rows(self, part)
+        found.__dict__["_buffers"] = {"sizes": self.sizes[part]}
+        return found
 
     def expand(self, decision: Tensor) -> Tensor:
         for axis, (n, b) in enumerate(zip(self.shape, self.block, strict=True)):
@@ -102,6 +118,16 @@ class Labels(Grouping):
     def reduce(self, values: Tensor) -> Tensor:
         flat = values.flatten()
         return values.new_zeros(self.grid).index_add(0, self.labels.flatten(), flat)
+
+
+G = TypeVar("G", bound=Grouping)
+
+
+def _of_rows(grouping: G, part: slice) -> G:
+    found = copy.copy(grouping)
+    found.shape = (part.stop - part.start, *grouping.shape[1:])
+    found.grid = (part.stop - part.start, *grouping.grid[1:])
+    return found
 
 
 def grouping(group: Group, name: str, weight: Tensor, channel_axis: int) -> Grouping:

@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, Self, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -174,6 +174,15 @@ class Sample(Protocol):
 Sampler = Callable[[list[Chain], tuple[str, ...], torch.device], Sample]
 
 
+class Part(NamedTuple):
+    """Some rows of a weight: θ, the relaxation of a term, and all relaxations."""
+
+    rows: slice
+    latent: Tensor
+    relaxation: Relaxation
+    chain: Chain
+
+
 @dataclass(eq=False)
 class Term:
     """A method at work in a plan: its relaxations, in the order of the weights."""
@@ -214,6 +223,19 @@ class Term:
         """θ of every weight."""
         return [self.latent(index) for index in range(len(self.chains))]
 
+    def parts(self, index: int) -> "list[Part]":
+        """A weight some rows at a time, so that what is computed on the way stays small; one part if it is small."""
+        cut = self.chains[index].parts_of(self.relaxations[index])
+        if len(cut) == 1:
+            return [self.whole(index)]
+        return [Part(rows, self.latent(index).detach()[rows], r, part) for rows, r, part in cut]
+
+    def whole(self, index: int) -> "Part":
+        """All rows of a weight."""
+        chain, r = self.chains[index], self.relaxations[index]
+        latent = whole(self.latent(index)) if isinstance(chain, RelaxedWeight) else torch.empty(0)  # no weight: no θ
+        return Part(slice(None), latent, r, chain)
+
     @property
     def scalars(self) -> Tensor:
         return scalars_of(self.root, self.method.room)
@@ -233,10 +255,10 @@ class Term:
         found: dict[int, tuple[nn.Parameter, list[Relaxation], Tensor]] = {}
         for r in self.relaxations:
             decision = r.decision
-            zeros = torch.zeros(decision.shape, dtype=torch.float32, device=decision.device)
-            _, members, sizes = found.setdefault(id(decision), (decision, [], zeros))
-            members.append(r)
-            sizes += torch.as_tensor(r.grouping.sizes, device=sizes.device).expand(r.grouping.grid).reshape(sizes.shape)
+            own = torch.as_tensor(r.grouping.sizes, dtype=torch.float32, device=decision.device)
+            own = own.expand(r.grouping.grid).reshape(decision.shape)  # one number, as large as it looks
+            _, members, sizes = found.get(id(decision), (decision, [], None))
+            found[id(decision)] = decision, [*members, r], own if sizes is None else sizes + own
         return list(found.values())
 
     def keep_best(self, scores: list[Tensor], share: float) -> list[Tensor]:

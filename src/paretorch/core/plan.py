@@ -295,11 +295,12 @@ class Plan:
 
     def _round(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         if not self.is_hard:
-            before = [whole(decision).clone() for decision in self._decisions()]
-            self.round_again(before, 1.0)
             if self._budget is not None:
+                before = [whole(decision).clone() for decision in self._decisions()]
+                self.round_again(before, 1.0)
                 self._budget.fit(self, before)  # which moves the targets
             else:
+                self.round_again(None, 1.0)
                 for term in self._terms:
                     if isinstance(term.method, Steered):
                         term.method.tell_missed(term)
@@ -307,8 +308,8 @@ class Plan:
                 forget_dropped(self._weights, optimizer)
             self._engine.write(clip=True)
 
-    def round_again(self, before: list[Tensor], factor: float, given: frozenset[str] = frozenset()) -> None:
-        """Round the trained decisions `before`, with every target scaled by `factor`, but those of `given` rooms never up."""
+    def round_again(self, before: list[Tensor] | None, factor: float, given: frozenset[str] = frozenset()) -> None:
+        """Round the trained decisions `before` (None: as they are), with every target scaled by `factor`, but those of `given` rooms never up."""
         self._take(before)
         # Masks first: a dropped weight costs no bits, whatever its precision.
         for term in sorted(self._terms, key=lambda one: -one.method.order):
@@ -338,8 +339,10 @@ class Plan:
         self._take(before)
         self._engine.write()
 
-    def _take(self, before: list[Tensor]) -> None:
+    def _take(self, before: list[Tensor] | None) -> None:
         self._set_phase(False)
+        if before is None:
+            return
         for decision, value in zip(self._decisions(), before, strict=True):
             write(decision, value)
 

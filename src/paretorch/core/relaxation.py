@@ -4,6 +4,8 @@ A relaxation is an `nn.Module` f(weight, decision). While `hard` is False the de
 afterwards it is read as rounded. Its state is fp32 and keeps its keys through all phases.
 """
 
+import copy
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, Self
 
@@ -12,7 +14,8 @@ from torch import Tensor, nn
 
 from paretorch.core.forms import Form
 from paretorch.core.groups import Grouping
-from paretorch.support.sharded import gather, whole
+from paretorch.support.blocks import block_size, row_blocks
+from paretorch.support.sharded import gather, is_sharded, whole
 
 PREFIX = "paretorch_"
 
@@ -84,6 +87,23 @@ class Relaxation(nn.Module):
     def step(self) -> Tensor:
         counter: Tensor = getattr(self._root[0], f"{PREFIX}step")
         return counter
+
+    def of_rows(self, part: slice) -> Self | None:
+        """The same relaxation of some rows of the weight, on views of its tensors; None: it is computed whole only."""
+        return None
+
+    def _of_rows(self, part: slice, *buffers: str) -> Self | None:
+        """`of_rows`, where these buffers are on the grid or of the weight's shape, and no others are."""
+        own, grouping = self._parameters["s"], self.grouping.of_rows(part)
+        if own is None or grouping is None or is_sharded(own):
+            return None
+        found = copy.copy(self)
+        s = nn.Parameter(own.detach()[part], requires_grad=False)
+        views: dict[str, Tensor | None] = {name: getattr(self, name)[part] for name in buffers}
+        found.__dict__["_parameters"] = {**self._parameters, "s": s}
+        found.__dict__["_modules"] = {**self._modules, "grouping": grouping}
+        found.__dict__["_buffers"] = {**self._buffers, **views}
+        return found
 
     # Many weights at once. These are what the engine calls; by default each weight is computed on its own.
 
@@ -240,6 +260,32 @@ class Chain(nn.Module):
 
     def relaxations(self) -> list[Relaxation]:
         return [module for module in self._modules.values() if isinstance(module, Relaxation)]
+
+    def parts(self) -> list[tuple[slice, "Chain"]]:
+        """The weight some rows at a time, on views of its tensors, so that what is computed on the way stays small.
+
+        One part is the weight itself if it is small, or if a relaxation is computed whole only.
+        """
+        first = self.relaxations()[0]
+        shape, most = first.grouping.shape, block_size(first.decision.device)
+        alone: list[tuple[slice, Chain]] = [(slice(None), self)]
+        if math.prod(shape) <= most or self.loses_inputs or len(cut := row_blocks(shape, most)) < 2:
+            return alone
+        found = []
+        for part in cut:
+            rows = [one for r in self.relaxations() if (one := r.of_rows(part)) is not None]
+            if len(rows) < len(self.relaxations()):
+                return alone
+            chain = Chain(rows)
+            if self.blank is not None and part.start <= self.blank < part.stop:
+                chain.blank = self.blank - part.start
+            found.append((part, chain))
+        return found
+
+    def parts_of(self, relaxation: Relaxation) -> list[tuple[slice, Relaxation, "Chain"]]:
+        """`parts`, with what is this relaxation in each."""
+        place = self.relaxations().index(relaxation)
+        return [(rows, part.relaxations()[place], part) for rows, part in self.parts()]
 
     def read_from(self, inputs: nn.Module) -> None:
         """Tell which of the weights read a channel that stays: `inputs()`, as 0 and 1."""

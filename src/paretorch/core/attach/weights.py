@@ -18,6 +18,7 @@ from paretorch.core.attach.fused import FusedBatch, layout
 from paretorch.core.attach.sites import Site, Template
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation, flatten, unflatten
 from paretorch.errors import ConfigError
+from paretorch.support.blocks import block_size
 from paretorch.support.sharded import is_sharded, local, shard_like, whole, write
 
 # What `fully_shard` asks a module for to learn whether it may manage it. The tensors of a relaxed weight are sharded by the engine
@@ -186,10 +187,6 @@ def relaxed_weights(module: nn.Module) -> list[RelaxedWeight]:
     return [child for child in module._modules.values() if isinstance(child, RelaxedWeight)]
 
 
-_BATCH = 2**24
-"""Weights that are computed together, at most: temporary tensors are as large."""
-
-
 class Batch:
     """Weights that are computed together, with all that a step reads of them at hand: a step is then few lines of Python.
 
@@ -199,6 +196,8 @@ class Batch:
     def __init__(self, members: Sequence[RelaxedWeight], fuse: bool = False) -> None:
         self.members = list(members)
         self.is_local = members[0].is_local
+        self.rows = slice(None)
+        """Which rows of its weights: all."""
         self.is_sharded = is_sharded(members[0].latent)
         self.tensors = [member.tensor for member in members]
         self.latents = [member.latent for member in members]
@@ -253,6 +252,17 @@ class Batch:
         """The values of each member, out of one flat tensor if they are that."""
         return unflatten(values[0], self.latents) if self.is_flat else values
 
+    def gradients(self, place: int) -> list[Tensor]:
+        """The gradients of the decisions of a relaxation."""
+        return [decision.grad for decision in self.decisions[place] if decision.grad is not None]
+
+    def parts(self) -> "Sequence[Batch]":
+        """The batch, or runs of rows if it is one large weight: temporary tensors are as large as what is computed together."""
+        if self.fused is not None or self.is_sharded or len(self.members) > 1:
+            return [self]
+        parts = self.members[0].parts()
+        return [Part(self, rows, chain) for rows, chain in parts] if len(parts) > 1 else [self]
+
     def values(self, stop: int | None = None) -> list[list[Tensor]]:
         """θ, and what each relaxation makes of it in turn: the last is W. stop: how many relaxations to apply."""
         values = [self.read(self.latents)]
@@ -265,9 +275,10 @@ class Batch:
         if self.fused is not None:
             self.fused.write(clip, keep=all(status.is_deferred for status in self.statuses))
         else:
-            if clip:
-                self._clip()
-            store(self.tensors, self.apart(self.blanked(self.values()[-1])))
+            for part in self.parts():
+                if clip:
+                    part._clip()
+                store(part.tensors, part.apart(part.blanked(part.values()[-1])))
         self.note_written()
 
     @property
@@ -298,6 +309,41 @@ class Batch:
             lower = self.apart(list(torch._foreach_neg(bounds)))
             torch._foreach_clamp_max_(latents, self.apart(bounds))
             torch._foreach_clamp_min_(latents, lower)
+
+
+class Part(Batch):
+    """Some rows of the only weight of a batch, as views.
+
+    Args:
+        batch: of one weight.
+        rows: which.
+        chain: the relaxations of these rows.
+    """
+
+    def __init__(self, batch: Batch, rows: slice, chain: Chain) -> None:
+        self.members, self.rows = batch.members, rows
+        self.is_local, self.is_sharded, self.is_flat, self.fused = True, False, False, None
+        self.tensors: list[Any] = [tensor.detach()[rows] for tensor in batch.tensors]
+        self.latents: list[Any] = [latent.detach()[rows] for latent in batch.latents]
+        own = chain.relaxations()
+        self.places = [[r] for r in own]
+        self.decisions = [[r.decision] for r in own]
+        self._grids = [[r.grid(r.decision.detach())] for r in own]
+        self._chain, self._of = chain, batch
+
+    def read(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """These rows of whole tensors, or what holds these rows alone."""
+        here = self.latents[0].shape
+        return [one if one.shape == here else one.detach()[self.rows] for one in tensors]
+
+    def blanked(self, values: list[Tensor]) -> list[Tensor]:
+        """The values with zeros in a row that stays zero."""
+        return [self._chain.blanked(value) for value in values]
+
+    def gradients(self, place: int) -> list[Tensor]:
+        """These rows of the gradient of a decision."""
+        (whole,) = self._of.gradients(place)
+        return [whole[self.rows]]
 
 
 def _fused(batch: Batch) -> FusedBatch | None:
@@ -334,7 +380,7 @@ def batches(members: Sequence[RelaxedWeight], fuse: bool = False) -> list[Batch]
         layout = member.fused_layout() if fuse else None
         key = kinds, latent.device, latent.dtype, member.is_local, layout, layout is None and _is_flat(member)
         group, size = groups.setdefault(key, [[]]), sizes.get(key, 0) + latent.numel()
-        if group[-1] and size > _BATCH and layout is None:
+        if group[-1] and size > block_size(latent.device) and layout is None:
             group.append([])
             size = latent.numel()
         group[-1].append(member)

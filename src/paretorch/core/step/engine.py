@@ -230,6 +230,35 @@ class Engine:
         elif batch.fused is not None:
             batch = Batch(batch.members)
         targets = [tensor.grad for tensor in batch.tensors if tensor.grad is not None]
+        parts = batch.parts()
+        if len(parts) == 1:
+            for place, found in self._pull_part(batch, targets, scaling):
+                self._add_all(batch, place, found)
+        else:
+            self._pull_parts(batch, parts, targets, scaling)
+        for member, tensor in zip(batch.members, batch.tensors, strict=True):
+            member.status.pulled = tensor.grad
+        return False
+
+    def _pull_parts(
+        self, batch: Batch, parts: Sequence[Batch], targets: Sequence[Tensor], scaling: "Scaling | None"
+    ) -> None:
+        """Of one large weight: the gradients of its decisions are put together from those of its parts."""
+        together: dict[int, Tensor] = {}
+        for part in parts:
+            for place, (found,) in self._pull_part(part, part.read(targets), scaling):
+                if place not in together:
+                    (grid,) = batch.grids()[place]
+                    together[place] = torch.empty_like(grid, dtype=torch.float32)
+                together[place][part.rows].copy_(found)
+        for place, gradient in together.items():
+            self._add_all(batch, place, [gradient])
+
+    def _pull_part(
+        self, batch: Batch, targets: Sequence[Tensor], scaling: "Scaling | None"
+    ) -> list[tuple[int, list[Tensor]]]:
+        """∂L/∂θ in place of ∂L/∂W; returns ∂L/∂s of each relaxation whose decisions are trained, by its place."""
+        decided = []
         given = gradients = batch.blanked(batch.read(targets))
         values, outputs, grids = batch.values(len(batch.places) - 1), batch.read(batch.tensors), batch.grids()
         for place in reversed(range(len(batch.places))):
@@ -238,16 +267,13 @@ class Engine:
             gradients, found = type(own[0]).pull_all(own, grids[place], values[place], outputs, gradients, decide)
             outputs = values[place]
             if found is not None:
-                undone = found if scaling is None else [scaling.undone(gradient) for gradient in found]
-                self._add_all(batch, place, undone)
+                decided.append((place, found if scaling is None else [scaling.undone(one) for one in found]))
         if not batch.is_flat:
             changed = [pair for pair in zip(targets, gradients, strict=True) if pair[0] is not pair[1]]
             store([target for target, _ in changed], [gradient for _, gradient in changed])
         elif gradients[0] is not given[0]:
             store(targets, batch.apart(gradients))
-        for member, tensor in zip(batch.members, batch.tensors, strict=True):
-            member.status.pulled = tensor.grad
-        return False
+        return decided
 
     def _pull_fused(self, batch: Batch, fused: FusedBatch, swap: bool) -> bool:
         """By the kernels, unless some gradients are pulled already, are to be added to others, or lie in another order."""

@@ -15,8 +15,10 @@ _STEP, _SEED, _PLACE = 0x1E3779B97F4A7C15, 0x6A09E667F3BCC909, 0x3243F6A8885A308
 _FIRST, _SECOND = 0x3F58476D1CE4E5B9, 0x14D049BB133111EB
 
 
-def uniform(shape: torch.Size, step: Tensor, seed: int) -> Tensor:
+def uniform(shape: torch.Size, step: Tensor, seed: int, start: int = 0) -> Tensor:
     """ε ~ U(−1, 1) in fp32, the same for the same (shape, step, seed); `step` is an integer tensor on the device.
+
+    start: which number of a longer stream is the first.
 
     A hash of 64 bits in the manner of splitmix64: multiplications, which wrap, carry upwards, and what is above is folded down,
     twice. Each folding uses its value twice, and a compiler writes an expression out once for every use: there are as few as will do,
@@ -24,7 +26,7 @@ def uniform(shape: torch.Size, step: Tensor, seed: int) -> Tensor:
     """
     key = step.to(torch.int64) * _STEP + key_of(seed)
     # Shaped before it is hashed: a compiler then draws it in the order in which the weight lies, in the kernel that adds it.
-    return _hashed(torch.arange(shape.numel(), device=step.device).view(shape), key)
+    return _hashed(torch.arange(start, start + shape.numel(), device=step.device).view(shape), key)
 
 
 def _hashed(place: Tensor, key: Tensor) -> Tensor:

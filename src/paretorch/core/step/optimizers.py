@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam as adam_step
 
 from paretorch.core.method import Term
 from paretorch.core.step.engine import OF_DECISIONS
 from paretorch.errors import ConfigError
+from paretorch.support.blocks import ON_CPU, row_blocks
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import is_sharded, on_one_gpu
 
@@ -113,7 +115,41 @@ def adam(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
     """Adam; on a GPU such that a CUDA graph can hold its step."""
     fused = on_one_gpu(parameters)
     foreach = not fused and _are_alike(parameters)
+    on_cpu = all(one.device.type == "cpu" and not is_sharded(one) for one in parameters)
+    if on_cpu and max(one.numel() for one in parameters) > ON_CPU:
+        return _BlockedAdam(parameters, lr=lr)
     return torch.optim.Adam(parameters, lr=lr, fused=fused, foreach=foreach, capturable=parameters[0].is_cuda)
+
+
+class _BlockedAdam(torch.optim.Adam):
+    """Adam that steps some rows at a time: its temporary tensors are small, the results are the same."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            found: tuple[list[Tensor], ...] = ([], [], [], [], [], [])
+            self._init_group(group, *found)
+            beta1, beta2 = group["betas"]
+            for parameter, gradient, mean, square, count in zip(*found[:4], found[5], strict=True):
+                for rows in row_blocks(tuple(parameter.shape), ON_CPU):
+                    own = [one.detach()[rows] for one in (parameter, gradient, mean, square)]
+                    adam_step(
+                        [own[0]],
+                        [own[1]],
+                        [own[2]],
+                        [own[3]],
+                        [],
+                        [count.clone()],  # which the call counts up
+                        foreach=True,
+                        amsgrad=False,
+                        beta1=beta1,
+                        beta2=beta2,
+                        lr=group["lr"],
+                        weight_decay=group["weight_decay"],
+                        eps=group["eps"],
+                        maximize=group["maximize"],
+                    )
+                count += 1
 
 
 def _are_alike(parameters: list[nn.Parameter]) -> bool:

@@ -122,9 +122,10 @@ class Sample:
             return None
         grouping = relaxation.grouping
         entries = torch.arange(math.prod(grouping.grid), device=self.share.device).view(grouping.grid)
-        full = grouping.expand(entries).expand(grouping.shape).contiguous()
-        one_each = (r.decision for r in self._chains[i].relaxations() if r.decision.shape == full.shape)
-        return some(full, self._strides[i], next(one_each, full))
+        full = grouping.expand(entries).expand(grouping.shape)
+        one_each = next((r.decision for r in self._chains[i].relaxations() if r.decision.shape == full.shape), None)
+        spread = full.permute(_order(one_each) if one_each is not None else tuple(range(full.dim())))
+        return spread.take(torch.arange(0, spread.numel(), self._strides[i], device=spread.device))
 
 
 class Gather:
@@ -176,13 +177,17 @@ def stride_for(count: int, most: int) -> int:
     return k
 
 
+def _order(like: Tensor) -> tuple[int, ...]:
+    """The dimensions of a tensor in the order in which they lie in memory."""
+    return tuple(sorted(range(like.dim()), key=like.stride, reverse=True))
+
+
 def some(values: Tensor, k: int, like: Tensor) -> Tensor:
     """Every k-th weight's value, in the order in which the weights of `like` lie in memory (channels_last, say).
 
     Given are one value a weight or one for several, that broadcasts; only these are read, and one a weight without a copy.
     """
-    order = sorted(range(like.dim()), key=like.stride, reverse=True)
-    spread = values.expand(like.shape).permute(order)
+    spread = values.expand(like.shape).permute(_order(like))
     if values.shape == like.shape:
         return spread.flatten()[::k]
     return spread.take(torch.arange(0, spread.numel(), k, device=values.device))

@@ -11,7 +11,8 @@ from paretorch.core.method import Shares, Steered, Term
 from paretorch.core.relaxation import Chain, Relaxation, unflatten
 from paretorch.core.step.engine import Engine, laid_like
 from paretorch.errors import DivergenceError, UndecidedWarning, warn
-from paretorch.support.sharded import local, shard_like, whole, write
+from paretorch.support.blocks import all_finite
+from paretorch.support.sharded import is_sharded, local, shard_like, whole, write
 
 _FELT = 0.01
 
@@ -42,7 +43,7 @@ def require_finite(weights: list[RelaxedWeight], terms: list[Term]) -> None:
             found.append((f"{site.name} has {relaxation.room} decisions", relaxation.decision))
             found += [(f"{site.name} has learned ranges", parameter) for parameter, _ in relaxation.trained()]
     for what, tensor in found:
-        if not bool(whole(tensor).isfinite().all()):
+        if not all_finite(whole(tensor)):
             raise DivergenceError(
                 f"{what} that are not finite: go back to a checkpoint from before, and lower the learning rate"
             )
@@ -78,7 +79,10 @@ def add_prices(trained: Sequence[tuple[Term, Sequence[nn.Parameter]]], terms: li
             decision.grad = torch.zeros_like(decision)
     if any(price is not None for price in prices.values()):
         for batch in engine.known_batches():
-            _price_batch(batch, rooms, prices, steered)
+            # Decisions that rows share are few: whole, and what is asked of all of a weight's is known.
+            is_large = all(r.grouping.is_single for own in batch.places for r in own)
+            for part in batch.parts() if is_large else [batch]:
+                _price_batch(part, rooms, prices, steered)
     for term, _ in trained:
         if not term.is_on_weights:
             _price_alone(term, prices, steered)
@@ -156,7 +160,7 @@ def _add_slopes(batch: Batch, place: int, rate: Tensor | list[Tensor], slopes: l
         reduced = [r.grouping.reduce(one.expand(r.grouping.shape)) for r, one in zip(own, rate, strict=True)]
         slopes = list(torch._foreach_mul(slopes, reduced))
     decisions = batch.decisions[place]
-    gradients = [decision.grad for decision in decisions if decision.grad is not None]
+    gradients = batch.gradients(place)
     if batch.is_sharded or len({id(decision) for decision in decisions}) < len(decisions):  # a decision of many weights
         for gradient, slope, decision in zip(gradients, slopes, decisions, strict=True):
             gradient.add_(laid_like(slope, decision))
@@ -232,10 +236,17 @@ def forget_dropped(weights: list[RelaxedWeight], optimizer: torch.optim.Optimize
     Their gradient is zero from here on; at zero, decay gives them none either, and AvaGrad's norm leaves them out.
     """
     for weight in weights:
-        kept = weight.keep()
-        if kept is None:
-            continue
-        write(weight.latent, whole(weight.latent) * (kept > 0))
-        for value in optimizer.state.get(weight.tensor, {}).values():
-            if isinstance(value, Tensor) and value.shape == weight.latent.shape:
-                write(value, whole(value) * (kept > 0))
+        moments = [
+            value
+            for value in optimizer.state.get(weight.tensor, {}).values()
+            if isinstance(value, Tensor) and value.shape == weight.latent.shape
+        ]
+        for rows, part in weight.parts():
+            kept = part.keep()
+            if kept is None:
+                continue
+            for value in (weight.latent, *moments):
+                if is_sharded(value):
+                    write(value, whole(value) * (kept > 0))
+                else:
+                    value.detach()[rows].mul_(kept > 0)

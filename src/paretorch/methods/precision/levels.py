@@ -14,13 +14,13 @@ Two networks from one search ("Zero Precision Allocation", section 5.3) are the 
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol, Self, cast
+from typing import NamedTuple, Protocol, Self, cast
 
 import torch
 from torch import Tensor
 
 from paretorch.core.groups import Grouping
-from paretorch.core.method import Term
+from paretorch.core.method import Part, Term
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import PREFIX, Relaxation
 from paretorch.core.rounding import raise_levels
@@ -122,40 +122,87 @@ def allocate(term: Term, members: Sequence[Leveled], budget: float | None) -> tu
     Of groups that are raised at the same offset, the first are, ties by index; the last of them where that is nearer to
     the budget than to do without. Returns the bits that they take, and the least that they could take.
     """
-    index = {id(r): i for i, r in enumerate(members)}
-    kept = [_kept(term, i, r) for i, r in enumerate(members)]
-    decisions = [(decision, [index[id(r)] for r in group]) for decision, group, _ in term.groups()]
-    real = [real_bits(whole(decision)) for decision, _ in decisions]
+    pieces = _pieces(term, members)
 
-    def levels(offset: float) -> list[Tensor]:
-        return [members[who[0]].raised(one, offset) for one, (_, who) in zip(real, decisions, strict=True)]
+    def cost(offset: float) -> float:
+        return sum(piece.cost(piece.levels(offset)) for piece in pieces)
 
-    def counts(p: list[Tensor]) -> list[Tensor]:
-        """How many weights pay for each entry."""
-        found = []
-        for one, (_, who) in zip(p, decisions, strict=True):
-            found.append(torch.stack([_paying(term, i, members[i], kept[i], one) for i in who]).sum(0).view(one.shape))
-        return found
-
-    def cost(p: list[Tensor]) -> float:
-        return sum(float((n * one).sum()) for n, one in zip(counts(p), p, strict=True))
-
-    chosen = levels(0.0)
+    low, high, left = 0.0, None, 0.0
     if budget is not None:
-        most = max(MAX_BITS, *(math.ceil(float(one.max())) for one in real))  # a short search with a high rate goes far
-        low, high = raise_levels(lambda offset: cost(levels(offset)), budget, -most, MAX_BITS)
-        chosen = levels(low)
-        above = levels(high)
-        extra = [
-            (b * n - a * m).flatten() for a, m, b, n in zip(chosen, counts(chosen), above, counts(above), strict=True)
-        ]
-        _fill(chosen, above, torch.cat(extra), budget - cost(chosen))
-    for p, (decision, who) in zip(chosen, decisions, strict=True):
-        for i in who:
-            if members[i].zero_precision:
-                members[i].find_zeros(whole(term.latent(i)), members[i].grid(p))
-        write(decision, s_of_bits(p.double() + 0.25))  # read back as p by either rounding
-    return cost(chosen), least_bits(term, members)
+        # A short search with a high rate goes far.
+        most = max(MAX_BITS, *(math.ceil(float(piece.real().max())) for piece in pieces))
+        low, high = raise_levels(cost, budget, -most, MAX_BITS)
+        left = budget - cost(low)
+    taken = 0.0
+    for piece in pieces:
+        p = piece.levels(low)
+        if high is not None:
+            left = _fill(piece, p, piece.levels(high), left)
+        for who in piece.members:
+            if who.relaxation.zero_precision:
+                who.relaxation.find_zeros(who.latent, who.relaxation.grid(p))
+        write(piece.decision, s_of_bits(p.double() + 0.25))  # read back as p by either rounding
+        taken += piece.cost(p)
+    return taken, least_bits(term, members)
+
+
+class _Member(NamedTuple):
+    """A weight, or some rows of it, with those that other methods keep; None: all."""
+
+    latent: Tensor
+    relaxation: Leveled
+    kept: Tensor | None
+
+    def paying(self, p: Tensor) -> Tensor:
+        """How many weights pay for each entry, if the precisions are these."""
+        r = self.relaxation
+        if self.kept is None:
+            kept = torch.ones(r.grouping.shape, dtype=torch.float32, device=p.device)
+        else:
+            kept = self.kept.to(torch.float32).expand(r.grouping.shape)
+        if r.zero_precision:
+            kept = kept * ~r.is_zero(self.latent, r.grouping.expand(r.grid(p)))
+        return r.grouping.reduce(kept).double().reshape(-1)
+
+
+class _Piece(NamedTuple):
+    """A decision, or some rows of it, with all weights that read it."""
+
+    decision: Tensor
+    members: list[_Member]
+
+    def real(self) -> Tensor:
+        return real_bits(whole(self.decision))
+
+    def levels(self, offset: float) -> Tensor:
+        return self.members[0].relaxation.raised(self.real(), offset)
+
+    def bits(self, p: Tensor) -> Tensor:
+        """What each entry costs with p bits."""
+        found = [who.paying(p) for who in self.members]
+        return (found[0] if len(found) == 1 else torch.stack(found).sum(0)).view(p.shape) * p
+
+    def cost(self, p: Tensor) -> float:
+        return float(self.bits(p).sum())
+
+
+def _pieces(term: Term, members: Sequence[Leveled]) -> list[_Piece]:
+    """All decisions once, large ones some rows at a time."""
+    index = {id(r): i for i, r in enumerate(members)}
+    found = []
+    for decision, group, _ in term.groups():
+        who = [index[id(r)] for r in group]
+        parts = term.parts(who[0])
+        if len(who) == 1 and len(parts) > 1:
+            found += [_Piece(part.relaxation.decision, [_member(part)]) for part in parts]
+        else:
+            found.append(_Piece(decision, [_member(term.whole(i)) for i in who]))
+    return found
+
+
+def _member(part: Part) -> _Member:
+    kept = part.chain.survives(but=part.relaxation)
+    return _Member(part.latent, cast(Leveled, part.relaxation), None if kept is None else kept > 0)
 
 
 def least_bits(term: Term, members: Sequence[Leveled]) -> float:
@@ -180,36 +227,27 @@ def make_room(term: Term, members: Sequence[Leveled], budget: float) -> None:
 
 def _least(term: Term, index: int, r: Leveled) -> float:
     lowest = min(r.allowed, default=1)
-    p = torch.full(r.grouping.grid, lowest, dtype=torch.int32, device=r.decision.device)
-    return lowest * float(_paying(term, index, r, _kept(term, index, r), p).sum())
+    found = 0.0
+    for part in term.parts(index):
+        p = torch.full(part.relaxation.grouping.grid, lowest, dtype=torch.int32, device=r.decision.device)
+        found += float(_member(part).paying(p).sum())
+    return lowest * found
 
 
-def _kept(term: Term, index: int, r: Leveled) -> Tensor:
-    kept = term.chains[index].survives(but=r)
-    shape = r.grouping.shape
-    return torch.ones(shape, dtype=torch.float32, device=r.decision.device) if kept is None else kept.expand(shape)
-
-
-def _paying(term: Term, index: int, r: Leveled, kept: Tensor, p: Tensor) -> Tensor:
-    if r.zero_precision:
-        weight = whole(term.latent(index))
-        kept = kept * ~r.is_zero(weight, r.grouping.expand(r.grid(p)))
-    return r.grouping.reduce(kept).double().reshape(-1)
-
-
-def _fill(chosen: list[Tensor], above: list[Tensor], extra: Tensor, left: float) -> None:
+def _fill(piece: _Piece, chosen: Tensor, above: Tensor, left: float) -> float:
     """Raise entries to the next level in order of index until what is `left` is spent as nearly as can be, in place.
 
-    `extra` is what each costs. The last one may cost more than is left, by less than it would leave unspent.
+    The last one may cost more than is left, by less than it would leave unspent. Returns what is left; −∞ once one was not raised.
     """
+    extra = (piece.bits(above) - piece.bits(chosen)).flatten()
     spent = torch.cumsum(extra, 0)
     taken = spent <= left + 1e-9
     count = int(taken.sum())
-    if count < len(spent):
+    if count < len(spent) and left > -math.inf:
         without = left - (float(spent[count - 1]) if count else 0.0)
         taken[count] = float(spent[count]) - left < without
-    for a, b, take in zip(chosen, above, taken.split([a.numel() for a in chosen]), strict=True):
-        a.copy_(torch.where(take.view(a.shape), b, a))
+    chosen.copy_(torch.where(taken.view(chosen.shape), above, chosen))
+    return -math.inf if count < len(spent) else left - float(spent[-1])
 
 
 _ROUNDING = frozenset({"zero_precision", "target_bits", "penalty", "rounding", "allowed_bits"})

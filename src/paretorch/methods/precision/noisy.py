@@ -16,8 +16,9 @@ batch, one per pass, cost what the batch does (`pare train --set 'precision_opti
 then sees a part at a time). Noise of activations, and the masks of stochastic rivals, are drawn anew too.
 """
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ from paretorch.core.groups import Grouping
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import flatten, unflatten
 from paretorch.core.state import MOST_SAMPLES
-from paretorch.core.step.noise import key_of, spread, uniform_all, uniform_flat
+from paretorch.core.step.noise import key_of, spread, uniform, uniform_all, uniform_flat
 from paretorch.errors import ConfigError
 from paretorch.methods.precision.grid import power_of_two, quantize
 from paretorch.methods.precision.levels import Leveled, LevelOptions
@@ -69,6 +70,8 @@ class Precision(Leveled):
         super().__init__(method, grouping, seed, device)
         self.lead, self.zero_precision, self.quiet = lead, method.zero_precision, quiet
         self.clips_hard = method.clip_finetuning
+        self.start = 0
+        """Which number of the noise is the first."""
         self.register_buffer("power", torch.tensor(exponent, dtype=torch.int32, device=device))
         shape = site.weight.shape if method.zero_precision else torch.Size(())
         self.register_buffer("zero", torch.zeros(shape, dtype=torch.bool, device=device))
@@ -81,6 +84,12 @@ class Precision(Leveled):
         if f"{prefix}zero" in state_dict:  # a state that names tied weights once has nothing of this one
             state_dict.setdefault(f"{prefix}power", self.power)  # states from before it was kept
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def of_rows(self, part: slice) -> Self | None:
+        found = self._of_rows(part, *(("zero",) if self.zero_precision else ()))
+        if found is not None:
+            found.start = self.start + part.start * math.prod(self.grouping.shape[1:])
+        return found
 
     def batch_key(self) -> Hashable:
         levels = (self.most, self.allowed, self.rounding, self.clips_hard)
@@ -122,7 +131,10 @@ class Precision(Leveled):
         if not first.training:
             return list(weights)
         shapes, seeds = [weight.shape for weight in weights], [one.seed for one in members]
-        noise = uniform_all(shapes, first.step, seeds)
+        if len(members) == 1:
+            noise = [uniform(shapes[0], first.step, first.seed, first.start)]
+        else:
+            noise = uniform_all(shapes, first.step, seeds)
         reach = cls._reach_all(members, grids, weights)
         dtype = weights[0].dtype
         if dtype == torch.float32:

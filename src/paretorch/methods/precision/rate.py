@@ -10,6 +10,9 @@ For small steps that is log₂(2e b/Δ), one bit more for each halving of the st
 """
 
 import math
+from collections.abc import Iterable
+from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,14 +52,48 @@ def coded_bits(codes: Tensor, levels: Tensor, kept: Tensor | None = None, share:
         kept: 1 for codes that count, else 0.
         share: How many codes each of these stands for.
     """
+    return bits_of([Tally.of(codes, levels, kept)], share)
+
+
+class Tally(NamedTuple):
+    """What the bits of a part of a tensor follow from."""
+
+    number: Tensor
+    least: Tensor
+    most: Tensor
+    digits: Tensor
+    """Binary digits that are stored as they are."""
+    counts: Tensor
+    """How often each symbol of each table occurs."""
+
+    @classmethod
+    def of(cls, codes: Tensor, levels: Tensor, kept: Tensor | None = None) -> "Tally":
+        """Count; the arguments are those of `coded_bits`."""
+        return _count(codes, levels, kept)
+
+    def add(self, other: "Tally") -> "Tally":
+        """Of both parts together."""
+        least, most = torch.minimum(self.least, other.least), torch.maximum(self.most, other.most)
+        return Tally(self.number + other.number, least, most, self.digits + other.digits, self.counts + other.counts)
+
+
+def bits_of(parts: Iterable[Tally], share: float = 1.0) -> Tensor:
+    """`coded_bits` of a tensor whose parts are counted one by one."""
+    number, least, most, digits, counts = reduce(Tally.add, parts)
+    total = counts.sum(1)
+    entropy = (torch.xlogy(total, total).sum() - torch.xlogy(counts, counts).sum()) / math.log(2.0)
+    coded: Tensor = share * (entropy + digits) + TABLE_BITS * (counts > 0).sum()
+    width = number * torch.log2(most - least + 1.0)
+    return torch.minimum(coded, share * width.double())
+
+
+def _count(codes: Tensor, levels: Tensor, kept: Tensor | None) -> Tally:
     own = torch.ones_like(codes) if kept is None else (kept.expand(codes.shape) > 0).to(codes.dtype)
     # A group of zeros has neither a magnitude nor a step.
     codes, levels = (
         torch.nan_to_num(codes, 0.0, 0.0, 0.0) * own,
         torch.nan_to_num(levels.expand(codes.shape), 0.0, 0.0, 0.0),
     )
-    number = own.sum()
-    width = number * torch.log2(codes.max() - codes.min() + 1.0)
     # The last binary digits of large codes are as good as random: they cost a bit each, and the tables stay small.
     digits = torch.floor(levels - _WIDE).clamp_min(0.0)
     short = torch.round(codes * torch.exp2(-digits)).clamp(-_MAX_CODE, _MAX_CODE)
@@ -65,10 +102,7 @@ def coded_bits(codes: Tensor, levels: Tensor, kept: Tensor | None = None, share:
     shape = (2 * _MOST_CLASSES + 1, 2 * _MAX_CODE + 1)
     counts = torch.zeros(math.prod(shape), dtype=torch.float64, device=codes.device)
     counts = counts.scatter_add_(0, place, own.flatten().double()).view(shape)
-    total = counts.sum(1)
-    entropy = (torch.xlogy(total, total).sum() - torch.xlogy(counts, counts).sum()) / math.log(2.0)
-    coded: Tensor = share * (entropy + (digits * own).sum()) + TABLE_BITS * (counts > 0).sum()
-    return torch.minimum(coded, share * width.double())
+    return Tally(own.sum(), codes.min(), codes.max(), (digits * own).sum(), counts)
 
 
 def short_steps(steps: Tensor, sizes: Tensor | float) -> Tensor:

@@ -11,6 +11,7 @@ are learned beside); it moves when it is off by more than 0.6.
 """
 
 import math
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -63,12 +64,15 @@ def exponent_for(site: Site, scale: str | int, lead: float) -> int:
 
 
 class Scaled(NamedTuple):
-    """A layer whose k follows its weights: those that are kept, as 0 and 1, where some are dropped beside."""
+    """A layer whose k follows its weights: those that are kept, as 0 and 1, where some are dropped beside.
+
+    What is kept may be a function, so that the masks of all layers are not there at once.
+    """
 
     power: Tensor
     lead: float
     weight: Tensor
-    kept: Tensor | None = None
+    kept: Tensor | Callable[[], Tensor | None] | None = None
 
 
 def follow(layers: list[Scaled]) -> None:
@@ -88,7 +92,8 @@ def _sizes(layers: list[Scaled]) -> Tensor:
         weight = whole(layer.weight)
         every = stride_for(weight.numel(), _SEEN)
         seen.append(some(weight, every, weight))
-        kept.append(None if layer.kept is None else some(layer.kept, every, weight))
+        mask = layer.kept() if callable(layer.kept) else layer.kept
+        kept.append(None if mask is None else some(mask, every, weight).contiguous())
     counts = [len(own) for own in seen]
     flat = torch.cat(seen).to(torch.float32)
     if all(own is None for own in kept):

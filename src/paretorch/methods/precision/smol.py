@@ -371,7 +371,7 @@ def _follow_weights(term: Term) -> None:
         return
     layers = zip(term.relaxations, term.latents(), term.chains, strict=True)
     scaled = [(r, latent, chain) for r, latent, chain in layers if isinstance(r, Precision) and r.lead is not None]
-    follow([Scaled(r.power, r.lead or 0.0, latent, chain.survives()) for r, latent, chain in scaled])
+    follow([Scaled(r.power, r.lead or 0.0, latent, chain.survives) for r, latent, chain in scaled])
 
 
 def _average(term: Term) -> Tensor:
@@ -379,9 +379,10 @@ def _average(term: Term) -> Tensor:
     if are_found(term) and not term.relaxations[0].hard:
         return count_search(term)[1]
     bits = []
-    for r, chain in zip(term.relaxations, term.chains, strict=True):
-        own, kept = r.bits(r.grid(whole(r.decision))), chain.survives()
-        assert own is not None
-        used = own if kept is None else own * kept
-        bits.append(used.sum() * (math.prod(r.grouping.shape) / used.numel()))
+    for relaxation, chain in zip(term.relaxations, term.chains, strict=True):
+        for _, r, part in chain.parts_of(relaxation):
+            own, kept = r.bits(r.grid(whole(r.decision))), part.survives()
+            assert own is not None
+            used = own if kept is None else own * kept
+            bits.append(used.sum() * (math.prod(r.grouping.shape) / used.numel()))
     return torch.stack(bits).sum() / term.weights

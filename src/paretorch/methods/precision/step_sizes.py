@@ -15,17 +15,18 @@ target.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from paretorch.core.attach.weights import RelaxedWeight
-from paretorch.core.method import Term
+from paretorch.core.method import Part, Term
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import flatten
 from paretorch.core.step.sample import some, stride_for
 from paretorch.errors import ConfigError
-from paretorch.methods.precision.rate import coded_bits, laplace_bits, laplace_slope, short_steps
+from paretorch.methods.precision.rate import Tally, bits_of, laplace_bits, laplace_slope, short_steps
 from paretorch.methods.precision.stepped import TINY, Stepped
 from paretorch.support.sharded import whole
 
@@ -64,16 +65,25 @@ def count_bits(term: Term, steps: Sequence[Tensor], seen: int | None = None) -> 
         seen: Count about as many weights of each layer, evenly spread; None: all.
     """
     found = []
-    for index, (r, step) in enumerate(zip(members_of(term), steps, strict=True)):
-        weight, kept = whole(term.latent(index)), term.chains[index].survives()
-        every = 1 if seen is None else stride_for(weight.numel(), seen)
-        wide = some(r.grouping.expand(step), every, weight)
-        own = some(weight, every, weight).to(torch.float32)
-        levels = some(r.grouping.expand(torch.log2(_magnitudes(r, weight) / step)), every, weight)
-        used = None if kept is None else some(kept, every, weight)
-        share = weight.numel() / own.numel()
-        found.append(coded_bits(torch.round(own / wide), levels, used, share))
+    for index, step in enumerate(steps):
+        if seen is None:
+            found.append(bits_of(_tally(part, step[part.rows], 1) for part in term.parts(index)))
+            continue
+        part = term.whole(index)
+        every = stride_for(part.latent.numel(), seen)
+        share = part.latent.numel() / (-(-part.latent.numel() // every))
+        found.append(bits_of([_tally(part, step, every, _all_magnitudes(term, index))], share))
     return (torch.stack(found).sum() / term.weights).to(torch.float32)
+
+
+def _tally(part: Part, step: Tensor, every: int, sizes: Tensor | None = None) -> Tally:
+    """Count every so many of the codes of some weights; sizes: the mean magnitude of each group."""
+    r, weight, kept = cast(Stepped, part.relaxation), part.latent, part.chain.survives()
+    sizes = _magnitudes(r, weight) if sizes is None else sizes
+    wide = some(r.grouping.expand(step), every, weight)
+    own = some(weight, every, weight).to(torch.float32)
+    levels = some(r.grouping.expand(torch.log2(sizes / step)), every, weight)
+    return Tally.of(torch.round(own / wide), levels, None if kept is None else some(kept, every, weight))
 
 
 def steps_of(term: Term) -> list[Tensor]:
@@ -91,8 +101,7 @@ def _formula(term: Term) -> tuple[Tensor, Tensor]:
     """Bits of all weights that are kept, by the formula, and their change per doubling of the steps."""
     members, sizes = members_of(term), []
     for index, r in enumerate(members):
-        kept = term.chains[index].survives()
-        sizes.append(r.sizes() if kept is None else r.grouping.reduce(kept.expand(r.grouping.shape)))
+        sizes.append(r.sizes() if len(term.chains[index].relaxations()) == 1 else _by_rows(term, index, _counted))
     ratio, count = _ratios(members), flatten(sizes)
     return (laplace_bits(ratio) * count).sum(), (laplace_slope(ratio) * count).sum()
 
@@ -107,19 +116,34 @@ def _ratios(members: Sequence[Stepped]) -> Tensor:
     return steps / flatten([r.size for r in members]).clamp_min(TINY)
 
 
+def _counted(part: Part) -> Tensor:
+    """How many weights of each group other methods keep."""
+    r, kept = cast(Stepped, part.relaxation), part.chain.survives()
+    return r.sizes() if kept is None else r.grouping.reduce(kept.expand(r.grouping.shape))
+
+
 def _magnitudes(r: Stepped, weight: Tensor) -> Tensor:
     return (r.grouping.reduce(weight.to(torch.float32).abs()) / r.grouping.sizes).clamp_min(TINY)
 
 
+def _all_magnitudes(term: Term, index: int) -> Tensor:
+    return _by_rows(term, index, lambda part: _magnitudes(cast(Stepped, part.relaxation), part.latent))
+
+
+def _by_rows(term: Term, index: int, function: Callable[[Part], Tensor]) -> Tensor:
+    """One value per group of a weight, from those of its parts."""
+    found = [function(part) for part in term.parts(index)]
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
 def start(term: Term, target: float, alone: bool) -> None:
     """The first steps of all groups, at the target from the beginning. alone: no other method drops some of the weights."""
-    members, weights = members_of(term), [whole(latent) for latent in term.latents()]
+    members = members_of(term)
     spread, most = [], []
-    for r, weight in zip(members, weights, strict=True):
-        r.size.copy_(_magnitudes(r, weight))
-        mean = r.grouping.reduce(weight.to(torch.float32).square()) / r.grouping.sizes
-        spread.append(mean.sqrt().clamp_min(TINY))
-        plain = plain_steps(r, weight, target)
+    for index, r in enumerate(members):
+        r.size.copy_(_all_magnitudes(term, index))
+        spread.append(_by_rows(term, index, _mean_square).sqrt().clamp_min(TINY))
+        plain = _by_rows(term, index, lambda part: plain_steps(cast(Stepped, part.relaxation), part.latent, target))
         most.append(plain if alone else torch.full_like(plain, math.inf))
 
     def steps(factor: float) -> list[Tensor]:
@@ -130,6 +154,11 @@ def start(term: Term, target: float, alone: bool) -> None:
 
     for r, step in zip(members, _meet(term, steps, target), strict=True):
         r.base.copy_(step)
+
+
+def _mean_square(part: Part) -> Tensor:
+    grouping = part.relaxation.grouping
+    return grouping.reduce(part.latent.to(torch.float32).square()) / grouping.sizes
 
 
 def _meet(term: Term, steps: Callable[[float], list[Tensor]], target: float) -> list[Tensor]:
@@ -179,12 +208,14 @@ def settle(term: Term, target: float, untrained: bool) -> float:
 
 def _no_worse(term: Term, index: int, step: Tensor, bits: float) -> Tensor:
     """The steps of one layer, or those of rounding by the largest magnitude if their squared error is less."""
-    r, weight = members_of(term)[index], whole(term.latent(index)).to(torch.float32)
-    plain = plain_steps(r, weight, bits)
+    plain = _by_rows(term, index, lambda part: plain_steps(cast(Stepped, part.relaxation), part.latent, bits))
 
     def error(steps: Tensor) -> float:
-        wide = r.grouping.expand(steps)
-        return float((weight - torch.round(weight / wide) * wide).double().square().sum())
+        found = 0.0
+        for part in term.parts(index):
+            wide, weight = part.relaxation.grouping.expand(steps[part.rows]), part.latent.to(torch.float32)
+            found += float((weight - torch.round(weight / wide) * wide).double().square().sum())
+        return found
 
     return plain if bits > 1.0 and error(plain) < error(step) else step
 
@@ -232,7 +263,7 @@ def follow_target(term: Term, goal: Tensor) -> None:
     members = members_of(term)
     torch._foreach_copy_(
         [r.size for r in members],
-        [_magnitudes(r, whole(latent)) for r, latent in zip(members, term.latents(), strict=True)],
+        [_all_magnitudes(term, index) for index in range(len(members))],
     )
     bits, slope = _formula(term)
     move = torch.exp2(((bits - goal * term.weights) / -slope.clamp_max(-TINY)).clamp(-1.0, 1.0))

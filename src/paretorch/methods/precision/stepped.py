@@ -9,7 +9,7 @@ sees: noise that is gone at `harden` would be of no use to it.
 """
 
 from collections.abc import Hashable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -63,6 +63,12 @@ class Stepped(Relaxation):
             sizes = torch.as_tensor(self.grouping.sizes, dtype=torch.float32, device=self.base.device)
             self._sizes = (sizes.expand(self.base.shape),)
         return self._sizes[0]
+
+    def of_rows(self, part: slice) -> Self | None:
+        found = self._of_rows(part, "base", "step_size", "size", "heat")
+        if found is not None:
+            found._sizes = ()
+        return found
 
     def batch_key(self) -> Hashable:
         return (self.hard, self.measured)

@@ -7,6 +7,7 @@ value of s, to the last digit.
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -36,19 +37,22 @@ def warn_felt(term: Term, why: str) -> None:
 def noise_size(term: Term, members: Sequence[Precision]) -> float:
     """The root mean square of the noise of all weights: 1/√3 of how far it reaches."""
     squares = 0.0
-    for index, r in enumerate(members):
-        reach = r.reach(whole(term.latent(index)), r.grid(whole(r.decision)))
-        squares += float(reach.expand(r.grouping.shape).square().sum()) / 3.0
+    for index in range(len(members)):
+        for part in term.parts(index):
+            own = cast(Precision, part.relaxation)
+            reach = own.reach(part.latent, own.grid(whole(own.decision)))
+            squares += float(reach.expand(own.grouping.shape).square().sum()) / 3.0
     return math.sqrt(squares / term.weights)
 
 
 def rounding_error(term: Term, members: Sequence[Precision]) -> float:
     """The root mean square of what rounding changes."""
     squares = 0.0
-    for index, r in enumerate(members):
-        weight = whole(term.latent(index))
-        levels = r.grouping.expand(r.levels(r.grid(whole(r.decision))))
-        squares += float((r.quantize(weight, levels) - weight).to(torch.float32).square().sum())
+    for index in range(len(members)):
+        for part in term.parts(index):
+            own = cast(Precision, part.relaxation)
+            levels = own.grouping.expand(own.levels(own.grid(whole(own.decision))))
+            squares += float((own.quantize(part.latent, levels) - part.latent).to(torch.float32).square().sum())
     return math.sqrt(squares / term.weights)
 
 

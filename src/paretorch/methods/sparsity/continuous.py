@@ -39,8 +39,9 @@ from paretorch.errors import ConfigError
 from paretorch.methods.sparsity.mask import GATES, Mask, opening
 from paretorch.methods.sparsity.pruning import Pruning, by_sorting
 from paretorch.methods.sparsity.saliency import Saliency, is_trained
+from paretorch.support.blocks import block_size, row_blocks
 from paretorch.support.checks import require_count, require_number
-from paretorch.support.sharded import whole, write
+from paretorch.support.sharded import is_sharded, whole, write
 
 _STILL = 0.9  # of the steps: then whole channels, where these go, are chosen at the latest
 _STEEP = 1e6  # times the temperature: gates have no slope then
@@ -162,11 +163,14 @@ class ContinuousSparsification(Couples, Pruning):
             id(decision): kept for (decision, *_), kept in zip(term.groups(), self._choose(term, 1.0), strict=True)
         }
         sums = []
-        for relaxation in term.relaxations:
-            assert isinstance(relaxation, Mask)
-            s, sizes = relaxation.grid(whole(relaxation.decision)), relaxation.grouping.sizes
-            soft = relaxation.gate.value(s + term.scalar("shift"), term.scalar("temperature"))
-            sums.append(((soft - relaxation.grid(rounded[id(relaxation.decision)].to(s.dtype))).abs() * sizes).sum())
+        for relaxation, chain in zip(term.relaxations, term.chains, strict=True):
+            kept = relaxation.grid(rounded[id(relaxation.decision)])
+            for rows, own, part in chain.parts_of(relaxation):
+                assert isinstance(own, Mask)
+                s = own.grid(whole(own.decision))
+                soft = own.gate.value(s + term.scalar("shift"), term.scalar("temperature"))
+                rounds = kept if part is chain else kept[rows]
+                sums.append(((soft - rounds.to(s.dtype)).abs() * own.grouping.sizes).sum())
         return torch.stack(sums).sum() / term.weights
 
     def check_groups(self, smallest: float, total: float) -> None:
@@ -246,8 +250,12 @@ class ContinuousSparsification(Couples, Pruning):
     def round(self, term: Term, factor: float) -> None:
         shift = term.scalar("shift")
         for (decision, _, _), kept in zip(term.groups(), self._choose(term, factor), strict=True):
-            size = (whole(decision) + shift).abs().clamp_min(_TINY)
-            write(decision, torch.where(kept, size, -size) - shift)
+            if is_sharded(decision):
+                write(decision, _decided(whole(decision), shift, kept))
+                continue
+            for rows in row_blocks(tuple(decision.shape), block_size(decision.device)):
+                own = decision.detach()[rows]
+                own.copy_(_decided(own, shift, kept[rows]))
 
     def _choose(self, term: Term, factor: float) -> list[Tensor]:
         """Which groups rounding keeps, in the order of `term.groups()`."""
@@ -263,6 +271,12 @@ class ContinuousSparsification(Couples, Pruning):
             "temperature": term.scalar("temperature"),
             "shift": term.scalar("shift"),
         }
+
+
+def _decided(s: Tensor, shift: Tensor, kept: Tensor) -> Tensor:
+    """s as far from the threshold as it is, on the side that rounding chose."""
+    size = (s + shift).abs().clamp_min(_TINY)
+    return torch.where(kept, size, -size) - shift
 
 
 def _at_quantile(term: Term, room: str, dropped: Tensor) -> Tensor:
@@ -286,4 +300,10 @@ def _sparsity(term: Term) -> Tensor:
     if term.coupling is not None:
         open_now = whole(term.decisions()[0]) + shift >= 0
         return 1.0 - term.coupling.share(open_now, term.method.counts, term.method.block)  # type: ignore[attr-defined]
-    return term.mean(lambda _, s: (s + shift < 0).to(s.dtype))
+    dropped = []
+    for relaxation, chain in zip(term.relaxations, term.chains, strict=True):
+        if is_sharded(relaxation.decision):
+            return term.mean(lambda _, s: (s + shift < 0).to(s.dtype))
+        for _, own, _ in chain.parts_of(relaxation):
+            dropped.append(((own.grid(own.decision.detach()) + shift < 0) * own.grouping.sizes).sum())
+    return torch.stack(dropped).sum() / term.weights

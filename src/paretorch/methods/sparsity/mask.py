@@ -6,7 +6,7 @@ A gate is a soft step b̂(β, s) → 1{s ≥ 0} as the temperature β grows (sec
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -142,6 +142,9 @@ class Mask(Relaxation):
     @property
     def can_fuse(self) -> bool:
         return self.gate is GATES["sigmoid"] or not self.is_single
+
+    def of_rows(self, part: slice) -> Self | None:
+        return self._of_rows(part)
 
     @classmethod
     def form(cls, members: Sequence["Mask"]) -> Form:

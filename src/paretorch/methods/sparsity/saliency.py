@@ -8,7 +8,7 @@ cancels its scale) or the number of steps. The second part of q, in which means 
 (rows of an embedding, say) by their magnitude; it is also where s starts from. For a group of weights θ ∂L/∂θ is summed within the group.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
+from paretorch.support.blocks import block_size, blocks, row_blocks
 from paretorch.support.sharded import gather, is_sharded, local
 
 _UNSEEN = 0.05  # δ
@@ -69,15 +70,10 @@ class Saliency(torch.optim.Optimizer):
             for state in states:
                 state["step"].add_(1.0)
             rate = states[0]["step"].reciprocal().clamp_min(group["least"])
-            found = _saliencies(parameters, [state["start"] for state in states])
-            values: list[Tensor] = [local(one) for one in parameters]
-            # s + ln(1 + ρ (q e⁻ˢ − 1)): the running mean of q, in logarithms
-            ratio = torch._foreach_mul(torch._foreach_exp(torch._foreach_neg(values)), found)
-            torch._foreach_sub_(ratio, 1.0)
-            torch._foreach_mul_(ratio, rate)
-            torch._foreach_clamp_min_(ratio, _LEAST - 1.0)  # the first step has ρ = 1 and leaves nothing of the start
-            torch._foreach_add_(values, torch._foreach_log1p(ratio))
-            torch._foreach_clamp_min_(values, -17.0)
+            within, overall = _means(parameters)
+            starts = [local(state["start"]) for state in states]
+            for values, gradients, own, share in _in_blocks(parameters, starts, within):
+                _move(values, _saliencies(gradients, own, share, overall), rate)
 
     def _state_of(self, parameter: nn.Parameter) -> dict[str, Any]:
         state: dict[str, Any] = self.state[parameter]
@@ -87,16 +83,63 @@ class Saliency(torch.optim.Optimizer):
         return state
 
 
-def _saliencies(parameters: Sequence[nn.Parameter], starts: Sequence[Tensor]) -> list[Tensor]:
-    """q / mean q, of this rank's part of each tensor."""
+def _means(parameters: Sequence[nn.Parameter]) -> tuple[list[Tensor], Tensor]:
+    """δ times the mean |gradient| of each tensor over that of all, and that of all."""
     gradients = [one.grad.detach() for one in parameters if one.grad is not None]
-    sums, counts = [gather(one.abs().sum()) for one in gradients], [float(one.numel()) for one in gradients]
+    sums, counts = [_magnitude(one) for one in gradients], [float(one.numel()) for one in gradients]
     overall = (torch.stack(sums).sum() / sum(counts)).clamp_min(torch.finfo(torch.float32).tiny)
     # Counts stay on the host, as numbers: a CUDA graph could not hold a copy of them.
     within = torch._foreach_div(torch._foreach_mul(sums, [_UNSEEN / count for count in counts]), overall)
-    own = torch._foreach_abs([local(one) if is_sharded(one) else one for one in gradients])
+    return list(within), overall
+
+
+def _magnitude(gradient: Tensor) -> Tensor:
+    if is_sharded(gradient) or gradient.numel() <= block_size(gradient.device):
+        return gather(gradient.abs().sum())
+    return torch.stack([block.abs().sum() for block in blocks(gradient)]).sum()
+
+
+Blocks = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
+
+
+def _in_blocks(
+    parameters: Sequence[nn.Parameter], starts: Sequence[Tensor], within: Sequence[Tensor]
+) -> Iterator[Blocks]:
+    """Decisions, their gradients, what they started from and the shares of their tensors: of many small tensors, or of some rows."""
+    found: Blocks = ([], [], [], [])
+    size, most = 0, block_size(parameters[0].device)
+    for parameter, start, share in zip(parameters, starts, within, strict=True):
+        assert parameter.grad is not None
+        whole = local(parameter.detach()), local(parameter.grad.detach()), start
+        shape = tuple(whole[0].shape)
+        for rows in row_blocks(shape, most) if whole[0].numel() > most else [...]:
+            value, gradient, own = (one[rows] for one in whole)
+            if size and size + value.numel() > most:
+                yield found
+                found, size = ([], [], [], []), 0
+            for column, one in zip(found, (value, gradient, own, share), strict=True):
+                column.append(one)
+            size += value.numel()
+    if size:
+        yield found
+
+
+def _saliencies(
+    gradients: Sequence[Tensor], starts: Sequence[Tensor], within: Sequence[Tensor], overall: Tensor
+) -> list[Tensor]:
+    """q / mean q, of this rank's part of each tensor."""
+    own = torch._foreach_abs(list(gradients))
     torch._foreach_div_(own, overall)
-    spread = torch._foreach_mul([local(one) for one in starts], list(within))
-    torch._foreach_add_(own, spread)
+    torch._foreach_add_(own, torch._foreach_mul(list(starts), list(within)))
     torch._foreach_add_(own, _LEAST)
     return list(own)
+
+
+def _move(values: list[Tensor], found: list[Tensor], rate: Tensor) -> None:
+    """s + ln(1 + ρ (q e⁻ˢ − 1)), in place: the running mean of q, in logarithms."""
+    ratio = torch._foreach_mul(torch._foreach_exp(torch._foreach_neg(values)), found)
+    torch._foreach_sub_(ratio, 1.0)
+    torch._foreach_mul_(ratio, rate)
+    torch._foreach_clamp_min_(ratio, _LEAST - 1.0)  # the first step has ρ = 1 and leaves nothing of the start
+    torch._foreach_add_(values, torch._foreach_log1p(ratio))
+    torch._foreach_clamp_min_(values, -17.0)
