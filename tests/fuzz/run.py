@@ -66,12 +66,13 @@ def mutate(name: str, count: int, seed: int = 0) -> dict[str, object]:
     }
 
 
-def fuzz(name: str, runs: int) -> dict[str, object]:
-    """Fuzz in a process of its own, as libFuzzer ends it; returns the record."""
+def fuzz(name: str, runs: int, seconds: int = 0) -> dict[str, object]:
+    """Fuzz in a process of its own, as libFuzzer ends it, for so many runs or seconds at most; returns the record."""
     with tempfile.TemporaryDirectory() as corpus:
         kept = Path(__file__).parent / "corpus" / name
         words = [sys.executable, "-m", "tests.fuzz.run", name, "--inside", f"-runs={runs}", f"-timeout={SECONDS}"]
-        words += [f"-rss_limit_mb={MEGABYTES}", "-max_len=16384", "-print_final_stats=1", corpus, str(kept)]
+        words += [f"-rss_limit_mb={MEGABYTES}", "-max_len=16384", "-print_final_stats=1"]
+        words += [*([f"-max_total_time={seconds}"] if seconds else []), corpus, str(kept)]
         start = time.monotonic()
         done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
     executed = re.search(r"stat::number_of_executed_units: (\d+)", done.stderr)
@@ -87,7 +88,7 @@ def fuzz(name: str, runs: int) -> dict[str, object]:
         "coverage": int(covered[-1]) if covered else None,
         "peak_mib": int(peak[1]) if peak else None,
         "seconds": round(time.monotonic() - start),
-        "command": f"python -m tests.fuzz.run {name} --runs {runs}",
+        "command": f"python -m tests.fuzz.run {name} --runs {runs}" + (f" --seconds {seconds}" if seconds else ""),
     }
 
 
@@ -108,6 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target")
     parser.add_argument("--runs", type=int, default=0)
+    parser.add_argument("--seconds", type=int, default=0, help="End the runs after so many seconds.")
     parser.add_argument("--mutations", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="Write the record into this folder.")
@@ -115,7 +117,11 @@ def main() -> None:
     given, others = parser.parse_known_args()
     if given.inside:
         return _inside(given.target, others)
-    record = fuzz(given.target, given.runs) if given.runs else mutate(given.target, given.mutations, given.seed)
+    record = (
+        fuzz(given.target, given.runs, given.seconds)
+        if given.runs
+        else mutate(given.target, given.mutations, given.seed)
+    )
     text = json.dumps(record, indent=2) + "\n"
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)

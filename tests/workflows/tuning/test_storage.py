@@ -158,7 +158,9 @@ def _journal(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in place.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("kind", ["cut", "keys", "order", "types", "array", "text", "binary", "off the grid"])
+@pytest.mark.parametrize(
+    "kind", ["cut", "keys", "order", "types", "array", "text", "binary", "off the grid", "half off"]
+)
 def test_a_wrong_journal_is_one_sentence(tmp_path, kind) -> None:
     rows = _journal(tmp_path)
     text = {
@@ -172,14 +174,38 @@ def test_a_wrong_journal_is_one_sentence(tmp_path, kind) -> None:
         "off the grid": lambda: json.loads(
             json.dumps(rows).replace('"param_value_internal": ', '"param_value_internal": 9')
         ),
+        # A trial that waits, and was asked for one of the two values.
+        "half off": lambda: [
+            {**row, "params": {}, "system_attrs": {"fixed_params": {"alpha": 99}}} if row["op_code"] == 4 else row
+            for row in rows
+            if row["op_code"] < 5
+        ],
     }[kind]()
     place = tmp_path / "wrong.journal"
     lines = [row if row == "not json" else json.dumps(row) for row in text]
     place.write_bytes(b"{\xff\xfe\n{\n" if kind == "binary" else ("\n".join(lines) + "\n{}\n").encode())
-    if kind == "off the grid":
+    if kind in ("off the grid", "half off"):
         place.write_text("\n".join(lines) + "\n")
     with pytest.raises(ConfigError, match="cannot be opened"):
         tuning.search(lambda a, e, beat: a, *GRID, trials=4, storage=place)
+
+
+def test_trials_of_a_journal_may_lack_their_times(tmp_path) -> None:
+    """Of trials that were added by hand, say: some have times, and others have none."""
+    good = tmp_path / "good.journal"
+    tuning.search(lambda a, e, beat: a, *GRID, trials=2, method="grid", storage=good)
+    study = open_study(good, "tuning", {"alphas": GRID[0], "epsilons": GRID[1]})
+    values = {"alpha": len(GRID[0]) - 1, "eps": len(GRID[1]) - 1}
+    kinds = {name: optuna.distributions.IntDistribution(0, top) for name, top in values.items()}
+    study.add_trial(optuna.trial.create_trial(value=7.0, params=values, distributions=kinds))
+    rows = [json.loads(line) for line in good.read_text().splitlines()]
+    rows[-1]["datetime_start"] = None
+    del rows[-1]["datetime_complete"]
+    place = tmp_path / "timeless.journal"
+    place.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = tuning.search(lambda a, e, beat: a, *GRID, trials=4, method="grid", storage=place)
+    assert found.tried.sum() == 4
+    assert found.errors[-1, -1] == 7.0
 
 
 def test_a_file_that_is_no_database_is_one_sentence(tmp_path) -> None:

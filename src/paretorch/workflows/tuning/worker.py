@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,7 @@ def search(
         study = open_study(storage, name, everything)
         with readable(storage):
             _check_cells(study, len(alphas), len(epsilons))
+            _known(study, alphas, epsilons)
         if first is not None and not study.get_trials(deepcopy=False):
             study.enqueue_trial({"alpha": _nearest(alphas, first[0]), "eps": _nearest(epsilons, first[1])})
         return _work(study, train, alphas, epsilons, method, trials, seed, on_trial)
@@ -248,7 +250,7 @@ def _known(study: Study, alphas: Sequence[float], epsilons: Sequence[float]) -> 
     tried = np.zeros(errors.shape, dtype=bool)
     done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
     order: list[Cell] = []
-    for trial in sorted(done, key=lambda each: each.datetime_complete or each.datetime_start or 0):
+    for trial in sorted(done, key=_finished_at):
         cell = _cell(trial)
         if cell is None or "repeats" in trial.user_attrs:
             continue
@@ -256,6 +258,12 @@ def _known(study: Study, alphas: Sequence[float], epsilons: Sequence[float]) -> 
         tried[cell] = True
         order.append(cell)
     return Found(alphas, epsilons, errors, tried, order)
+
+
+def _finished_at(trial: FrozenTrial) -> datetime:
+    """When a trial was finished; long ago if a storage does not say."""
+    told = trial.datetime_complete or trial.datetime_start
+    return datetime.min if told is None else told.replace(tzinfo=None)
 
 
 def _nearest(values: Sequence[float], wanted: float) -> int:
@@ -266,17 +274,23 @@ def _nearest(values: Sequence[float], wanted: float) -> int:
 
 def _cell(trial: FrozenTrial) -> Cell | None:
     """The setting of a trial; of one that waits, or whose worker died before it read it, the one that was asked for."""
-    params = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+    params = _asked(trial)
     if "alpha" not in params or "eps" not in params:
         return None
     return params["alpha"], params["eps"]
 
 
+def _asked(trial: FrozenTrial) -> dict[str, Any]:
+    """What a trial was asked to be, and what it has become."""
+    return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+
+
 def _check_cells(study: Study, rows: int, columns: int) -> None:
     for trial in study.get_trials(deepcopy=False):
-        cell = _cell(trial)
-        if cell is not None and not (_is_index(cell[0], rows) and _is_index(cell[1], columns)):
-            raise ValueError(f"its trial {trial.number} is at {cell}, which is not on the grid")
+        asked = _asked(trial)
+        for name, count in (("alpha", rows), ("eps", columns)):
+            if name in asked and not _is_index(asked[name], count):
+                raise ValueError(f"its trial {trial.number} has {name} {asked[name]!r}, which is not on the grid")
 
 
 def _is_index(value: Any, count: int) -> bool:
