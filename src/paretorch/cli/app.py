@@ -12,6 +12,7 @@ import typer
 
 from paretorch.cli.bench import bench
 from paretorch.cli.check import check
+from paretorch.cli.compare import compare
 from paretorch.cli.data import data
 from paretorch.cli.demo import demo
 from paretorch.cli.export import export
@@ -115,5 +116,5 @@ def _pare(
     """Make PyTorch networks smaller and cheaper to train."""
 
 
-for command in (demo, shrink, train, tickets, fold, tune, report, export, bench, study, check, data):
+for command in (demo, shrink, train, tickets, fold, tune, report, compare, export, bench, study, check, data):
     app.command()(guarded(command))

@@ -14,6 +14,8 @@ from paretorch.report.markup import WIDTH, figure, line, path, rect, shorten, te
 
 Format = Callable[[float], str]
 _ROW = 20.0
+_LINES = 6  # kinds of lines: a colour and a dash each
+_LEGEND_LEFT, _LEGEND_ROW = 52.0, 14.0
 
 
 def plain(value: float) -> str:
@@ -30,7 +32,9 @@ def line_chart(
     form: Format = plain,
 ) -> str:
     """Draw one line per series, with its own colour and dash; `marks` are vertical lines with a label."""
-    height, left, right, top, bottom = 230.0, 52.0, WIDTH - 10.0, 24.0, 190.0
+    places = _places(list(series))
+    lower = places[-1][1] if places else 0.0  # a legend of several rows moves the rest down
+    height, left, right, top, bottom = 230.0 + lower, 52.0, WIDTH - 10.0, 24.0 + lower, 190.0 + lower
     points = [point for values in series.values() for point in values]
     xs, ys = [x for x, _ in points], [y for _, y in points]
     y_ticks = ticks(min(ys), max(ys))
@@ -54,13 +58,24 @@ def line_chart(
             line(x, top, x, bottom, "mark"),
             text(x + (4 if x < WIDTH / 2 else -4), y, word, "start" if x < WIDTH / 2 else "end"),
         ]
-    where = left
-    for i, (name, values) in enumerate(series.items()):
-        body.append(path([at(x, y) for x, y in values], f"line s{i % 4}", name))
-        body += [line(where, 10, where + 18, 10, f"line s{i % 4}"), text(where + 23, 14, name)]
-        where += 40 + 6.6 * len(name)
+    for i, ((name, values), (where, row)) in enumerate(zip(series.items(), places, strict=True)):
+        kind = f"line s{i % _LINES}"
+        body.append(path([at(x, y) for x, y in values], kind, name))
+        body += [line(where, 10 + row, where + 18, 10 + row, kind), text(where + 23, 14 + row, name)]
     ends = ", ".join(f"{name} from {form(values[0][1])} to {form(values[-1][1])}" for name, values in series.items())
     return figure(ident, title, f"Against {x_label}: {ends}.", height, body)
+
+
+def _places(names: Sequence[str]) -> list[tuple[float, float]]:
+    """Return where each name of a legend begins: from the left, and how far below the first row."""
+    found, x, row = [], _LEGEND_LEFT, 0.0
+    for name in names:
+        wide = 40 + 6.6 * len(name)
+        if x > _LEGEND_LEFT and x + wide > WIDTH + 12:
+            x, row = _LEGEND_LEFT, row + _LEGEND_ROW
+        found.append((x, row))
+        x += wide
+    return found
 
 
 def bar_rows(
@@ -129,7 +144,6 @@ def stacked_bar(ident: str, title: str, parts: Sequence[tuple[str, float]], *, f
 
 
 _CURVES_LEFT, _CURVES_RIGHT, _CURVES_TOP, _CURVES_BOTTOM, _CURVES_HEIGHT = 48.0, WIDTH - 20.0, 52.0, 228.0, 270.0
-_LEGEND_ROW = 14.0  # of the legend
 
 
 class Curve(NamedTuple):

@@ -20,9 +20,9 @@ from paretorch.support.files import write_file
 
 CSS = """
 :root { color-scheme: light dark; --bg: #fbfbfa; --card: #ffffff; --ink: #1b1f24; --soft: #57606a; --rule: #d8dde3;
-  --track: #eceff3; --a: #1f6feb; --b: #0f766e; --c: #b45309; --d: #6b7280; }
+  --track: #eceff3; --a: #1f6feb; --b: #0f766e; --c: #b45309; --d: #6b7280; --e: #7c3aed; --f: #be185d; }
 @media (prefers-color-scheme: dark) { :root { --bg: #0f1317; --card: #171c22; --ink: #e8ecf1; --soft: #a3adb9;
-  --rule: #2c343d; --track: #222a33; --a: #6cb0ff; --b: #3fcfbf; --c: #f0b35a; --d: #97a3b1; } }
+  --rule: #2c343d; --track: #222a33; --a: #6cb0ff; --b: #3fcfbf; --c: #f0b35a; --d: #97a3b1; --e: #b79cf7; --f: #f472b6; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--bg); color: var(--ink); line-height: 1.5;
   font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
@@ -62,9 +62,12 @@ svg .head { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap:
 svg text.over { paint-order: stroke; stroke: var(--card); stroke-width: 4px; stroke-linejoin: round; }
 svg .s0 { stroke: var(--a); } svg .s1 { stroke: var(--c); stroke-dasharray: 7 4; }
 svg .s2 { stroke: var(--b); stroke-dasharray: 2 4; } svg .s3 { stroke: var(--d); stroke-dasharray: 9 3 2 3; }
+svg .s4 { stroke: var(--e); stroke-dasharray: 12 3; } svg .s5 { stroke: var(--f); stroke-dasharray: 4 2; }
 footer { padding: 2rem 1rem 3rem; font-size: .85rem; }
 footer p { max-width: none; }
-@media print { body { background: #fff; } .card, .scroll { break-inside: avoid; } }
+@media print { body { background: #fff; } .card { break-inside: avoid; } .scroll { overflow: visible; border: 0; }
+  main, header, footer { max-width: none; } table { font-size: 7.5pt; } thead { display: table-header-group; }
+  th, td { padding: .15rem .3rem; white-space: normal; overflow-wrap: anywhere; } tr { break-inside: avoid; } }
 """
 
 

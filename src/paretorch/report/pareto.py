@@ -53,7 +53,12 @@ def as_text(points: Sequence[Point]) -> str:
 
 
 def draw(title: str, points: Sequence[Point]) -> str:
-    """Return the picture as an SVG file, with bytes on a logarithmic axis."""
+    """Return the picture as an SVG file of its own."""
+    return in_report_colours(chart(title, points))
+
+
+def chart(title: str, points: Sequence[Point]) -> str:
+    """Return the picture for a page, with bytes on a logarithmic axis."""
     families = list(dict.fromkeys(point.family for point in points))
     best = max(point.accuracy for point in points)
     low, high = _accuracies(points, best)
@@ -81,7 +86,7 @@ def draw(title: str, points: Sequence[Point]) -> str:
     body.append(text(_LEFT, last, "line and rings: the Pareto front"))
     listed = "; ".join(f"{point.name}, {point.bytes:,} bytes, {point.accuracy:.2%}" for point in front)
     said = f"{len(points)} files, accuracy against bytes on disk. On the Pareto front: {listed}."
-    return in_report_colours(figure("pareto", title, said, last + 12, body))
+    return figure("pareto", title, said, last + 12, body)
 
 
 def _accuracies(points: Sequence[Point], best: float) -> tuple[float, float]:
