@@ -19,16 +19,16 @@ def relaxed(model: nn.Module) -> dict[str, RelaxedWeight]:
     return found
 
 
-def relaxations(model: nn.Module, room: str | None = None) -> list[Relaxation]:
-    """The relaxations of all weights, activations and coefficients in the order of the model; of one room, or of all."""
+def relaxations(model: nn.Module, kind: str | None = None) -> list[Relaxation]:
+    """The relaxations of all weights, activations and coefficients in the order of the model; of one kind, or of all."""
     chains = [module for module in model.modules() if isinstance(module, Chain)]
     found = [relaxation for chain in chains for relaxation in chain.relaxations()]
-    return [relaxation for relaxation in found if room in (None, relaxation.room)]
+    return [relaxation for relaxation in found if kind in (None, relaxation.kind)]
 
 
-def decisions(model: nn.Module, room: str | None = None) -> list[nn.Parameter]:
+def decisions(model: nn.Module, kind: str | None = None) -> list[nn.Parameter]:
     """Every decision once, though several weights may share it."""
-    return list({id(one.decision): one.decision for one in relaxations(model, room)}.values())
+    return list({id(one.decision): one.decision for one in relaxations(model, kind)}.values())
 
 
 def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -40,9 +40,9 @@ def bits(model: nn.Module) -> dict[str, Tensor]:
     return {name: own.precision.bits(own.precision.grid().detach()) for name, own in relaxed(model).items()}
 
 
-def largest_group(model: nn.Module, room: str) -> float:
+def largest_group(model: nn.Module, kind: str) -> float:
     """How many weights the largest group has that decides as one."""
-    return max(float(torch.as_tensor(one.grouping.sizes).max()) for one in relaxations(model, room))
+    return max(float(torch.as_tensor(one.grouping.sizes).max()) for one in relaxations(model, kind))
 
 
 class _Seeing(torch.optim.SGD):

@@ -19,8 +19,8 @@ def expected_weights(plan: Plan, training: bool) -> dict[str, torch.Tensor]:
     weights = {}
     for name, chain in decisions.relaxed(plan.model).items():
         w = plan.model.state_dict()[name]  # what is trained; the layer itself computes with the formula of it
-        own = {r.room: r.decision.detach() for r in chain.relaxations()}
-        exponent = next((r.scale_exponent() for r in chain.relaxations() if r.room == "precision"), 0)
+        own = {r.kind: r.decision.detach() for r in chain.relaxations()}
+        exponent = next((r.scale_exponent() for r in chain.relaxations() if r.kind == "precision"), 0)
         epsilon = noise(0, name, step, w.shape) if training else None
         value = relaxed(
             plan.methods(), own, w, beta=beta, shift=shift, epsilon=epsilon, exponent=exponent, together=len(own) > 1

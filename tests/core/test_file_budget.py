@@ -82,7 +82,7 @@ def test_one_method_alone_is_searched_near_where_the_file_lands(method: Method, 
 def test_beside_a_given_target_the_other_fills_the_file() -> None:
     methods = ContinuousSparsification(target=0.7), SMOL(scale="auto")
     plan = compress(wide_net(), *methods, steps=20, budget=3000)
-    (assigned,) = (method.share for method in plan.methods() if method.room == "precision")
+    (assigned,) = (method.share for method in plan.methods() if method.kind == "precision")
     with pytest.warns(UserWarning, match="rounding will be felt"):
         plan.harden()
     reached = plan.metrics()

@@ -96,7 +96,7 @@ def test_a_decision_that_is_not_finite(name: str, value: float) -> None:
         kept = last.detach().clone()
         last.data.flatten()[-1] = value
         first = next(site for site, r in zip(term.sites, term.relaxations, strict=True) if r.decision is last)
-        match = rf"^{first.name} has {term.method.room} decisions that are not finite"
+        match = rf"^{first.name} has {term.method.kind} decisions that are not finite"
         _refused(plan, optimizer, match, lambda: plan.harden(optimizer))
         last.data.copy_(kept)
 

@@ -35,7 +35,7 @@ def literal_price(plan: Plan, keep: float, bits: float, gate: str, decisions: di
         m, p = torch.ones(()), None
         for r in chain.relaxations():
             spread = r.grouping.expand(decisions[id(r.decision)].view(r.grouping.grid)).expand(site.weight.shape)
-            if r.room == "sparsity":
+            if r.kind == "sparsity":
                 m = GATES[gate](spread, plan.metrics()["temperature"])
                 price = price + keep * m.sum()
             else:

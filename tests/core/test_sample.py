@@ -1,4 +1,4 @@
-"""The sample to steer by: it weighs every layer by its size and reads all rooms at the same weights."""
+"""The sample to steer by: it weighs every layer by its size and reads all kinds at the same weights."""
 
 import math
 
@@ -19,10 +19,10 @@ def prepared(plan: Plan) -> list[Term]:
     return plan._terms
 
 
-def number(plan: Plan, room: str) -> None:
-    """Every decision of a room becomes the number of its entry, over all layers."""
+def number(plan: Plan, kind: str) -> None:
+    """Every decision of a kind becomes the number of its entry, over all layers."""
     for i, chain in enumerate(plan._chains):
-        s = chain._modules[room].s
+        s = chain._modules[kind].s
         s.data.copy_(torch.arange(s.numel()).view(s.shape) + 1e5 * i)
 
 
@@ -48,7 +48,7 @@ def test_estimates_are_close_on_large_layers(group: str | tuple[int, ...], monke
             noise = torch.randn(decision.shape, generator=generator)
             trend = torch.linspace(-1, 1, decision.shape[0]).view(-1, *[1] * (decision.dim() - 1))
             decision.data.copy_(noise + trend)
-        s = term.read(term.method.room)
+        s = term.read(term.method.kind)
         for threshold in (-1.0, 0.0, 0.7):
             estimate = float(((s < threshold) * term.sample.share).sum())
             exact = float(term.mean(lambda _, s, at=threshold: (s < at).float()))
@@ -58,7 +58,7 @@ def test_estimates_are_close_on_large_layers(group: str | tuple[int, ...], monke
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("group", ["weight", "channel", (3, 2)])
 def test_all_rooms_are_read_at_the_same_weights(group: str | tuple[int, ...], layout: torch.memory_format) -> None:
-    """Each decision of the mask is set to the number of its weight's group of precision: both rooms must read alike."""
+    """Each decision of the mask is set to the number of its weight's group of precision: both kinds must read alike."""
     model = nn.Sequential(nn.Conv2d(40, 50, 3), nn.Conv2d(6, 5, 2))
     plan = compress(model, ContinuousSparsification(), SMOL(group=group), steps=4)
     model.to(memory_format=layout)

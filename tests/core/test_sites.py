@@ -109,10 +109,10 @@ def test_the_last_matching_override_wins() -> None:
 
 def test_methods_may_act_on_different_layers() -> None:
     plan = compress(Net(), ContinuousSparsification(include="body*"), SMOL(include=["body.0", "scaled"]), steps=4)
-    rooms = {
-        site.name: [r.room for r in chain.relaxations()] for site, chain in zip(plan._sites, plan._chains, strict=True)
+    kinds = {
+        site.name: [r.kind for r in chain.relaxations()] for site, chain in zip(plan._sites, plan._chains, strict=True)
     }
-    assert rooms == {
+    assert kinds == {
         "body.0.weight": ["precision", "sparsity"],
         "body.2.weight": ["sparsity"],
         "scaled.matrix": ["precision"],

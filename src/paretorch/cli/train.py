@@ -172,7 +172,7 @@ def show_plan(recipe: Recipe, runtime: Runtime) -> None:
         table.add_column(column, justify="left" if column == "layer" else "right")
     for name, weight, groups in _layers(setup.model):
         shape = "×".join(str(size) for size in weight.shape)
-        counts = [f"{groups[room]:,}" if room in groups else "-" for room in ("sparsity", "precision")]
+        counts = [f"{groups[kind]:,}" if kind in groups else "-" for kind in ("sparsity", "precision")]
         table.add_row(name, shape, f"{weight.numel():,}", *counts)
     console.print(table)
     for line in _totals(recipe, setup):
@@ -180,7 +180,7 @@ def show_plan(recipe: Recipe, runtime: Runtime) -> None:
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Tensor, dict[str, int]]]:
-    """Every weight of two or more dimensions once, with the number of decisions of each room on it."""
+    """Every weight of two or more dimensions once, with the number of decisions of each kind on it."""
     from paretorch.core.attach.templates import chains_of
 
     seen: set[int] = set()
@@ -194,7 +194,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Tensor, dict[str, int]]]:
         for weight in weights:
             if id(weight) not in seen:
                 seen.add(id(weight))
-                yield name, weight, {each.room: each.decision.numel() for each in decided.get(id(weight), [])}
+                yield name, weight, {each.kind: each.decision.numel() for each in decided.get(id(weight), [])}
 
 
 def _totals(recipe: Recipe, setup: "Setup") -> list[str]:
@@ -258,7 +258,7 @@ def _scatter(model: nn.Module) -> None:
 
     generator = torch.Generator().manual_seed(0)
     chains = [chain for module in model.modules() for chain, _ in chains_of(module)]
-    found = [one for chain in chains for one in chain.relaxations() if one.room in ("sparsity", "precision")]
+    found = [one for chain in chains for one in chain.relaxations() if one.kind in ("sparsity", "precision")]
     decisions = {id(one.decision): one.decision for one in found if not isinstance(one, Quantized)}
     kept = {id(one.decision) for one in found}
     with torch.no_grad():

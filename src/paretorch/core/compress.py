@@ -91,7 +91,7 @@ class _Draft:
     seed: int
     meter: Meter | None
     finish: Finish | None
-    # Of `choose`: all tensors that a decision can sit on, and those that each method acts on, by its room.
+    # Of `choose`: all tensors that a decision can sit on, and those that each method acts on, by its kind.
     every: list[Site] = field(default_factory=list)
     chosen: dict[str, list[Site]] = field(default_factory=dict)
     # Of `aim`: the methods on weights, with targets.
@@ -120,9 +120,9 @@ class _Draft:
         light = [
             method
             for method in self.aimed
-            if method.codes_zeros or (method.unit == "kept" and self.couplings[method.room] is None)
+            if method.codes_zeros or (method.unit == "kept" and self.couplings[method.kind] is None)
         ]
-        names = {site.name for method in light for site in self.chosen[method.room]}
+        names = {site.name for method in light for site in self.chosen[method.kind]}
         return all(site.name in names for site in self.touched)
 
     def choose(self) -> None:
@@ -130,7 +130,7 @@ class _Draft:
         named = find_sites(self.model, dims=0)
         self.every = [site for site in named if site.weight.dim() > 0]
         sites = [site for site in self.every if site.weight.dim() > 1]
-        self.chosen = {method.room: choose_sites(method, sites, named) for method in self.on_weights}
+        self.chosen = {method.kind: choose_sites(method, sites, named) for method in self.on_weights}
 
     def aim(self) -> None:
         """Targets for methods that have none, from the budget."""
@@ -142,14 +142,14 @@ class _Draft:
             self.meter = partial(_after, self.meter, before)
         if self.budget is not None and self.meter is not None:
             self.aimed = assign_targets(self.on_weights, self.model, self.chosen, self.budget, self.meter)
-        self.aimed = tuple(method.suit(self.model, self.chosen[method.room]) for method in self.aimed)
+        self.aimed = tuple(method.suit(self.model, self.chosen[method.kind]) for method in self.aimed)
         for method in self.aimed:
             if isinstance(method, Steered):
-                method.check_beside({one.room for one in self.aimed})
+                method.check_beside({one.kind for one in self.aimed})
 
     def _asked(self, method: Method) -> int | None:
         """The budget that a method's target comes from; None: the user gave it."""
-        given = next(one for one in self.on_weights if one.room == method.room)
+        given = next(one for one in self.on_weights if one.kind == method.kind)
         return None if method.share == given.share else self.budget
 
     def group(self) -> None:
@@ -158,13 +158,13 @@ class _Draft:
         self.spots = _relax_outputs(self.on_outputs, self.model, self.example, self.seed, cut=cut)
         for method in self.aimed:
             with _told_by(self._asked(method)):
-                own = _couple(method, self.model, self.chosen[method.room], self.example, self.spots)
-                self.couplings[method.room] = own
-        for room, coupling in self.couplings.items():
+                own = _couple(method, self.model, self.chosen[method.kind], self.example, self.spots)
+                self.couplings[method.kind] = own
+        for kind, coupling in self.couplings.items():
             if coupling is not None:
-                self.chosen[room] = [site for site in self.every if site.name in coupling.gates]
+                self.chosen[kind] = [site for site in self.every if site.name in coupling.gates]
         sharing = [method for method in self.aimed if isinstance(method, Shares)]
-        self.mixtures = [one for m in sharing for one in m.mix(self.model, self.chosen[m.room], self.seed)]
+        self.mixtures = [one for m in sharing for one in m.mix(self.model, self.chosen[m.kind], self.seed)]
         if self.mixtures and any(self.couplings.values()):
             raise ConfigError(
                 "channels of layers that share templates cannot be removed: leave out example=, or share less"
@@ -175,7 +175,7 @@ class _Draft:
     def relax(self) -> None:
         """The relaxations of each weight."""
         acting = {
-            site.name: sorted((m for m in self.aimed if site in self.chosen[m.room]), key=lambda m: m.order)
+            site.name: sorted((m for m in self.aimed if site in self.chosen[m.kind]), key=lambda m: m.order)
             for site in self.every
         }
         self.touched = [site for site in self.every if acting[site.name]]
@@ -183,8 +183,8 @@ class _Draft:
         _check_starts(self.touched, self.made, acting)
         tell_of_zeros(self.touched, acting)
         for method in self.aimed:
-            own = [r for relaxations in self.made for r in relaxations if r.room == method.room]
-            if not own or self.couplings[method.room] is not None or method.group == "network":
+            own = [r for relaxations in self.made for r in relaxations if r.kind == method.kind]
+            if not own or self.couplings[method.kind] is not None or method.group == "network":
                 continue
             if isinstance(method, Steered):
                 smallest = min(float(torch.as_tensor(r.grouping.sizes).min()) for r in own)
@@ -193,11 +193,11 @@ class _Draft:
 
     def attach(self) -> Plan:
         """Put everything on the model."""
-        ordered = tuple(next(m for m in (*self.aimed, *self.on_outputs) if m.room == own.room) for own in self.methods)
+        ordered = tuple(next(m for m in (*self.aimed, *self.on_outputs) if m.kind == own.kind) for own in self.methods)
         device = self.spots[0][0].device if self.spots else next(self.model.parameters()).device
         state = PlanState(self.model, ordered, self.steps, self.seed, device, self._estimated())
         terms = {
-            m.room: Term(m, self.model, self.steps, [], [], [], self.couplings.get(m.room), Sample) for m in ordered
+            m.kind: Term(m, self.model, self.steps, [], [], [], self.couplings.get(m.kind), Sample) for m in ordered
         }
         weights = self._attach_weights(terms, state)
         sites, chains = list(self.touched), list[Chain](weights)
@@ -205,18 +205,18 @@ class _Draft:
         for mixture in self.mixtures:
             for site, mixed in install(mixture, by_name, self.model, state.add_shared):
                 (relaxation,) = mixed.relaxations()
-                terms[Mix.room].add(site, relaxation, mixed)
+                terms[Mix.kind].add(site, relaxation, mixed)
                 sites.append(site)
                 chains.append(mixed)
         for spot, output in self.spots:
             (relaxation,) = output.relaxations()
-            _bind(relaxation, terms[relaxation.room].method.for_site(spot), state, spot, trained=True)
-            terms[relaxation.room].add(spot, relaxation, output)
+            _bind(relaxation, terms[relaxation.kind].method.for_site(spot), state, spot, trained=True)
+            terms[relaxation.kind].add(spot, relaxation, output)
             output.train(spot.module.training)
             attach_output(spot, output)
         plan = Plan(self.model, sites, chains, list(terms.values()), state, self.spots)
         if self.budget is not None and self.meter is not None:
-            given = frozenset(method.room for method in self.on_weights if method.share is not None)
+            given = frozenset(method.kind for method in self.on_weights if method.share is not None)
             plan.keep_to(ByteBudget(self.budget, self.meter, given, self.finish))
         return plan
 
@@ -224,23 +224,23 @@ class _Draft:
         weights = [RelaxedWeight(site, own) for site, own in zip(self.touched, self.made, strict=True)]
         for site, relaxations, weight in zip(self.touched, self.made, weights, strict=True):
             for relaxation in relaxations:
-                _bind(relaxation, terms[relaxation.room].method.for_site(site), state, site)
-                terms[relaxation.room].add(site, relaxation, weight)
+                _bind(relaxation, terms[relaxation.kind].method.for_site(site), state, site)
+                terms[relaxation.kind].add(site, relaxation, weight)
             for module in weight.modules():
                 module.training = site.owners[0][0].training
             if not isinstance(site, Template):
                 # A grid may have no zero.
-                if site.padding is not None and any(terms[r.room].method.unit == "bits" for r in relaxations):
+                if site.padding is not None and any(terms[r.kind].method.unit == "bits" for r in relaxations):
                     weight.blank = site.padding
                 weight.attach()
-        for room, coupling in self.couplings.items():
-            _tell_inputs(coupling, terms[room], self.touched, weights)
+        for kind, coupling in self.couplings.items():
+            _tell_inputs(coupling, terms[kind], self.touched, weights)
         return weights
 
     def _estimated(self) -> frozenset[str]:
         """Options, such as "precision.target_bits", that the budget gave."""
         return frozenset(
-            f"{method.room}.{one.name}"
+            f"{method.kind}.{one.name}"
             for method, given in zip(self.aimed, self.on_weights, strict=True)
             for one in fields(method)
             if getattr(method, one.name) != getattr(given, one.name)
@@ -289,12 +289,12 @@ def _couple(
 def _relax(methods: list[Method], site: Site, seed: int, couplings: Mapping[str, Coupling | None]) -> list[Relaxation]:
     relaxations = []
     for method in methods:
-        own, coupling = method.for_site(site), couplings[method.room]
+        own, coupling = method.for_site(site), couplings[method.kind]
         if coupling is None:
             grid = grouping(own.group, site.name, site.weight, site.channel_axis)
         else:
             grid = coupling.grouping(site.name, site.weight.shape)
-        relaxation = own.relax(site, grid, seed_for(seed, site.name), {one.room for one in methods})
+        relaxation = own.relax(site, grid, seed_for(seed, site.name), {one.kind for one in methods})
         relaxation.lie_like(site.weight)
         relaxations.append(relaxation)
     return relaxations
@@ -312,7 +312,7 @@ def _relax_outputs(
             own = method.for_site(spot)
             check_output(spot, own, cut)
             grid = grouping(own.group, spot.name, spot.weight, spot.channel_axis)
-            made.append((spot, Chain([own.relax(spot, grid, seed_for(seed, spot.name), {method.room})])))
+            made.append((spot, Chain([own.relax(spot, grid, seed_for(seed, spot.name), {method.kind})])))
     return made
 
 
@@ -326,7 +326,7 @@ def _check_starts(
             if relaxation.s is None or not _is_common(relaxation, method.for_site(site)):
                 continue
             start = float(relaxation.s.detach().flatten()[0])
-            other, name = starts.setdefault(relaxation.room, (start, site.name))
+            other, name = starts.setdefault(relaxation.kind, (start, site.name))
             if start != other:
                 raise ConfigError(
                     f"overrides: {name} and {site.name} share a decision, which cannot start at {other:g} and at {start:g}: "
@@ -341,9 +341,9 @@ def _is_common(relaxation: Relaxation, method: Method) -> bool:
 
 def _bind(relaxation: Relaxation, method: Method, state: PlanState, site: Site, trained: bool = False) -> None:
     common = _is_common(relaxation, method)
-    shared = f"{PREFIX}{method.room}_shared" if common else ""
+    shared = f"{PREFIX}{method.kind}_shared" if common else ""
     if isinstance(site, Template) and not common:
-        shared = f"{site.name}_{method.room}"
+        shared = f"{site.name}_{method.kind}"
     if shared and not hasattr(state.root, shared):
         start = relaxation.decision.detach().clone()
         state.add_decision(
@@ -372,8 +372,8 @@ def _check(model: nn.Module, methods: tuple[Method, ...], steps: int, budget: in
         if not isinstance(method, Method):
             raise ConfigError(f"{method!r} is no method: pass objects such as ContinuousSparsification(target=0.9)")
         method.check()
-    rooms = [method.room for method in methods]
-    if len(set(rooms)) < len(rooms):
+    kinds = [method.kind for method in methods]
+    if len(set(kinds)) < len(kinds):
         raise ConfigError(
             "two methods of one kind cannot act on one model: give one of them, with overrides for the layers that differ"
         )

@@ -54,7 +54,7 @@ class Method(Selection, ABC):
 
     @abstractmethod
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Relaxation:
-        """The relaxation of one weight; `together` names all rooms that act on it."""
+        """The relaxation of one weight; `together` names all kinds that act on it."""
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer | None:
         """The method's own optimizer for decisions; None: they are not trained."""
@@ -118,8 +118,8 @@ class Steered:
     def check_groups(self, smallest: float, total: float) -> None:
         """Refuse a target that leaves less than one group; sizes are in weights."""
 
-    def check_beside(self, rooms: set[str]) -> None:
-        """Refuse a target that cannot be reached beside the methods of these rooms."""
+    def check_beside(self, kinds: set[str]) -> None:
+        """Refuse a target that cannot be reached beside the methods of these kinds."""
 
     def tell_missed(self, term: "Term") -> None:
         """Warn if rounding came out far from the target, since groups go or stay whole."""
@@ -164,8 +164,8 @@ class Sample(Protocol):
     share: Tensor  # what each of them stands for; sums to 1
     is_whole: bool  # every weight is in it
 
-    def read(self, room: str, step: Tensor, count: int | None) -> Tensor:
-        """A room's decision at each weight that is sampled at this step; count: the step as a number, if the host knows it."""
+    def read(self, kind: str, step: Tensor, count: int | None) -> Tensor:
+        """A kind's decision at each weight that is sampled at this step; count: the step as a number, if the host knows it."""
 
     def noise(self, share: Tensor) -> Tensor:
         """The standard deviation of a share that is counted on this sample."""
@@ -238,7 +238,7 @@ class Term:
 
     @property
     def scalars(self) -> Tensor:
-        return scalars_of(self.root, self.method.room)
+        return scalars_of(self.root, self.method.kind)
 
     def set_scalar(self, name: str, value: Tensor | float) -> None:
         self.scalars[self.method.scalars.index(name)] = value
@@ -293,26 +293,26 @@ class Term:
             self.coupling.to(self.relaxations[0].decision.device)
             return
         if self._version != version:
-            rooms = tuple(dict.fromkeys(r.room for chain in self.chains for r in chain.relaxations()))
-            self._version, self._sample = version, self.sampler(self.chains, rooms, self.relaxations[0].decision.device)
+            kinds = tuple(dict.fromkeys(r.kind for chain in self.chains for r in chain.relaxations()))
+            self._version, self._sample = version, self.sampler(self.chains, kinds, self.relaxations[0].decision.device)
 
     @property
     def sample(self) -> Sample:
         assert self._sample is not None
         return self._sample
 
-    def read(self, room: str) -> Tensor:
-        """A room's decisions at the weights that are sampled at this step."""
+    def read(self, kind: str) -> Tensor:
+        """A kind's decisions at the weights that are sampled at this step."""
         step: Tensor = getattr(self.root, f"{PREFIX}step")
         # Not asked if there is no count: a compiler cannot look at streams.
         is_recorded = self.count is not None and step.is_cuda and torch.cuda.is_current_stream_capturing()
-        return self.sample.read(room, step, None if is_recorded else self.count)
+        return self.sample.read(kind, step, None if is_recorded else self.count)
 
     def kept_sample(self) -> Tensor:
         """Which sampled weights all methods together would keep if they rounded now, as 0 and 1."""
         kept = torch.ones_like(self.sample.share)
-        for room, threshold in self._thresholds().items():
-            kept = kept * (self.read(room) >= threshold)
+        for kind, threshold in self._thresholds().items():
+            kept = kept * (self.read(kind) >= threshold)
         return kept
 
     def _thresholds(self) -> dict[str, Tensor]:
@@ -320,8 +320,8 @@ class Term:
         for chain in self.chains:
             for relaxation in chain.relaxations():
                 threshold = relaxation.threshold()
-                if threshold is not None and relaxation.room not in found:
-                    found[relaxation.room] = threshold
+                if threshold is not None and relaxation.kind not in found:
+                    found[relaxation.kind] = threshold
         return found
 
     def mean(self, function: Callable[[Relaxation, Tensor], Tensor]) -> Tensor:

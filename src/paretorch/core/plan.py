@@ -76,7 +76,7 @@ class Plan:
         self._weights = [chain for chain in chains if isinstance(chain, RelaxedWeight)]
         self._checks = LoopChecks(model, terms)  # before the engine, whose hook moves weights
         self._engine = Engine(
-            model, self._weights, frozenset(t.method.room for t in terms if t.method.trains_decisions)
+            model, self._weights, frozenset(t.method.kind for t in terms if t.method.trains_decisions)
         )
         self._recorded = Recorded()
         self._compiled: Compiled | None = None
@@ -206,7 +206,7 @@ class Plan:
     def _follow(self, hard: bool) -> None:
         """A state was loaded. By assignment it replaces decisions: what their optimizers know goes over to the new ones."""
         for term in self._terms:
-            if estimates := self._state.estimates(term.method.room):
+            if estimates := self._state.estimates(term.method.kind):
                 term.method = replace(term.method, **estimates)
                 for relaxation, site in zip(term.relaxations, term.sites, strict=True):
                     relaxation.adopt(term.method.for_site(site))
@@ -309,7 +309,7 @@ class Plan:
             self._engine.write(clip=True)
 
     def round_again(self, before: list[Tensor] | None, factor: float, given: frozenset[str] = frozenset()) -> None:
-        """Round the trained decisions `before` (None: as they are), with every target scaled by `factor`, but those of `given` rooms never up."""
+        """Round the trained decisions `before` (None: as they are), with every target scaled by `factor`, but those of `given` kinds never up."""
         self._take(before)
         # Masks first: a dropped weight costs no bits, whatever its precision.
         for term in sorted(self._terms, key=lambda one: -one.method.order):
@@ -332,7 +332,7 @@ class Plan:
         bits = [one.method.share for one in self._terms if one.method.unit == "bits"]
         if term.method.unit == "kept" and any(share is not None for share in bits):
             return 1.0 if term.method.share == 1.0 else min(factor, 1.0)
-        return min(factor, 1.0) if term.method.room in given else factor
+        return min(factor, 1.0) if term.method.kind in given else factor
 
     def soften(self, before: list[Tensor]) -> None:
         """Back to searching, with these decisions."""
@@ -434,18 +434,18 @@ class Plan:
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the decisions' optimizers; everything else is in the model's own state."""
-        return {term.method.room: term.optimizer.state_dict() for term in self._terms if term.optimizer is not None}
+        return {term.method.kind: term.optimizer.state_dict() for term in self._terms if term.optimizer is not None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue the decisions' optimizers; load the model's own state first."""
         if not isinstance(state, Mapping):
             raise ConfigError(f"a {type(state).__name__} is no state of a plan: give what plan.state_dict() returned")
-        if unknown := state.keys() - {term.method.room for term in self._terms}:
+        if unknown := state.keys() - {term.method.kind for term in self._terms}:
             raise ConfigError(
                 f"this is no state of this plan, it has {min(unknown)!r}: give what plan.state_dict() returned"
             )
         for term in self._terms:
-            load_state(term, state.get(term.method.room))
+            load_state(term, state.get(term.method.kind))
 
     def methods(self) -> tuple[Method, ...]:
         """The methods, in the order given."""

@@ -20,9 +20,9 @@ from paretorch.support.sharded import gather, is_sharded, whole
 PREFIX = "paretorch_"
 
 
-def scalars_of(root: nn.Module, room: str) -> Tensor:
-    """A room's schedule values (temperature, price …): fp32, kept as int32 bits so that `.half()` leaves them alone."""
-    buffer: Tensor = getattr(root, f"{PREFIX}{room}")
+def scalars_of(root: nn.Module, kind: str) -> Tensor:
+    """A kind's schedule values (temperature, price …): fp32, kept as int32 bits so that `.half()` leaves them alone."""
+    buffer: Tensor = getattr(root, f"{PREFIX}{kind}")
     return buffer.view(torch.float32)
 
 
@@ -40,7 +40,7 @@ def unflatten(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 class Relaxation(nn.Module):
     """W = f(w, s). Subclasses give `forward`, and what the plan needs to price, clip and round the decision."""
 
-    room: ClassVar[str]
+    kind: ClassVar[str]
     s: nn.Parameter | None
 
     def __init__(self, grouping: Grouping, start: float, device: torch.device) -> None:
@@ -80,8 +80,8 @@ class Relaxation(nn.Module):
         return gather(value).view(self.grouping.grid)  # still sharded outside of a forward pass
 
     def scalar(self, index: int) -> Tensor:
-        """One of the room's schedule values, a 0-dim tensor on the device."""
-        return scalars_of(self._root[0], self.room)[index]
+        """One of the kind's schedule values, a 0-dim tensor on the device."""
+        return scalars_of(self._root[0], self.kind)[index]
 
     @property
     def step(self) -> Tensor:
@@ -253,7 +253,7 @@ class Chain(nn.Module):
     def __init__(self, relaxations: list[Relaxation]) -> None:
         super().__init__()
         for relaxation in relaxations:
-            self.add_module(relaxation.room, relaxation)
+            self.add_module(relaxation.kind, relaxation)
         self._held: tuple[Tensor, ...] = ()  # a tuple: a module would take a bare Parameter for its own
         self.blank: int | None = None
         """A row that stays zero, whatever the relaxations make of it: the padding of an embedding, say."""

@@ -3,7 +3,7 @@
     paretorch_step    the one step counter, from which all schedules follow
     paretorch_phase   0 while searching, 1 once hardened
     paretorch_config  the configuration as JSON bytes: a checkpoint of another configuration is refused
-    paretorch_<room>  that method's schedule and controller values (fp32, kept as int32 bits)
+    paretorch_<kind>  that method's schedule and controller values (fp32, kept as int32 bits)
 
 Buffers on the root and no submodule: a model that iterates over its children (`nn.Sequential`) is left alone.
 """
@@ -48,14 +48,14 @@ class PlanState:
         # Options, such as "precision.target_bits", that a budget, or a method itself, chose from the values at the start.
         self._estimated = estimated
         self.order = list(root.state_dict())
-        config = {"steps": steps, "seed": seed, **{method.room: _describe(method) for method in methods}}
+        config = {"steps": steps, "seed": seed, **{method.kind: _describe(method) for method in methods}}
         self._config = json.dumps(config, sort_keys=True)
         self._defaults = {
-            f"{m.room}.{key}": value
+            f"{m.kind}.{key}": value
             for m in methods
             for key, value in {**_defaults(m), **{name: _text(old) for name, old in m.before.items()}}.items()
         }
-        self._names = [f"{PREFIX}{name}" for name in ("step", "phase", "config", *(m.room for m in methods))]
+        self._names = [f"{PREFIX}{name}" for name in ("step", "phase", "config", *(m.kind for m in methods))]
         values = [
             torch.zeros((), dtype=torch.int64),
             torch.zeros((), dtype=torch.int64),
@@ -163,16 +163,16 @@ class PlanState:
         """Go on with what the budget gave when the run began."""
         config, old = json.loads(self._config), json.loads(bytes(saved.tolist()))
         for key in self._estimated:
-            room, _, option = key.partition(".")
-            config[room][option] = old[room].get(option, self._defaults[key])
+            kind, _, option = key.partition(".")
+            config[kind][option] = old[kind].get(option, self._defaults[key])
         self._config = json.dumps(config, sort_keys=True)
         buffer = torch.tensor(list(self._config.encode()), dtype=torch.uint8, device=self.step.device)
         setattr(self.root, f"{PREFIX}config", buffer)
 
-    def estimates(self, room: str) -> dict[str, Any]:
+    def estimates(self, kind: str) -> dict[str, Any]:
         """The options of a method that a budget, or the look of the weights, gave."""
-        own = json.loads(self._config)[room]
-        return {option: ast.literal_eval(own[option]) for option in own if f"{room}.{option}" in self._estimated}
+        own = json.loads(self._config)[kind]
+        return {option: ast.literal_eval(own[option]) for option in own if f"{kind}.{option}" in self._estimated}
 
     def differences(self, saved: Tensor) -> dict[str, str]:
         """In which options a saved configuration differs from this one; one that it does not know is at its default."""

@@ -109,7 +109,7 @@ def finalize_plan(plan: "Plan") -> nn.Module:
     """The plain network; of one that shares, with its templates once: what `finalize` writes out is every layer's weight."""
     from paretorch.methods.sharing import fold
 
-    if any(method.room == "sharing" for method in plan.methods()):
+    if any(method.kind == "sharing" for method in plan.methods()):
         return fold(plan.model)
     return plan.finalize()
 

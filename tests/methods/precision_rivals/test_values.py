@@ -53,7 +53,7 @@ def test_decisions_are_settled_once_hard(rival: str, model: str) -> None:
     for decision, now in zip(before, decisions(network), strict=True):
         assert torch.equal(decision, now)
     assert not equal(snapshot(network), old), "weights go on training"
-    methods = [m for m in plan.methods() if m.room == "precision"]
+    methods = [m for m in plan.methods() if m.kind == "precision"]
     if rival in FIXED and len(plan.methods()) == 1 and type(methods[0]).__name__ != "BSQ":
         assert bits == methods[0].bits
 

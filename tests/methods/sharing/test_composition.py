@@ -1,4 +1,4 @@
-"""Sharing beside the rivals of the other rooms: masks and precisions of any method sit on the templates."""
+"""Sharing beside the rivals of the other kinds: masks and precisions of any method sit on the templates."""
 
 import warnings
 

@@ -57,7 +57,7 @@ def layout(latent: Tensor, tensor: Tensor, relaxations: Sequence[Relaxation]) ->
         return None
     if is_sharded(latent) or not _lie_alike(latent, tensor):
         return None
-    if not {r.room for r in relaxations} <= {"precision", "sparsity"} or not all(r.can_fuse for r in relaxations):
+    if not {r.kind for r in relaxations} <= {"precision", "sparsity"} or not all(r.can_fuse for r in relaxations):
         return None
     found: list[type | None] = []
     for r in relaxations:
@@ -122,8 +122,8 @@ class FusedBatch:
         self._tensors, self._latents, self._places = list(tensors), list(latents), places
         self._device = latents[0].device
         same = Form("")
-        inner = next((i for i, form in enumerate(forms) if places[i][0].room == "precision"), None)
-        outer = next((i for i, form in enumerate(forms) if places[i][0].room == "sparsity"), None)
+        inner = next((i for i, form in enumerate(forms) if places[i][0].kind == "precision"), None)
+        outer = next((i for i, form in enumerate(forms) if places[i][0].kind == "sparsity"), None)
         self._inner_place, self._outer_place = inner, outer
         self._inner = same if inner is None else forms[inner]
         self._outer = same if outer is None else forms[outer]

@@ -156,7 +156,7 @@ class Selection:
     exclude: Selector = ()
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    room: ClassVar[str]
+    kind: ClassVar[str]
     unit: ClassVar[str]  # what a target counts: "kept" weights or "bits"
     per_layer: ClassVar[frozenset[str]] = frozenset({"group"})  # options that `overrides` may change
     on_activations: ClassVar[bool] = False  # its sites are spots: outputs of activation modules
@@ -243,7 +243,7 @@ def tell_of_zeros(sites: Sequence[Site], acting: Mapping[str, Sequence[Selection
     for site in sites:
         methods = acting[site.name]
         bits = next((method for method in methods if method.unit == "bits"), None)
-        if bits is None or getattr(bits, "zero_precision", False) or any(one.room == "sparsity" for one in methods):
+        if bits is None or getattr(bits, "zero_precision", False) or any(one.kind == "sparsity" for one in methods):
             continue
         zeros = float((site.weight.detach() == 0).float().mean())
         if _MANY <= zeros < 1.0:

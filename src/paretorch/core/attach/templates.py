@@ -115,7 +115,7 @@ class Mixture:
 class Mix(Relaxation):
     """W = Σ_i a_i T_i, where a = shares(s) and T_i is a parameter of the root, read through its own chain if it has one."""
 
-    room: ClassVar[str] = "sharing"
+    kind: ClassVar[str] = "sharing"
 
     def __init__(self, names: Sequence[str], start: Tensor, shares: Shares = as_they_are) -> None:
         super().__init__(Broadcast(start.shape, tuple(start.shape)), 0.0, start.device)
@@ -178,10 +178,10 @@ def on_templates(
     sites = [site for site in every if site not in mixed]
     sites += [template for one in mixtures for template in one.templates]
     moved = {}
-    for room, own in chosen.items():
-        moved[room] = [site for site in own if site not in mixed and room != Mix.room]
+    for kind, own in chosen.items():
+        moved[kind] = [site for site in own if site not in mixed and kind != Mix.kind]
         for one in mixtures:
-            moved[room] += one.templates if room != Mix.room and set(one.layers) & set(own) else ()
+            moved[kind] += one.templates if kind != Mix.kind and set(one.layers) & set(own) else ()
     return sites, moved
 
 
@@ -201,7 +201,7 @@ def install(
         chain = Chain([mix]).train(site.owners[0][0].training)
         attach_mixed(site, chain)
         _, attribute, module = site.owners[0]
-        path = f"{module}.parametrizations.{attribute}.0.{Mix.room}".lstrip(".")
+        path = f"{module}.parametrizations.{attribute}.0.{Mix.kind}".lstrip(".")
         mix.hold_templates([weights.get(name) for name in names], path, keep=site is mixture.layers[0])
         assert mix.s is not None
         yield replace(site, weight=mix.s), chain  # the weight itself is let go

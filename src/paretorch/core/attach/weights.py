@@ -46,7 +46,7 @@ class RelaxedWeight(Chain):
 
     Args:
         site: the weight, and every module that holds it.
-        relaxations: at most one per room.
+        relaxations: at most one per kind.
     """
 
     def __init__(self, site: Site, relaxations: Sequence[Relaxation]) -> None:

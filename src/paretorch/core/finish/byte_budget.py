@@ -76,7 +76,7 @@ def assign_targets(
 def _map_bits(methods: Sequence[Method], chosen: Mapping[str, list[Site]]) -> float:
     """Bits per weight that tell precisions apart: one per weight is dear, one per channel is next to nothing."""
     for method in methods:
-        sites = chosen[method.room]
+        sites = chosen[method.kind]
         if method.unit == "bits" and sites:
             own = [grouping(method.for_site(s).group, s.name, s.weight, s.channel_axis) for s in sites]
             costs = [
@@ -143,7 +143,7 @@ class Rounding(Protocol):
     """What a budget needs of a plan: rounding that can be tried again, and the state that would be saved."""
 
     def round_again(self, before: list[Tensor], factor: float, given: frozenset[str]) -> None:
-        """Round the trained decisions `before` with scaled targets, those of `given` rooms never up."""
+        """Round the trained decisions `before` with scaled targets, those of `given` kinds never up."""
 
     def soften(self, before: list[Tensor]) -> None:
         """Back to searching, with these decisions."""
@@ -159,7 +159,7 @@ class Rounding(Protocol):
 class ByteBudget:
     """Keeps the file of a plan's model between 0.95 and 1.00 of `target` bytes where its methods can reach that.
 
-    `given`: rooms of the methods with a target of their own, which a file that is too small is no reason to exceed.
+    `given`: kinds of the methods with a target of their own, which a file that is too small is no reason to exceed.
     `finish`: what is done to the plain network in the end, as the meter counts it.
     """
 

@@ -52,7 +52,7 @@ class Engine:
     Args:
         root: the model.
         weights: its relaxed weights.
-        decided: the rooms whose decisions are trained.
+        decided: the kinds whose decisions are trained.
     """
 
     def __init__(self, root: nn.Module, weights: Sequence[RelaxedWeight], decided: frozenset[str]) -> None:
@@ -263,7 +263,7 @@ class Engine:
         values, outputs, grids = batch.values(len(batch.places) - 1), batch.read(batch.tensors), batch.grids()
         for place in reversed(range(len(batch.places))):
             own = batch.places[place]
-            decide = own[0].room in self.decided and not own[0].hard
+            decide = own[0].kind in self.decided and not own[0].hard
             gradients, found = type(own[0]).pull_all(own, grids[place], values[place], outputs, gradients, decide)
             outputs = values[place]
             if found is not None:
@@ -282,7 +282,7 @@ class Engine:
             return False
         if self._found and any(id(decision) in self._found for own in batch.decisions for decision in own):
             return False
-        decide = [own[0].room in self.decided and not own[0].hard for own in batch.places]
+        decide = [own[0].kind in self.decided and not own[0].hard for own in batch.places]
         for decisions, found in zip(batch.decisions, fused.pull(gradients, decide, swap), strict=True):
             for decision, gradient in zip(decisions, found or (), strict=False):
                 _, before = self._found.get(id(decision), (decision, None))  # of another weight with this decision

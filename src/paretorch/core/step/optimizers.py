@@ -58,7 +58,7 @@ def load_state(term: Term, state: dict[str, Any] | None) -> None:
             optimizer.load_state_dict({**state, "param_groups": groups})
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"this is no state of this plan, that of {term.method.room} does not fit the decisions: "
+                f"this is no state of this plan, that of {term.method.kind} does not fit the decisions: "
                 "give what plan.state_dict() returned for the same model and methods"
             ) from error
 

@@ -22,9 +22,9 @@ _LEAST = 2**11  # of a layer
 
 
 class Sample:
-    """Values of the decisions at the sampled weights, one room at a time; `share` weighs them and sums to 1."""
+    """Values of the decisions at the sampled weights, one kind at a time; `share` weighs them and sums to 1."""
 
-    def __init__(self, chains: list[Chain], rooms: tuple[str, ...], device: torch.device) -> None:
+    def __init__(self, chains: list[Chain], kinds: tuple[str, ...], device: torch.device) -> None:
         self._chains = chains
         self._flats: dict[tuple[str, int], Tensor | None] = {}
         total = sum(_size(chain) for chain in chains)
@@ -37,35 +37,35 @@ class Sample:
         self.share = torch.cat(shares).to(device)
         self._absent = [torch.full((n,), math.inf, dtype=torch.float32, device=device) for n in counts]
         self.is_whole = all(k == 1 for k in self._strides)
-        self._index = {room: [self._lookup(i, room) for i in range(len(chains))] for room in rooms}
+        self._index = {kind: [self._lookup(i, kind) for i in range(len(chains))] for kind in kinds}
         # Rooms are read at the same weights, so all decisions of a weight turn, or none.
-        self._turns = [all(self._index[room][i] is None for room in rooms) for i in range(len(chains))]
-        for room in rooms:
+        self._turns = [all(self._index[kind][i] is None for kind in kinds) for i in range(len(chains))]
+        for kind in kinds:
             for i in range(len(chains)):
-                self._flat(i, room)  # before anything is compiled that looks for them
-        self._gathers = {room: self._gather_of(room) for room in rooms}
+                self._flat(i, kind)  # before anything is compiled that looks for them
+        self._gathers = {kind: self._gather_of(kind) for kind in kinds}
 
-    def read(self, room: str, step: Tensor, count: int | None = None) -> Tensor:
-        """The decision at each weight that is sampled at this step; +∞ where this room has none on it.
+    def read(self, kind: str, step: Tensor, count: int | None = None) -> Tensor:
+        """The decision at each weight that is sampled at this step; +∞ where this kind has none on it.
 
         count: the step as a number, if the host knows it: then all of it is views and one launch.
         """
-        gather = self._gathers[room]
+        gather = self._gathers[kind]
         if gather is not None and not torch.compiler.is_compiling():  # which has one kernel for all of it, too
             return gather.read(step)
         pieces: list[Tensor] = []
         for i in range(len(self._chains)):
-            pieces += self._values(i, room, step, count)
+            pieces += self._values(i, kind, step, count)
         return torch.cat(pieces)
 
-    def _gather_of(self, room: str) -> "Gather | None":
-        """A kernel that reads all values of a room in one launch, if there are kernels and the values lie where they can read them."""
+    def _gather_of(self, kind: str) -> "Gather | None":
+        """A kernel that reads all values of a kind in one launch, if there are kernels and the values lie where they can read them."""
         if not fused.runs_on(self.share.device):
             return None
-        flats = [self._flat(i, room) for i in range(len(self._chains))]
-        if any((room, i) not in self._flats for i in range(len(flats))):
+        flats = [self._flat(i, kind) for i in range(len(self._chains))]
+        if any((kind, i) not in self._flats for i in range(len(flats))):
             return None  # sharded
-        own = [chain._modules.get(room) for chain in self._chains]
+        own = [chain._modules.get(kind) for chain in self._chains]
         for flat, r in zip(flats, own, strict=True):
             if flat is None:
                 continue
@@ -75,7 +75,7 @@ class Sample:
         places: list[Tensor] = []
         strides: list[int] = []
         for i, flat in enumerate(flats):
-            index, k = self._index[room][i], self._strides[i]
+            index, k = self._index[kind][i], self._strides[i]
             count = len(self._absent[i])
             places.append(torch.arange(0, count * k, k) if index is None else index.cpu())
             turns = flat is not None and index is None and self._turns[i]
@@ -88,11 +88,11 @@ class Sample:
             return torch.zeros_like(share)
         return (share * (1 - share) / len(self.share)).sqrt()
 
-    def _values(self, i: int, room: str, step: Tensor, count: int | None) -> list[Tensor]:
-        flat = self._flat(i, room)
+    def _values(self, i: int, kind: str, step: Tensor, count: int | None) -> list[Tensor]:
+        flat = self._flat(i, kind)
         if flat is None:
             return [self._absent[i]]
-        index, k = self._index[room][i], self._strides[i]
+        index, k = self._index[kind][i], self._strides[i]
         if index is not None:
             return [flat[index]]
         if k == 1 or not self._turns[i]:
@@ -106,18 +106,18 @@ class Sample:
             found.append(flat[last : last + 1])
         return found
 
-    def _flat(self, i: int, room: str) -> Tensor | None:
+    def _flat(self, i: int, kind: str) -> Tensor | None:
         """A decision in the order in which it lies in memory: a view, made once, unless it is sharded."""
-        if (room, i) not in self._flats:
-            relaxation = self._chains[i]._modules.get(room)
+        if (kind, i) not in self._flats:
+            relaxation = self._chains[i]._modules.get(kind)
             decision = relaxation.decision.detach() if isinstance(relaxation, Relaxation) else None
             if decision is not None and is_sharded(decision):
                 return some(whole(decision), 1, whole(decision))
-            self._flats[room, i] = None if decision is None else some(decision, 1, decision)
-        return self._flats[room, i]
+            self._flats[kind, i] = None if decision is None else some(decision, 1, decision)
+        return self._flats[kind, i]
 
-    def _lookup(self, i: int, room: str) -> Tensor | None:
-        relaxation = self._chains[i]._modules.get(room)
+    def _lookup(self, i: int, kind: str) -> Tensor | None:
+        relaxation = self._chains[i]._modules.get(kind)
         if not isinstance(relaxation, Relaxation) or relaxation.grouping.grid == relaxation.grouping.shape:
             return None
         grouping = relaxation.grouping

@@ -40,7 +40,7 @@ def require_finite(weights: list[RelaxedWeight], terms: list[Term]) -> None:
     found: list[tuple[str, Tensor]] = [(f"{weight.name} has values", weight.latent) for weight in weights]
     for term in terms:
         for relaxation, site in zip(term.relaxations, term.sites, strict=True):
-            found.append((f"{site.name} has {relaxation.room} decisions", relaxation.decision))
+            found.append((f"{site.name} has {relaxation.kind} decisions", relaxation.decision))
             found += [(f"{site.name} has learned ranges", parameter) for parameter, _ in relaxation.trained()]
     for what, tensor in found:
         if not all_finite(whole(tensor)):
@@ -71,9 +71,9 @@ def add_prices(trained: Sequence[tuple[Term, Sequence[nn.Parameter]]], terms: li
         terms: all terms.
         engine: of the plan.
     """
-    prices = {term.method.room: term.method.price(term) for term in terms}
-    steered = {term.method.room for term in terms if isinstance(term.method, Steered) and term.method.is_steered}
-    rooms = {term.method.room for term, _ in trained}
+    prices = {term.method.kind: term.method.price(term) for term in terms}
+    steered = {term.method.kind for term in terms if isinstance(term.method, Steered) and term.method.is_steered}
+    kinds = {term.method.kind for term, _ in trained}
     for decision in (decision for _, decisions in trained for decision in decisions):
         if decision.grad is None:
             decision.grad = torch.zeros_like(decision)
@@ -82,7 +82,7 @@ def add_prices(trained: Sequence[tuple[Term, Sequence[nn.Parameter]]], terms: li
             # Decisions that rows share are few: whole, and what is asked of all of a weight's is known.
             is_large = all(r.grouping.is_single for own in batch.places for r in own)
             for part in batch.parts() if is_large else [batch]:
-                _price_batch(part, rooms, prices, steered)
+                _price_batch(part, kinds, prices, steered)
     for term, _ in trained:
         if not term.is_on_weights:
             _price_alone(term, prices, steered)
@@ -96,26 +96,26 @@ def add_prices(trained: Sequence[tuple[Term, Sequence[nn.Parameter]]], terms: li
 Prices = dict[str, Tensor | None]
 
 
-def _price_batch(batch: Batch, rooms: set[str], prices: Prices, steered: set[str]) -> None:
-    if batch.fused is not None and _price_fused(batch.fused, rooms, prices, steered, alone=len(batch.places) == 1):
+def _price_batch(batch: Batch, kinds: set[str], prices: Prices, steered: set[str]) -> None:
+    if batch.fused is not None and _price_fused(batch.fused, kinds, prices, steered, alone=len(batch.places) == 1):
         return
     members, own_grids = batch.places, batch.grids()
     places = range(len(members))
     keeps = [type(own[0]).keep_all(own, own_grids[place]) for place, own in enumerate(members)]
     for place, own in enumerate(members):
-        room = own[0].room
-        if room not in rooms:
+        kind = own[0].kind
+        if kind not in kinds:
             continue
         others = [other for other in places if other != place]
-        paid = {members[o][0].room for o in others} - steered
-        rate: Tensor | list[Tensor] | None = prices.get(room)
+        paid = {members[o][0].kind for o in others} - steered
+        rate: Tensor | list[Tensor] | None = prices.get(kind)
         if keeps[place] is None:
             for other in others:
                 if rate is not None and keeps[other] is not None:
                     rate = _times(rate, keeps[other])
         else:
             for other in others:
-                price = prices.get(members[other][0].room) if members[other][0].room in paid else None
+                price = prices.get(members[other][0].kind) if members[other][0].kind in paid else None
                 bits = None if price is None else type(members[other][0]).bits_all(members[other], own_grids[other])
                 if price is not None and bits is not None:
                     rate = _plus(rate, list(torch._foreach_mul(bits, price)))
@@ -124,12 +124,12 @@ def _price_batch(batch: Batch, rooms: set[str], prices: Prices, steered: set[str
             _add_slopes(batch, place, rate, slopes)
 
 
-def _price_fused(fused: FusedBatch, rooms: set[str], prices: Prices, steered: set[str], alone: bool) -> bool:
+def _price_fused(fused: FusedBatch, kinds: set[str], prices: Prices, steered: set[str], alone: bool) -> bool:
     """By a kernel, if bits alone have a price, and masks do not pay for them."""
     price = prices.get("precision")
-    if price is None or "precision" not in rooms or not (alone or "precision" in steered):
+    if price is None or "precision" not in kinds or not (alone or "precision" in steered):
         return False
-    others = [other for room, other in prices.items() if other is not None and room != "precision"]
+    others = [other for kind, other in prices.items() if other is not None and kind != "precision"]
     return not others and fused.add_prices(price)
 
 
@@ -172,7 +172,7 @@ def _add_slopes(batch: Batch, place: int, rate: Tensor | list[Tensor], slopes: l
 
 def _price_alone(term: Term, prices: Prices, steered: set[str]) -> None:
     """Of decisions that act on something else than weights, one by one."""
-    paid = {room: price for room, price in prices.items() if room == term.method.room or room not in steered}
+    paid = {kind: price for kind, price in prices.items() if kind == term.method.kind or kind not in steered}
     for relaxation, chain in zip(term.relaxations, term.chains, strict=True):
         slope, gradient = _slope(relaxation, chain, paid), relaxation.decision.grad
         if slope is not None and gradient is not None:
@@ -219,12 +219,12 @@ def _slope(relaxation: Relaxation, chain: Chain, prices: dict[str, Tensor | None
 
 def _rate(relaxation: Relaxation, s: Tensor, chain: Chain, prices: dict[str, Tensor | None]) -> Tensor | None:
     """What one unit of this decision costs at each weight: a kept weight costs its bits, a bit counts if it is kept."""
-    rate = prices.get(relaxation.room)
+    rate = prices.get(relaxation.kind)
     if relaxation.keep(s) is None:
         kept = chain.keep(but=relaxation)
         return rate if rate is None or kept is None else rate * kept
     for other in chain.relaxations():
-        bits, price = other.bits(other.grid(whole(other.decision))), prices.get(other.room)
+        bits, price = other.bits(other.grid(whole(other.decision))), prices.get(other.kind)
         if bits is not None and price is not None:
             rate = price * bits if rate is None else rate + price * bits
     return rate

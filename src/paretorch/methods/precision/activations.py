@@ -56,7 +56,7 @@ class SMOLActivations(SMOL):
     alpha_decay: float = 5e-4
     bounds: tuple[float, float] | None = None
 
-    room: ClassVar[str] = "activations"
+    kind: ClassVar[str] = "activations"
     order: ClassVar[int] = 3
     on_activations: ClassVar[bool] = True
     per_layer: ClassVar[frozenset[str]] = frozenset(
@@ -76,7 +76,7 @@ class SMOLActivations(SMOL):
         if self.bounds is not None:
             check_bounds(self.bounds)
 
-    def check_beside(self, rooms: set[str]) -> None:
+    def check_beside(self, kinds: set[str]) -> None:
         """Goes with any others: they act on weights."""
 
     def aim(self, share: float) -> Self:
@@ -141,7 +141,7 @@ def known_bounds(module: nn.Module) -> tuple[float, float] | None:
 class ActivationPrecision(Leveled, OutputRelaxation):
     """u + M/2 σ(s) ⊙ ε while searching, Q(u, p) once hard; u clipped to its range in both."""
 
-    room: ClassVar[str] = "activations"
+    kind: ClassVar[str] = "activations"
     alpha: nn.Parameter | None
     bounds: Tensor
 

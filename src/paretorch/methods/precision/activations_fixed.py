@@ -31,7 +31,7 @@ class GivenBits(Method):
     include: Selector | None = (nn.ReLU, nn.ReLU6)
     bits: int = 4
 
-    room: ClassVar[str] = "activations"
+    kind: ClassVar[str] = "activations"
     unit: ClassVar[str] = "bits"
     order: ClassVar[int] = 3
     on_activations: ClassVar[bool] = True
@@ -93,7 +93,7 @@ class FixedActivations(GivenBits):
 class FixedPrecision(OutputRelaxation):
     """u clipped to [0, top] while searching; once hard, the nearest of 2^bits levels over [0, share · top]."""
 
-    room: ClassVar[str] = "activations"
+    kind: ClassVar[str] = "activations"
     ends: Tensor
 
     def __init__(self, method: FixedActivations, spot: Spot, grouping: Grouping) -> None:

@@ -275,5 +275,5 @@ def take_search(plan: Plan, state: Mapping[str, Tensor]) -> None:
 
 
 def _is_rounding(key: str) -> bool:
-    room, _, option = key.partition(".")
-    return room in ("precision", "activations") and option in _ROUNDING
+    kind, _, option = key.partition(".")
+    return kind in ("precision", "activations") and option in _ROUNDING

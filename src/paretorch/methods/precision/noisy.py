@@ -51,7 +51,7 @@ class Precision(Leveled):
     quiet: the noise of a weight that would be zero is |w| ⊙ ε.
     """
 
-    room: ClassVar[str] = "precision"
+    kind: ClassVar[str] = "precision"
     differs_in_eval: ClassVar[bool] = True
     zero: Tensor
     power: Tensor

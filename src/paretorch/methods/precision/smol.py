@@ -100,7 +100,7 @@ class SMOL(Steered, Method):
     lr: float | None = None
     clip_finetuning: bool = True
 
-    room: ClassVar[str] = "precision"
+    kind: ClassVar[str] = "precision"
     unit: ClassVar[str] = "bits"
     order: ClassVar[int] = 1
     scalars: ClassVar[tuple[str, ...]] = ("price", "integral")
@@ -202,14 +202,14 @@ class SMOL(Steered, Method):
             )
         return replace(own, target_bits=self.target_bits)
 
-    def check_beside(self, rooms: set[str]) -> None:
+    def check_beside(self, kinds: set[str]) -> None:
         lowest = min(self.allowed_bits, default=1)
         if (
             self.target_bits is not None
             and self.target_bits < lowest
             and not self.zero_precision
             and not self.is_real
-            and rooms == {self.room}
+            and kinds == {self.kind}
         ):
             raise ConfigError(
                 f"target_bits={self.target_bits!r} is below the {lowest} that every weight gets: use zero_precision=True, "
@@ -282,7 +282,7 @@ class SMOL(Steered, Method):
             share, bits = count_search(term)
         else:
             kept = term.kept_sample()
-            share, bits = torch.stack([kept, kept * real_bits(term.read(self.room))]).mv(term.sample.share)
+            share, bits = torch.stack([kept, kept * real_bits(term.read(self.kind))]).mv(term.sample.share)
         goal = cubic(progress(step, self.anneal * term.steps), self.init_bits * share, self.target_bits)
         error = (bits - goal) / self.init_bits
         integral = (term.scalar("integral") + error / term.steps).clamp(-0.02, 0.02)

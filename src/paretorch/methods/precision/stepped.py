@@ -27,7 +27,7 @@ TINY = 1e-30  # of a step or a magnitude: a group of zeros has none
 class Stepped(Relaxation):
     """W = Δ round(w/Δ), Δ = 2 a σ(s) to a few digits while searching, and `step_size` once hard."""
 
-    room: ClassVar[str] = "precision"
+    kind: ClassVar[str] = "precision"
     given: Tensor
     base: Tensor
     step_size: Tensor

@@ -92,7 +92,7 @@ def _mixes(module: nn.Module) -> list[tuple[str, Mix]]:
         return []
     lists = module.parametrizations
     assert isinstance(lists, nn.ModuleDict)
-    found = [(attribute, one[0]._modules.get(Mix.room)) for attribute, one in lists.items()]  # type: ignore[index]
+    found = [(attribute, one[0]._modules.get(Mix.kind)) for attribute, one in lists.items()]  # type: ignore[index]
     return [(attribute, mix) for attribute, mix in found if isinstance(mix, Mix)]
 
 

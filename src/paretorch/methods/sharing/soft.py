@@ -67,7 +67,7 @@ class SoftSharing(Shares, Method):
     momentum: float = 0.9
     drops: tuple[float, ...] = (0.3, 0.6, 0.8)
 
-    room: ClassVar[str] = "sharing"
+    kind: ClassVar[str] = "sharing"
     unit: ClassVar[str] = "kept"
     order: ClassVar[int] = 0
     scalars: ClassVar[tuple[str, ...]] = ("rate",)

@@ -233,10 +233,10 @@ class ContinuousSparsification(Couples, Pruning):
             term.set_scalar("shift", -threshold_for(term.coupling, s, goal, self.count, self.multiple, -shift))
             return
         if self.start == "saliency":
-            term.set_scalar("shift", _at_quantile(term, self.room, 1.0 - goal))
+            term.set_scalar("shift", _at_quantile(term, self.kind, 1.0 - goal))
             return
         weigh = term.sample.share
-        s = term.read(self.room) + shift
+        s = term.read(self.kind) + shift
         error = torch.dot((s >= 0).to(s.dtype), weigh) - goal
         moves = -torch.sign(error) * torch.dot(s.abs(), weigh) * _moves(s.device)
         kept = (s >= -moves[:, None]).to(s.dtype).mv(weigh)
@@ -279,9 +279,9 @@ def _decided(s: Tensor, shift: Tensor, kept: Tensor) -> Tensor:
     return torch.where(kept, size, -size) - shift
 
 
-def _at_quantile(term: Term, room: str, dropped: Tensor) -> Tensor:
+def _at_quantile(term: Term, kind: str, dropped: Tensor) -> Tensor:
     """The shift at which this share is dropped: saliencies may move too far in a step for small moves to follow."""
-    shift, wanted = term.scalar("shift"), -by_sorting(term.read(room), term.sample.share, dropped)
+    shift, wanted = term.scalar("shift"), -by_sorting(term.read(kind), term.sample.share, dropped)
     if term.sample.is_whole:
         return wanted
     # Another sample at each step has a quantile that is a little off: a steep gate would make much of that.

@@ -109,7 +109,7 @@ def _expanded(members: Sequence["Mask"], masks: Sequence[Tensor], like: Sequence
 class Mask(Relaxation):
     """W = c · w ⊙ σ(β(s + τ)); hard: c · w ⊙ 1{s + τ ≥ 0}."""
 
-    room: ClassVar[str] = "sparsity"
+    kind: ClassVar[str] = "sparsity"
 
     def __init__(self, options: "Options", site: Site, grouping: Grouping, on_grid: bool) -> None:
         super().__init__(grouping, options.init, site.weight.device)
@@ -149,7 +149,7 @@ class Mask(Relaxation):
     @classmethod
     def form(cls, members: Sequence["Mask"]) -> Form:
         first = members[0]
-        scalars = scalars_of(first._root[0], cls.room)
+        scalars = scalars_of(first._root[0], cls.kind)
         lags = first._place(_BACKWARD) == _BACKWARD
         kind = "open" if first.hard else "gate"
         rows = None if first.is_single else MaskRows(members)

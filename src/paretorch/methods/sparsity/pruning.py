@@ -26,7 +26,7 @@ class Pruning(Steered, Method):
 
     target: float | None = None
 
-    room: ClassVar[str] = "sparsity"
+    kind: ClassVar[str] = "sparsity"
     unit: ClassVar[str] = "kept"
     order: ClassVar[int] = 2
 

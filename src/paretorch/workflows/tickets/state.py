@@ -40,7 +40,7 @@ def relaxations(model: nn.Module) -> dict[str, Relaxation]:
         for weight in model.modules()
         if isinstance(weight, RelaxedWeight)
         for relaxation in weight.relaxations()
-        if relaxation.room == "sparsity"
+        if relaxation.kind == "sparsity"
     }
 
 

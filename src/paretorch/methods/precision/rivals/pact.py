@@ -99,7 +99,7 @@ class PACTActivations(GivenBits):
 class _Clipped(OutputRelaxation):
     """The nearest of 2^k levels from 0 to α, straight through."""
 
-    room: ClassVar[str] = "activations"
+    kind: ClassVar[str] = "activations"
     steps: Tensor
 
     def __init__(self, method: PACTActivations, spot: Spot, grouping: Grouping) -> None:

@@ -24,7 +24,7 @@ class Rival(Method):
     group: Group = "layer"
     bits: int = 2
 
-    room: ClassVar[str] = "precision"
+    kind: ClassVar[str] = "precision"
     unit: ClassVar[str] = "bits"
     order: ClassVar[int] = 1
     per_layer: ClassVar[frozenset[str]] = frozenset({"bits"})
@@ -64,7 +64,7 @@ class Rival(Method):
 class Quantized(Relaxation):
     """A weight on a grid of 2^precision values."""
 
-    room: ClassVar[str] = "precision"
+    kind: ClassVar[str] = "precision"
 
     def __init__(self, grouping: Grouping, precision: int, start: float, device: torch.device) -> None:
         super().__init__(grouping, start, device)

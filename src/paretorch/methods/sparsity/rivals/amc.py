@@ -79,7 +79,7 @@ class AMC(Rival):
 class _Allotted(Relaxation):
     """W = w while searching; w ⊙ 1{s ≥ 0} once hard."""
 
-    room: ClassVar[str] = "sparsity"
+    kind: ClassVar[str] = "sparsity"
     share: Tensor  # of this layer, to be dropped
 
     def __init__(self, grouping: Grouping, share: float, device: torch.device) -> None:

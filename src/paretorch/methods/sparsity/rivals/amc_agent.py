@@ -139,7 +139,7 @@ def layers_of(model: nn.Module, example: Tensor) -> dict[nn.Module, Layer]:
     found: dict[nn.Module, Layer] = {}
     weights: dict[nn.Module, list[Tensor]] = {}
     for module in model.modules():
-        own = [weight for chain, weight in chains_of(module) if any(r.room == "sparsity" for r in chain.relaxations())]
+        own = [weight for chain, weight in chains_of(module) if any(r.kind == "sparsity" for r in chain.relaxations())]
         if own and not any(one is other for one in own for others in weights.values() for other in others):
             weights[module] = own  # a tied weight is its first owner's
 

@@ -90,7 +90,7 @@ class FollowingRival(Rival):
 class Following(Relaxation):
     """W = w ⊙ 1{s ≥ 0}; the gradient reaches kept weights only."""
 
-    room: ClassVar[str] = "sparsity"
+    kind: ClassVar[str] = "sparsity"
 
     def __init__(self, grouping: Grouping, device: torch.device) -> None:
         super().__init__(grouping, 0.0, device)

@@ -85,7 +85,7 @@ class HardConcrete(SteeredRival):
 class _Gate(Drawn):
     """W = w ⊙ z; once hard, s holds the gates themselves."""
 
-    room: ClassVar[str] = "sparsity"
+    kind: ClassVar[str] = "sparsity"
 
     def __init__(self, grouping: Grouping, start: float, device: torch.device, seed: int, on_grid: bool) -> None:
         super().__init__(grouping, start, device, seed, draw=0)

@@ -82,7 +82,7 @@ class NetworkSlimming(Couples, Rival):
 class _Scale(Relaxation):
     """W = w ⊙ s; once hard, s is fixed, with zeros."""
 
-    room: ClassVar[str] = "sparsity"
+    kind: ClassVar[str] = "sparsity"
 
     def forward(self, weight: Tensor) -> Tensor:
         s = self.grid()

@@ -81,7 +81,7 @@ class StochasticSparsification(SteeredRival):
 class _Bernoulli(Drawn):
     """W = w ⊙ m; once hard, m = 1{s > 0}."""
 
-    room: ClassVar[str] = "sparsity"
+    kind: ClassVar[str] = "sparsity"
     dropped: Tensor
 
     def __init__(self, grouping: Grouping, start: float, device: torch.device, seed: int) -> None:

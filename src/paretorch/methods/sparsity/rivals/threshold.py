@@ -101,7 +101,7 @@ def _margins(term: Term) -> list[Tensor]:
 class _Threshold(Relaxation):
     """W = sign(w) · max(|w| − g(s), 0); once hard, times the mask."""
 
-    room: ClassVar[str] = "sparsity"
+    kind: ClassVar[str] = "sparsity"
     mask: Tensor
 
     def __init__(self, grouping: Grouping, start: float, device: torch.device) -> None:
