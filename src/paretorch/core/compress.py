@@ -142,7 +142,7 @@ class _Draft:
             self.meter = partial(_after, self.meter, before)
         if self.budget is not None and self.meter is not None:
             self.aimed = assign_targets(self.on_weights, self.model, self.chosen, self.budget, self.meter)
-        self.aimed = tuple(method.suit(self.model, self.chosen[method.kind]) for method in self.aimed)
+        self.aimed = tuple(method.resolve_auto(self.model, self.chosen[method.kind]) for method in self.aimed)
         for method in self.aimed:
             if isinstance(method, Steered):
                 method.check_beside({one.kind for one in self.aimed})

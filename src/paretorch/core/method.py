@@ -48,7 +48,7 @@ class Method(Selection, ABC):
         if self.optimizer is not None and not callable(self.optimizer):
             raise ConfigError("optimizer: give a function that takes a list of parameters and returns an optimizer")
 
-    def suit(self, model: nn.Module, sites: Sequence[Site]) -> Self:
+    def resolve_auto(self, model: nn.Module, sites: Sequence[Site]) -> Self:
         """These options, with those that are left to the library ("auto") chosen for this model and these of its weights."""
         return self
 

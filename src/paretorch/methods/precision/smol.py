@@ -110,9 +110,9 @@ class SMOL(Steered, Method):
 
     def __post_init__(self) -> None:
         if self.scale is None:
-            object.__setattr__(self, "scale", "real" if self._suits_real() else "auto")
+            object.__setattr__(self, "scale", "real" if self._can_use_real_steps() else "auto")
 
-    def _suits_real(self) -> bool:
+    def _can_use_real_steps(self) -> bool:
         """Whether real steps can do what these options ask for: no option of the printed search is used."""
         searched = self.penalty is not None or (self.init_bits, self.anneal, self.rounding) != (8.0, 0.85, "floor")
         overrides = self.overrides.values() if isinstance(self.overrides, Mapping) else ()

@@ -189,7 +189,7 @@ class ContinuousSparsification(Couples, Pruning):
                 f"target={self.target!r}: every layer keeps {kept}, so at most {1 - least:.4f} of the {self.count} can go"
             )
 
-    def suit(self, model: nn.Module, sites: Sequence[Site]) -> Self:
+    def resolve_auto(self, model: nn.Module, sites: Sequence[Site]) -> Self:
         if self.start != "auto":
             return self
         is_free = self.target is None or self.penalty or self.optimizer is not None
