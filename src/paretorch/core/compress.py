@@ -48,8 +48,8 @@ def compress(
 ) -> Plan:
     """Attach the methods to the model's weights and return the plan that trains, rounds and removes them.
 
-    In five passes, of which only the last touches the model: choose the weights that each method acts on; aim, giving
-    targets to methods that have none from the budget; group what shares one decision across layers (coupled channels, templates);
+    In five passes, of which only the last touches the model: choose the weights that each method acts on; set targets, giving them
+    to methods that have none from the budget; group what shares one decision across layers (coupled channels, templates);
     relax each weight; attach.
 
     Args:
@@ -94,8 +94,8 @@ class _Draft:
     # Of `choose`: all tensors that a decision can sit on, and those that each method acts on, by its kind.
     every: list[Site] = field(default_factory=list)
     chosen: dict[str, list[Site]] = field(default_factory=dict)
-    # Of `aim`: the methods on weights, with targets.
-    aimed: tuple[Method, ...] = ()
+    # Of `set_targets`: the methods on weights, with targets.
+    targeted: tuple[Method, ...] = ()
     # Of `group`.
     spots: list[tuple[Spot, Chain]] = field(default_factory=list)
     couplings: dict[str, Coupling | None] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class _Draft:
     def prepare(self) -> None:
         """All passes that leave the model as it is."""
         self.choose()
-        self.aim()
+        self.set_targets()
         self.group()
         self.relax()
 
@@ -119,7 +119,7 @@ class _Draft:
         """Whether each weight can be zero: then no budget is out of reach that leaves room for what is not compressed."""
         light = [
             method
-            for method in self.aimed
+            for method in self.targeted
             if method.codes_zeros or (method.unit == "kept" and self.couplings[method.kind] is None)
         ]
         names = {site.name for method in light for site in self.chosen[method.kind]}
@@ -132,20 +132,20 @@ class _Draft:
         sites = [site for site in self.every if site.weight.dim() > 1]
         self.chosen = {method.kind: choose_sites(method, sites, named) for method in self.on_weights}
 
-    def aim(self) -> None:
+    def set_targets(self) -> None:
         """Targets for methods that have none, from the budget."""
-        self.aimed = self.on_weights
+        self.targeted = self.on_weights
         if self.budget is not None and not self.on_weights:
             raise ConfigError("budget= counts the bytes of the weights: give a method that acts on weights too")
         if self.meter is not None:
             before = earlier_edits(self.model, [site for own in self.chosen.values() for site in own])
             self.meter = partial(_after, self.meter, before)
         if self.budget is not None and self.meter is not None:
-            self.aimed = assign_targets(self.on_weights, self.model, self.chosen, self.budget, self.meter)
-        self.aimed = tuple(method.resolve_auto(self.model, self.chosen[method.kind]) for method in self.aimed)
-        for method in self.aimed:
+            self.targeted = assign_targets(self.on_weights, self.model, self.chosen, self.budget, self.meter)
+        self.targeted = tuple(method.resolve_auto(self.model, self.chosen[method.kind]) for method in self.targeted)
+        for method in self.targeted:
             if isinstance(method, Steered):
-                method.check_beside({one.kind for one in self.aimed})
+                method.check_beside({one.kind for one in self.targeted})
 
     def _asked(self, method: Method) -> int | None:
         """The budget that a method's target comes from; None: the user gave it."""
@@ -154,16 +154,16 @@ class _Draft:
 
     def group(self) -> None:
         """Activations, coupled channels and templates: what shares one decision across layers."""
-        cut = any(_removes(method, self.example) for method in self.aimed)
+        cut = any(_removes(method, self.example) for method in self.targeted)
         self.spots = _relax_outputs(self.on_outputs, self.model, self.example, self.seed, cut=cut)
-        for method in self.aimed:
+        for method in self.targeted:
             with _told_by(self._asked(method)):
                 own = _couple(method, self.model, self.chosen[method.kind], self.example, self.spots)
                 self.couplings[method.kind] = own
         for kind, coupling in self.couplings.items():
             if coupling is not None:
                 self.chosen[kind] = [site for site in self.every if site.name in coupling.gates]
-        sharing = [method for method in self.aimed if isinstance(method, Shares)]
+        sharing = [method for method in self.targeted if isinstance(method, Shares)]
         self.mixtures = [one for m in sharing for one in m.mix(self.model, self.chosen[m.kind], self.seed)]
         if self.mixtures and any(self.couplings.values()):
             raise ConfigError(
@@ -175,14 +175,14 @@ class _Draft:
     def relax(self) -> None:
         """The relaxations of each weight."""
         acting = {
-            site.name: sorted((m for m in self.aimed if site in self.chosen[m.kind]), key=lambda m: m.order)
+            site.name: sorted((m for m in self.targeted if site in self.chosen[m.kind]), key=lambda m: m.order)
             for site in self.every
         }
         self.touched = [site for site in self.every if acting[site.name]]
         self.made = [_relax(acting[site.name], site, self.seed, self.couplings) for site in self.touched]
         _check_starts(self.touched, self.made, acting)
         tell_of_zeros(self.touched, acting)
-        for method in self.aimed:
+        for method in self.targeted:
             own = [r for relaxations in self.made for r in relaxations if r.kind == method.kind]
             if not own or self.couplings[method.kind] is not None or method.group == "network":
                 continue
@@ -193,7 +193,9 @@ class _Draft:
 
     def attach(self) -> Plan:
         """Put everything on the model."""
-        ordered = tuple(next(m for m in (*self.aimed, *self.on_outputs) if m.kind == own.kind) for own in self.methods)
+        ordered = tuple(
+            next(m for m in (*self.targeted, *self.on_outputs) if m.kind == own.kind) for own in self.methods
+        )
         device = self.spots[0][0].device if self.spots else next(self.model.parameters()).device
         state = PlanState(self.model, ordered, self.steps, self.seed, device, self._estimated())
         terms = {
@@ -241,7 +243,7 @@ class _Draft:
         """Options, such as "precision.target_bits", that the budget gave."""
         return frozenset(
             f"{method.kind}.{one.name}"
-            for method, given in zip(self.aimed, self.on_weights, strict=True)
+            for method, given in zip(self.targeted, self.on_weights, strict=True)
             for one in fields(method)
             if getattr(method, one.name) != getattr(given, one.name)
         )

@@ -92,7 +92,7 @@ class Method(Selection, ABC):
         return False
 
     @abstractmethod
-    def aim(self, share: float) -> Self:
+    def with_target(self, share: float) -> Self:
         """These options with a target of `share` units a weight, unless they have a target already."""
 
     @abstractmethod

@@ -70,7 +70,7 @@ def assign_targets(
     if any(method.codes_zeros for method in on_weights):
         bits = max(available - map_bits, _LEAST_BITS)  # a mask costs nothing beside codes that tell zeros
     shares = {"kept": density, "bits": bits}
-    return tuple(method.aim(shares[method.unit]) for method in methods)
+    return tuple(method.with_target(shares[method.unit]) for method in methods)
 
 
 def _map_bits(methods: Sequence[Method], chosen: Mapping[str, list[Site]]) -> float:

@@ -79,7 +79,7 @@ class SMOLActivations(SMOL):
     def check_beside(self, kinds: set[str]) -> None:
         """Goes with any others: they act on weights."""
 
-    def aim(self, share: float) -> Self:
+    def with_target(self, share: float) -> Self:
         return self  # bytes of the file are about weights
 
     def relax(  # type: ignore[override]

@@ -62,7 +62,7 @@ class GivenBits(Method):
     def round(self, term: Term, factor: float) -> None:
         """Fixed is round."""
 
-    def aim(self, share: float) -> Self:
+    def with_target(self, share: float) -> Self:
         return self
 
     def measure(self, term: Term) -> dict[str, Tensor]:

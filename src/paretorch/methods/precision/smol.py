@@ -346,7 +346,7 @@ class SMOL(Steered, Method):
     def share(self) -> float | None:
         return self.target_bits
 
-    def aim(self, share: float) -> Self:
+    def with_target(self, share: float) -> Self:
         most = MAX_BITS if self.scale == "real" else min(self.init_bits, max(self.allowed_bits, default=MAX_BITS))
         return self if self.target_bits is not None else replace(self, target_bits=min(share, most))
 

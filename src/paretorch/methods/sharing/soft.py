@@ -190,7 +190,7 @@ class SoftSharing(Shares, Method):
                     for i, scale in zip(members, scales, strict=True):
                         write(mixes[i].decision, (scale * direction).to(rows))
 
-    def aim(self, share: float) -> Self:
+    def with_target(self, share: float) -> Self:
         raise ConfigError(
             "a byte budget does not go with SoftSharing: fold the network, and look at the size of its file"
         )

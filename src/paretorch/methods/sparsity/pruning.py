@@ -51,7 +51,7 @@ class Pruning(Steered, Method):
     def share(self) -> float | None:
         return None if self.target is None else 1.0 - self.target
 
-    def aim(self, share: float) -> Self:
+    def with_target(self, share: float) -> Self:
         return self if self.target is not None else replace(self, target=1.0 - share)
 
 

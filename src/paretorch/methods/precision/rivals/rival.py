@@ -54,7 +54,7 @@ class Rival(Method):
     def round(self, term: Term, factor: float) -> None:
         """Nothing is left to round: these values are on their grid from the first step on. `hard` settles the grid."""
 
-    def aim(self, share: float) -> Self:
+    def with_target(self, share: float) -> Self:
         return self
 
     def measure(self, term: Term) -> dict[str, Tensor]:
