@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from paretorch.core.attach.activations import Spot, attach_output, check_output, find_spots, zeros_moved
-from paretorch.core.attach.sites import Site, Template, choose_sites, find_sites, tell_of_zeros
+from paretorch.core.attach.sites import Site, Template, choose_sites, find_sites, warn_about_zeros
 from paretorch.core.attach.templates import Mix, Mixture, install, on_templates
 from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.channels.couple import couple
@@ -147,7 +147,7 @@ class _Draft:
             if isinstance(method, Steered):
                 method.check_beside({one.kind for one in self.targeted})
 
-    def _asked(self, method: Method) -> int | None:
+    def _budget_behind(self, method: Method) -> int | None:
         """The budget that a method's target comes from; None: the user gave it."""
         given = next(one for one in self.on_weights if one.kind == method.kind)
         return None if method.share == given.share else self.budget
@@ -157,7 +157,7 @@ class _Draft:
         cut = any(_removes(method, self.example) for method in self.targeted)
         self.spots = _relax_outputs(self.on_outputs, self.model, self.example, self.seed, cut=cut)
         for method in self.targeted:
-            with _told_by(self._asked(method)):
+            with _name_budget(self._budget_behind(method)):
                 own = _couple(method, self.model, self.chosen[method.kind], self.example, self.spots)
                 self.couplings[method.kind] = own
         for kind, coupling in self.couplings.items():
@@ -181,14 +181,14 @@ class _Draft:
         self.touched = [site for site in self.every if acting[site.name]]
         self.made = [_relax(acting[site.name], site, self.seed, self.couplings) for site in self.touched]
         _check_starts(self.touched, self.made, acting)
-        tell_of_zeros(self.touched, acting)
+        warn_about_zeros(self.touched, acting)
         for method in self.targeted:
             own = [r for relaxations in self.made for r in relaxations if r.kind == method.kind]
             if not own or self.couplings[method.kind] is not None or method.group == "network":
                 continue
             if isinstance(method, Steered):
                 smallest = min(float(torch.as_tensor(r.grouping.sizes).min()) for r in own)
-                with _told_by(self._asked(method)):
+                with _name_budget(self._budget_behind(method)):
                     method.check_groups(smallest, float(sum(math.prod(r.grouping.shape) for r in own)))
 
     def attach(self) -> Plan:
@@ -236,7 +236,7 @@ class _Draft:
                     weight.blank = site.padding
                 weight.attach()
         for kind, coupling in self.couplings.items():
-            _tell_inputs(coupling, terms[kind], self.touched, weights)
+            _set_inputs(coupling, terms[kind], self.touched, weights)
         return weights
 
     def _estimated(self) -> frozenset[str]:
@@ -250,7 +250,7 @@ class _Draft:
 
 
 @contextmanager
-def _told_by(budget: int | None) -> Iterator[None]:
+def _name_budget(budget: int | None) -> Iterator[None]:
     """Say of a target that cannot be met, and that nobody gave, which budget it comes from."""
     try:
         yield
@@ -355,7 +355,7 @@ def _bind(relaxation: Relaxation, method: Method, state: PlanState, site: Site, 
     relaxation.decision.requires_grad_(trained and relaxation.decision.requires_grad)
 
 
-def _tell_inputs(coupling: Coupling | None, term: Term, sites: list[Site], chains: Sequence[Chain]) -> None:
+def _set_inputs(coupling: Coupling | None, term: Term, sites: list[Site], chains: Sequence[Chain]) -> None:
     """Let every weight know which of the channels that it reads may go."""
     for site, chain in zip(sites, chains, strict=True):
         inputs = None if coupling is None else coupling.inputs(site.name, site.weight.shape, term.relaxations[0])

@@ -121,7 +121,7 @@ class Steered:
     def check_beside(self, kinds: set[str]) -> None:
         """Refuse a target that cannot be reached beside the methods of these kinds."""
 
-    def tell_missed(self, term: "Term") -> None:
+    def warn_missed_target(self, term: "Term") -> None:
         """Warn if rounding came out far from the target, since groups go or stay whole."""
 
 

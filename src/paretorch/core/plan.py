@@ -303,7 +303,7 @@ class Plan:
                 self.round_again(None, 1.0)
                 for term in self._terms:
                     if isinstance(term.method, Steered):
-                        term.method.tell_missed(term)
+                        term.method.warn_missed_target(term)
             if optimizer is not None:
                 forget_dropped(self._weights, optimizer)
             self._engine.write(clip=True)

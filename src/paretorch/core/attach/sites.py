@@ -211,7 +211,7 @@ def choose_sites(method: Selection, sites: Sequence[Site], named: Sequence[Site]
                 f"{site.name} is complex, and {type(method).__name__} takes real weights alone: exclude it"
             )
     if method.include is None and not method.on_activations:
-        _tell_left_out(method, sites)
+        _warn_left_out(method, sites)
     for pattern in method.overrides:
         if not any(site.matches(pattern) for site in chosen):
             raise ConfigError(
@@ -221,7 +221,7 @@ def choose_sites(method: Selection, sites: Sequence[Site], named: Sequence[Site]
     return chosen
 
 
-def _tell_left_out(method: Selection, sites: Sequence[Site]) -> None:
+def _warn_left_out(method: Selection, sites: Sequence[Site]) -> None:
     """Say so where most of the weights are in layers of kinds that nobody asked for and that are not known."""
     admitted = [site for site in sites if not site.is_adapter and not site.matches(method.exclude)]
     unknown = [site for site in admitted if not site.is_usual]
@@ -235,7 +235,7 @@ def _tell_left_out(method: Selection, sites: Sequence[Site]) -> None:
         )
 
 
-def tell_of_zeros(sites: Sequence[Site], acting: Mapping[str, Sequence[Selection]]) -> None:
+def warn_about_zeros(sites: Sequence[Site], acting: Mapping[str, Sequence[Selection]]) -> None:
     """Warn of a pruned weight that is quantized, where nothing that drops weights acts with it.
 
     A weight of nothing but zeros is none: it is a layer that begins so, to be trained.

@@ -70,7 +70,7 @@ def _unit(rows: Tensor) -> Tensor:
 
 
 _NO_PART = 1e-9  # of the largest scale of a group
-_TOLD = 1e-6  # similarities are told in fp32
+_TOLERANCE = 1e-6  # similarities are computed in fp32
 _MULTIPLES = 1e-12  # 1 − S of layers that are multiples of each other but for the rounding of their fp32 coefficients
 
 
@@ -98,7 +98,7 @@ def cluster(matrices: Sequence[Tensor], threshold: float | None, layers: int | N
         raise ConfigError(
             f"layers={layers}: {len(matrices)} groups of layers share, each for itself, so at least {len(matrices)} stay"
         )
-    least = 0.0 if threshold is None else threshold - (_MULTIPLES if threshold == 1.0 else _TOLD)
+    least = 0.0 if threshold is None else threshold - (_MULTIPLES if threshold == 1.0 else _TOLERANCE)
     for similarity, which, one, other in mergers(matrices):
         if (layers is not None and left <= layers) or similarity < least:
             break

@@ -39,7 +39,7 @@ class Pruning(Steered, Method):
     def check_groups(self, smallest: float, total: float) -> None:
         require_a_group(self.target, smallest, total)
 
-    def tell_missed(self, term: Term) -> None:
+    def warn_missed_target(self, term: Term) -> None:
         reached = float(self.measure(term)["sparsity"])
         if self.target is not None and abs(reached - self.target) > _MISSED:
             warn(

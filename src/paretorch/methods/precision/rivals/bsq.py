@@ -52,7 +52,7 @@ class BSQ(Rival):
         require_number("lr", self.lr, 0.0, math.inf, "give a rate of 0 or more")
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Planes":
-        self.tell_unscaled(site)
+        self.warn_all_zero(site)
         return _Planes(self.bits, site.weight)
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:

@@ -27,7 +27,7 @@ class DoReFa(Rival):
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Squashed":
         if self.rescale and self.bits > 1:
-            self.tell_unscaled(site)
+            self.warn_all_zero(site)
         return _Squashed(grouping, self.bits, site.weight, self.rescale)
 
 

@@ -40,7 +40,7 @@ class Rival(Method):
             known = " or ".join(f'"{one}"' for one in self.grouped)
             raise ConfigError(f"group={self.group!r}: {name} has one grid for each {known}")
 
-    def tell_unscaled(self, site: Site) -> None:
+    def warn_all_zero(self, site: Site) -> None:
         """For methods that take the size of a layer's grid from its weights at the start, and keep it."""
         if not bool(site.weight.detach().any()):
             warn(
