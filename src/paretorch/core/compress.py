@@ -297,7 +297,7 @@ def _relax(methods: list[Method], site: Site, seed: int, couplings: Mapping[str,
         else:
             grid = coupling.grouping(site.name, site.weight.shape)
         relaxation = own.relax(site, grid, seed_for(seed, site.name), {one.kind for one in methods})
-        relaxation.lie_like(site.weight)
+        relaxation.match_layout(site.weight)
         relaxations.append(relaxation)
     return relaxations
 

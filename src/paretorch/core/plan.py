@@ -31,7 +31,7 @@ from paretorch.core.step.update import (
     add_prices,
     advance,
     check_finite,
-    forget_dropped,
+    clear_dropped_weights,
     price_now,
     require_finite,
     warn_undecided,
@@ -305,7 +305,7 @@ class Plan:
                     if isinstance(term.method, Steered):
                         term.method.warn_missed_target(term)
             if optimizer is not None:
-                forget_dropped(self._weights, optimizer)
+                clear_dropped_weights(self._weights, optimizer)
             self._engine.write(clip=True)
 
     def round_again(self, before: list[Tensor] | None, factor: float, given: frozenset[str] = frozenset()) -> None:

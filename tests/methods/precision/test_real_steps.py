@@ -15,7 +15,7 @@ import paretorch as pt
 from paretorch.core.method import Term
 from paretorch.errors import ConfigError, UndecidedWarning
 from paretorch.methods.precision.rate import coded_bits, laplace_bits, laplace_slope, short_steps
-from paretorch.methods.precision.step_sizes import take_steps
+from paretorch.methods.precision.step_sizes import start_from_steps
 from paretorch.methods.precision.stepped import Stepped
 from tests.decisions import Gradients
 
@@ -232,7 +232,7 @@ def test_given_steps_are_kept_to_the_bit() -> None:
     before = model[4].weight.detach().clone()
     plan = pt.compress(model, pt.SMOL(target_bits=3.0, group="channel", lr=1e-9), steps=10)
     steps = {"4.weight": torch.linspace(0.01, 0.02, 10).view(10, 1), "0.weight": torch.tensor(0.03)}
-    take_steps(plan, steps)
+    start_from_steps(plan, steps)
     expected = torch.round(before / steps["4.weight"]) * steps["4.weight"]
     assert torch.equal(model[4].weight, expected)
     plan.harden()
@@ -247,12 +247,12 @@ def test_given_steps_that_do_not_fit_are_refused() -> None:
     model = net()
     plan = pt.compress(model, pt.SMOL(target_bits=3.0, group="channel"), steps=10)
     with pytest.raises(ConfigError, match="is no weight of the plan"):
-        take_steps(plan, {"9.weight": torch.tensor(0.1)})
+        start_from_steps(plan, {"9.weight": torch.tensor(0.1)})
     with pytest.raises(ConfigError, match="one positive number"):
-        take_steps(plan, {"4.weight": torch.zeros(10)})
+        start_from_steps(plan, {"4.weight": torch.zeros(10)})
     binary = pt.compress(net(), pt.SMOL(target_bits=3.0), steps=10)
     with pytest.raises(ConfigError, match="no real steps"):
-        take_steps(binary, {"4.weight": torch.tensor(0.1)})
+        start_from_steps(binary, {"4.weight": torch.tensor(0.1)})
 
 
 def test_which_options_mean_real_steps() -> None:

@@ -8,7 +8,7 @@ from paretorch import SMOL, ContinuousSparsification, Plan, compress
 from paretorch.core.method import Method
 from paretorch.errors import ConfigError
 from paretorch.methods.precision.grid import quantize
-from paretorch.methods.precision.levels import take_search
+from paretorch.methods.precision.levels import load_search
 from tests.contract.cases import MODELS, loss_of
 from tests.decisions import bits, relaxed
 
@@ -40,7 +40,7 @@ def weights(plan: Plan) -> list[Tensor]:
 def test_the_same_precisions_with_and_without_zeros(group: str) -> None:
     plan = searched(SMOL(penalty=1e-3, lr=0.2, group=group, scale="fit"))
     twin = compress(net(seed=1), SMOL(penalty=1e-3, lr=0.2, group=group, scale="fit", zero_precision=True), steps=12)
-    take_search(twin, plan.model.state_dict())
+    load_search(twin, plan.model.state_dict())
     plan.harden()
     twin.harden()
     assert plan.metrics()["step"] == twin.metrics()["step"] == 12
@@ -59,7 +59,7 @@ def test_the_same_precisions_with_and_without_zeros(group: str) -> None:
 def test_a_target_of_its_own_and_a_state_that_goes_on() -> None:
     plan = searched(SMOL(target_bits=3.0))
     twin = compress(net(seed=1), SMOL(target_bits=1.5, zero_precision=True), steps=12)
-    take_search(twin, plan.model.state_dict())
+    load_search(twin, plan.model.state_dict())
     twin.harden()
     assert twin.metrics()["bits"] == pytest.approx(1.5, abs=0.05)
     again = compress(net(seed=2), SMOL(target_bits=1.5, zero_precision=True), steps=12)
@@ -76,16 +76,16 @@ def test_what_is_no_search_of_the_same_plan() -> None:
         return compress(net(), *methods, steps=steps)
 
     with pytest.raises(ConfigError, match=r"more than rounding: precision\.group"):
-        take_search(twin(SMOL(target_bits=3.0, group="layer")), state)
+        load_search(twin(SMOL(target_bits=3.0, group="layer")), state)
     with pytest.raises(ConfigError, match="more than rounding: steps"):
-        take_search(twin(SMOL(target_bits=3.0), steps=3), state)
+        load_search(twin(SMOL(target_bits=3.0), steps=3), state)
     with pytest.raises(ConfigError, match="more than rounding: sparsity"):
-        take_search(twin(SMOL(target_bits=3.0), ContinuousSparsification(target=0.5)), state)
+        load_search(twin(SMOL(target_bits=3.0), ContinuousSparsification(target=0.5)), state)
     with pytest.raises(ConfigError, match="no plan in it"):
-        take_search(twin(SMOL()), net().state_dict())
+        load_search(twin(SMOL()), net().state_dict())
     hard = twin(SMOL(target_bits=3.0))
     hard.harden()
     with pytest.raises(ConfigError, match="hardened already"):
-        take_search(hard, state)
+        load_search(hard, state)
     with pytest.raises(ConfigError, match="rounded already"):
-        take_search(twin(SMOL(target_bits=3.0)), hard.model.state_dict())
+        load_search(twin(SMOL(target_bits=3.0)), hard.model.state_dict())

@@ -12,7 +12,7 @@ from paretorch.core.groups import Group
 from paretorch.core.method import Term
 from paretorch.core.plan import Plan
 from paretorch.methods.precision.grid import real_bits
-from paretorch.methods.precision.levels import least_bits, make_room
+from paretorch.methods.precision.levels import least_bits, raise_scales
 from paretorch.methods.precision.noisy import Precision
 
 
@@ -94,6 +94,6 @@ def test_scales_grow_layer_by_layer_until_there_is_room(share: float) -> None:
     members = [r for r in term.relaxations if isinstance(r, Precision)]
     budget = share * term.weights
     before = [int(r.power) for r in members]
-    make_room(term, members, budget)
+    raise_scales(term, members, budget)
     assert 0 <= budget - least_bits(term, members) < 32 * 32, "less than a layer is given away"
     assert all(int(r.power) >= power for r, power in zip(members, before, strict=True))

@@ -230,7 +230,7 @@ def _rate(relaxation: Relaxation, s: Tensor, chain: Chain, prices: dict[str, Ten
     return rate
 
 
-def forget_dropped(weights: list[RelaxedWeight], optimizer: torch.optim.Optimizer) -> None:
+def clear_dropped_weights(weights: list[RelaxedWeight], optimizer: torch.optim.Optimizer) -> None:
     """Weights that are dropped become zero, and the optimizer's state of them.
 
     Their gradient is zero from here on; at zero, decay gives them none either, and AvaGrad's norm leaves them out.

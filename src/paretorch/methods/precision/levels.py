@@ -8,7 +8,7 @@ Two networks from one search ("Zero Precision Allocation", section 5.3) are the 
 
     plan = compress(model, SMOL(penalty=1e-6), steps=N)                              # … search …
     twin = compress(build(), SMOL(penalty=1e-6, zero_precision=True), steps=N)
-    take_search(twin, model.state_dict())
+    load_search(twin, model.state_dict())
     plan.harden(optimizer); twin.harden()                                            # fine-tune either
 """
 
@@ -210,7 +210,7 @@ def least_bits(term: Term, members: Sequence[Leveled]) -> float:
     return sum(_least(term, i, r) for i, r in enumerate(members))
 
 
-def make_room(term: Term, members: Sequence[Leveled], budget: float) -> None:
+def raise_scales(term: Term, members: Sequence[Leveled], budget: float) -> None:
     """Zero precision, and scales that follow the weights: larger ones, until few enough weights keep a bit.
 
     One layer after another, each time where most is to be saved: were all to grow at once, the least that they could take would
@@ -253,7 +253,7 @@ def _fill(piece: _Piece, chosen: Tensor, above: Tensor, left: float) -> float:
 _ROUNDING = frozenset({"zero_precision", "target_bits", "penalty", "rounding", "allowed_bits"})
 
 
-def take_search(plan: Plan, state: Mapping[str, Tensor]) -> None:
+def load_search(plan: Plan, state: Mapping[str, Tensor]) -> None:
     """Put the plan where another's search has ended, or is: weights, decisions and step, in place.
 
     state: of the other's model, before `harden`; a checkpoint will do. Both plans are of the same network with the same

@@ -35,7 +35,7 @@ from paretorch.core.step.optimizers import adam
 from paretorch.core.step.schedules import cubic, progress
 from paretorch.errors import ConfigError, MissedTargetWarning, warn
 from paretorch.methods.precision.grid import MAX_BITS, level_above, real_bits, require_digits, s_of_bits
-from paretorch.methods.precision.levels import allocate, are_found, count_search, make_room
+from paretorch.methods.precision.levels import allocate, are_found, count_search, raise_scales
 from paretorch.methods.precision.noisy import Precision
 from paretorch.methods.precision.scales import Scaled, check_scale, exponent_for, follow, lead_for
 from paretorch.methods.precision.step_sizes import (
@@ -323,7 +323,7 @@ class SMOL(Steered, Method):
         members = [r for r in term.relaxations if isinstance(r, Precision)]
         if budget is not None:
             _follow_weights(term)  # a smaller factor may have made room before
-            make_room(term, members, budget)
+            raise_scales(term, members, budget)
         trained_with = noise_size(term, members)
         bits, least = allocate(term, members, budget)
         if factor == 1.0:

@@ -271,7 +271,7 @@ def follow_target(term: Term, goal: Tensor) -> None:
     torch._foreach_mul_([r.base for r in members], list(factors.unbind()))
 
 
-def take_steps(plan: Plan, steps: Mapping[str, Tensor]) -> None:
+def start_from_steps(plan: Plan, steps: Mapping[str, Tensor]) -> None:
     """Let a fresh plan of `SMOL(scale="real")` start from given steps, such as those of a post-training method.
 
     Training and `harden` then keep to them: W = Δ round(w/Δ), whatever bits that takes. Layers that are not named have the steps that

@@ -21,7 +21,7 @@ from paretorch.core.plan import plans_of
 from paretorch.edits import EDITS, Share, edits_of
 from paretorch.edits.loops import loops_in_words
 from paretorch.errors import ConfigError, warn
-from paretorch.methods.sharing.layers import Bank, opened, read_banks
+from paretorch.methods.sharing.layers import Bank, read_banks, unfold
 from paretorch.methods.sharing.similarity import absolute_cosine, check_limits, cluster, collapse, mergers
 from paretorch.support.sharded import is_sharded
 
@@ -96,7 +96,7 @@ def fold(
         threshold = 1.0
     network = copy.deepcopy(_root(model))
     again = next(plans_of(network), None) is None
-    network, banks = opened(network)
+    network, banks = unfold(network)
     chosen = _chosen(banks, only)
     labels = _labels(banks, chosen, threshold, layers, again)
     if again:

@@ -1,6 +1,6 @@
 """Reading a network that shares: its groups of layers, their coefficients and templates; and giving its layers weights of their own.
 
-`opened` of a network with a plan is `finalize`. One without was folded before, or loaded: what an exact fold stores, and so
+`unfold` of a network with a plan is `finalize`. One without was folded before, or loaded: what an exact fold stores, and so
 the file of a run that shares, are templates and coefficients if templates are fewer than layers, which is all that
 folding further needs.
 """
@@ -161,7 +161,7 @@ _ZEROS = 0.01
 _SEEN = 2**17  # weights of a template, about: to sort millions takes seconds
 
 
-def opened(network: nn.Module) -> tuple[nn.Module, list[Bank]]:
+def unfold(network: nn.Module) -> tuple[nn.Module, list[Bank]]:
     """The network, changed in place, and what its layers are mixed from."""
     plan = next(plans_of(network), None)
     if plan is not None:

@@ -59,14 +59,14 @@ class AMC(Rival):
 
     def bound(self) -> float:
         """a_max."""
-        return 1.0 - (1.0 - self.need_target()) / 5 if self.most is None else self.most
+        return 1.0 - (1.0 - self.require_target()) / 5 if self.most is None else self.most
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Allotted":
-        return _Allotted(grouping, self.need_target(), site.weight.device)
+        return _Allotted(grouping, self.require_target(), site.weight.device)
 
     def round(self, term: Term, factor: float) -> None:
         members = [r for r in term.relaxations if isinstance(r, _Allotted)]
-        goal = min((1.0 - self.need_target()) * factor, 1.0) * term.weights
+        goal = min((1.0 - self.require_target()) * factor, 1.0) * term.weights
         sizes = [site.weight.numel() for site in term.sites]
         counts = kept_counts([float(r.share) for r in members], sizes, round(goal))
         for r, latent, count in zip(members, term.latents(), counts, strict=True):
@@ -119,7 +119,7 @@ def harden_searched(
     walk, agent = Walk(list(layers.values())), Agent(FEATURES, seed)
     best, found = -math.inf, list[float]()
     for episode in range(method.episodes):
-        states, shares = episode_of(walk, agent, noise(episode, method.warmup), method.need_target(), method.bound())
+        states, shares = episode_of(walk, agent, noise(episode, method.warmup), method.require_target(), method.bound())
         _allot(list(layers), shares)
         with plan.hardened() as model, torch.no_grad():
             accuracy = float(evaluate(model))

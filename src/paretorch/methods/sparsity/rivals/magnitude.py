@@ -49,11 +49,11 @@ class MagnitudePruning(FollowingRival):
     """
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Later":
-        self.need_target()
+        self.require_target()
         return _Later(grouping, site.weight.device)
 
     def goal(self, step: Tensor, steps: int) -> Tensor:
-        return torch.full((), self.need_target(), dtype=torch.float32, device=step.device)
+        return torch.full((), self.require_target(), dtype=torch.float32, device=step.device)
 
     def schedule(self, term: Term, step: Tensor) -> None:
         term.set_scalar("goal", self.goal(step, term.steps))  # until rounding no mask is looked at
@@ -98,12 +98,12 @@ class GradualMagnitude(FollowingRival):
         require_number("initial", self.initial, 0.0, most, "start with a share from 0 to the target")
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Following:
-        self.need_target()
+        self.require_target()
         return Following(grouping, site.weight.device)
 
     def goal(self, step: Tensor, steps: int) -> Tensor:
         first, every, count = self._renewals(steps)
-        return cubic(progress(step - first, every * count), self.initial, self.need_target())
+        return cubic(progress(step - first, every * count), self.initial, self.require_target())
 
     def is_due(self, step: Tensor, steps: int) -> Tensor:
         first, every, count = self._renewals(steps)
@@ -128,11 +128,11 @@ class DNW(FollowingRival):
     scope: str = "layer"
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Through":
-        self.need_target()
+        self.require_target()
         return _Through(grouping, site.weight.device)
 
     def goal(self, step: Tensor, steps: int) -> Tensor:
-        return torch.full((), self.need_target(), dtype=torch.float32, device=step.device)
+        return torch.full((), self.require_target(), dtype=torch.float32, device=step.device)
 
 
 class _Through(Following):

@@ -71,7 +71,7 @@ class RigL(Rival):
         require_number("stop", self.stop, 0.0, 1.0, hint, above=True)
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Wiring":
-        self.need_target()
+        self.require_target()
         return _Wiring(grouping, site.weight, seed)
 
     def schedule(self, term: Term, step: Tensor) -> None:
@@ -89,7 +89,7 @@ class RigL(Rival):
     def _start(self, term: Term, step: Tensor) -> None:
         """The first masks, when the plan is made; a state that is loaded later has masks of its own."""
         members = _members(term)
-        counts = kept_counts([r.grouping.shape for r in members], 1.0 - self.need_target(), self.density)
+        counts = kept_counts([r.grouping.shape for r in members], 1.0 - self.require_target(), self.density)
         for r, latent, count in zip(members, term.latents(), counts, strict=True):
             magnitude = whole(latent).to(torch.float32).abs()
             score = magnitude if self.start == "magnitude" else uniform(magnitude.shape, step, r.seed)

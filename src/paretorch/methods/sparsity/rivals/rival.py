@@ -44,7 +44,7 @@ class Rival(Pruning):
         if self.group == "network":
             raise ConfigError(f'{type(self).__name__} decides within a layer: use group="weight", "channel" or a block')
 
-    def need_target(self) -> float:
+    def require_target(self) -> float:
         """The target of a method that cannot do without one."""
         if self.target is None:
             raise ConfigError(f"{type(self).__name__} needs a target: give the share of weights to drop, such as 0.9")

@@ -48,13 +48,13 @@ class NetworkSlimming(Couples, Rival):
 
     def check_coupling(self, coupling: Coupling) -> None:
         least = coupling.least(self.counts, self.block)
-        if 1.0 - self.need_target() < least:
+        if 1.0 - self.require_target() < least:
             raise ConfigError(
                 f"target={self.target!r}: every layer keeps a channel, so at most {1 - least:.4f} of the weights can go"
             )
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Scale":
-        self.need_target()
+        self.require_target()
         self.refuse_precision(together)
         return _Scale(grouping, 1.0, site.weight.device)
 
@@ -67,7 +67,7 @@ class NetworkSlimming(Couples, Rival):
     def round(self, term: Term, factor: float) -> None:
         groups = term.groups()
         scales = [whole(decision) for decision, *_ in groups]
-        keep = term.keep_best([s.abs() for s in scales], min((1.0 - self.need_target()) * factor, 1.0))
+        keep = term.keep_best([s.abs() for s in scales], min((1.0 - self.require_target()) * factor, 1.0))
         for (decision, *_), s, kept in zip(groups, scales, keep, strict=True):
             open_scale = torch.where(s.abs() < _TINY, torch.full_like(s, _TINY), s)
             write(decision, torch.where(kept, open_scale, torch.zeros_like(s)))

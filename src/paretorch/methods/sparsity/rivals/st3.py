@@ -49,12 +49,12 @@ class ST3(FollowingRival):
         require_number("anneal", self.anneal, 0.0, 1.0, hint, above=True)
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Soft":
-        self.need_target()
+        self.require_target()
         self.refuse_precision(together)
         return _Soft(self, site, grouping)
 
     def goal(self, step: Tensor, steps: int) -> Tensor:
-        return cubic(progress(step, self.anneal * steps), 0.0, self.need_target())
+        return cubic(progress(step, self.anneal * steps), 0.0, self.require_target())
 
     def round(self, term: Term, factor: float) -> None:
         super().round(term, factor)
