@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from paretorch.core.attach.activations import Spot, attach_output, check_output, find_spots, zeros_moved
+from paretorch.core.attach.activations import OutputSite, attach_output, check_output, find_output_sites, zeros_moved
 from paretorch.core.attach.sites import Site, Template, choose_sites, find_sites, warn_about_zeros
 from paretorch.core.attach.templates import Mix, Mixture, install, on_templates
 from paretorch.core.attach.weights import RelaxedWeight
@@ -97,7 +97,7 @@ class _Draft:
     # Of `set_targets`: the methods on weights, with targets.
     targeted: tuple[Method, ...] = ()
     # Of `group`.
-    spots: list[tuple[Spot, Chain]] = field(default_factory=list)
+    outputs: list[tuple[OutputSite, Chain]] = field(default_factory=list)
     couplings: dict[str, Coupling | None] = field(default_factory=dict)
     mixtures: list[Mixture] = field(default_factory=list)
     # Of `relax`: the weights that get relaxations, and these.
@@ -155,10 +155,10 @@ class _Draft:
     def group(self) -> None:
         """Activations, coupled channels and templates: what shares one decision across layers."""
         cut = any(_removes(method, self.example) for method in self.targeted)
-        self.spots = _relax_outputs(self.on_outputs, self.model, self.example, self.seed, cut=cut)
+        self.outputs = _relax_outputs(self.on_outputs, self.model, self.example, self.seed, cut=cut)
         for method in self.targeted:
             with _name_budget(self._budget_behind(method)):
-                own = _couple(method, self.model, self.chosen[method.kind], self.example, self.spots)
+                own = _couple(method, self.model, self.chosen[method.kind], self.example, self.outputs)
                 self.couplings[method.kind] = own
         for kind, coupling in self.couplings.items():
             if coupling is not None:
@@ -196,7 +196,7 @@ class _Draft:
         ordered = tuple(
             next(m for m in (*self.targeted, *self.on_outputs) if m.kind == own.kind) for own in self.methods
         )
-        device = self.spots[0][0].device if self.spots else next(self.model.parameters()).device
+        device = self.outputs[0][0].device if self.outputs else next(self.model.parameters()).device
         state = PlanState(self.model, ordered, self.steps, self.seed, device, self._estimated())
         terms = {
             m.kind: Term(m, self.model, self.steps, [], [], [], self.couplings.get(m.kind), Sample) for m in ordered
@@ -210,13 +210,13 @@ class _Draft:
                 terms[Mix.kind].add(site, relaxation, mixed)
                 sites.append(site)
                 chains.append(mixed)
-        for spot, output in self.spots:
-            (relaxation,) = output.relaxations()
-            _bind(relaxation, terms[relaxation.kind].method.for_site(spot), state, spot, trained=True)
-            terms[relaxation.kind].add(spot, relaxation, output)
-            output.train(spot.module.training)
-            attach_output(spot, output)
-        plan = Plan(self.model, sites, chains, list(terms.values()), state, self.spots)
+        for output, chain in self.outputs:
+            (relaxation,) = chain.relaxations()
+            _bind(relaxation, terms[relaxation.kind].method.for_site(output), state, output, trained=True)
+            terms[relaxation.kind].add(output, relaxation, chain)
+            chain.train(output.module.training)
+            attach_output(output, chain)
+        plan = Plan(self.model, sites, chains, list(terms.values()), state, self.outputs)
         if self.budget is not None and self.meter is not None:
             given = frozenset(method.kind for method in self.on_weights if method.share is not None)
             plan.keep_to(ByteBudget(self.budget, self.meter, given, self.finish))
@@ -271,7 +271,11 @@ def _removes(method: Method, example: Example | None) -> bool:
 
 
 def _couple(
-    method: Method, model: nn.Module, chosen: list[Site], example: Example | None, spots: Sequence[tuple[Spot, Chain]]
+    method: Method,
+    model: nn.Module,
+    chosen: list[Site],
+    example: Example | None,
+    outputs: Sequence[tuple[OutputSite, Chain]],
 ) -> Coupling | None:
     """The coupled channels of a method that removes them; None where each weight decides for itself."""
     if example is None or not _removes(method, example):
@@ -281,7 +285,7 @@ def _couple(
             'with group="channel" and an example every layer goes by channels: leave layers out with exclude='
         )
     call = read_example(example, dims=2)
-    with zeros_moved(spots):
+    with zeros_moved(outputs):
         coupling = couple(model, call, {site.name for site in chosen}, type(method).__name__)
     if isinstance(method, Couples):
         method.check_coupling(coupling)
@@ -304,17 +308,17 @@ def _relax(methods: list[Method], site: Site, seed: int, couplings: Mapping[str,
 
 def _relax_outputs(
     methods: Sequence[Method], model: nn.Module, example: Example | None, seed: int, cut: bool
-) -> list[tuple[Spot, Chain]]:
-    """The spots of the methods on activations, each with the chain that will sit there. cut: channels will be removed."""
-    made: list[tuple[Spot, Chain]] = []
+) -> list[tuple[OutputSite, Chain]]:
+    """The output sites of the methods on activations, each with its chain. cut: channels will be removed."""
+    made: list[tuple[OutputSite, Chain]] = []
     for method in methods:
-        spots = find_spots(model, example, type(method).__name__)
-        for spot in choose_sites(method, spots, find_sites(model, dims=0)):
-            assert isinstance(spot, Spot)
-            own = method.for_site(spot)
-            check_output(spot, own, cut)
-            grid = grouping(own.group, spot.name, spot.weight, spot.channel_axis)
-            made.append((spot, Chain([own.relax(spot, grid, seed_for(seed, spot.name), {method.kind})])))
+        outputs = find_output_sites(model, example, type(method).__name__)
+        for site in choose_sites(method, outputs, find_sites(model, dims=0)):
+            assert isinstance(site, OutputSite)
+            own = method.for_site(site)
+            check_output(site, own, cut)
+            grid = grouping(own.group, site.name, site.weight, site.channel_axis)
+            made.append((site, Chain([own.relax(site, grid, seed_for(seed, site.name), {method.kind})])))
     return made
 
 

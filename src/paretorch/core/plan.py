@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach.activations import Spot
+from paretorch.core.attach.activations import OutputSite
 from paretorch.core.attach.sites import Site
 from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.finish.byte_budget import ByteBudget, Edit
@@ -66,10 +66,10 @@ class Plan:
         chains: list[Chain],
         terms: list[Term],
         state: PlanState,
-        spots: list[tuple[Spot, Chain]],
+        outputs: list[tuple[OutputSite, Chain]],
     ) -> None:
         self.model = model
-        self._attached = Attached(model, sites, chains, spots)
+        self._attached = Attached(model, sites, chains, outputs)
         self._sites, self._chains, self._terms, self._state = sites, chains, terms, state
         self._budget: ByteBudget | None = None
         self._over = False  # once finalized
@@ -454,8 +454,8 @@ class Plan:
     def __repr__(self) -> str:
         names = ", ".join(type(term.method).__name__ for term in self._terms)
         phase = "hardened" if self.is_hard else f"searching, {self.steps} steps"
-        spots = self._attached.spots
-        outputs = f", {len(spots)} activations" if spots else ""
+        count = len(self._attached.outputs)
+        outputs = f", {count} activations" if count else ""
         return f"Plan({names}: {len(self._sites)} weights{outputs}, {phase})"
 
 

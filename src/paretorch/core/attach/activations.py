@@ -1,6 +1,6 @@
-"""Spots: outputs of activation modules, where a decision may sit as it does on a weight.
+"""Output sites: outputs of activation modules, on which a decision may sit as on a weight.
 
-A spot is a site whose "weight" is one feature map, without the batch: it has a shape and no values. Its relaxations are
+An output site is a site whose "weight" is one feature map, without the batch: it has a shape and no values. Its relaxations are
 a child of the activation module, and a forward hook hands them the module's output. The hook is a plain function that
 finds them through the module, so `deepcopy`, wrappers and the compiler follow it.
 """
@@ -28,7 +28,7 @@ _HANDLE = "_paretorch_handle"
 
 
 @dataclass(frozen=True, eq=False)
-class Spot(Site):
+class OutputSite(Site):
     """The output of one module: `weight` has the shape of a feature map; `shapes`, of every call; the largest value seen."""
 
     shapes: tuple[tuple[int, ...], ...]
@@ -67,7 +67,7 @@ class OutputRelaxation(Relaxation):
         """The structural edit that makes such a module of the activation under these names."""
 
 
-def find_spots(model: nn.Module, example: Example | None, asked_by: str) -> list[Spot]:
+def find_output_sites(model: nn.Module, example: Example | None, asked_by: str) -> list[OutputSite]:
     """Every leaf module that the example passes, in order of names; the model itself is none."""
     try:
         call = read_example(example, dims=2)
@@ -82,15 +82,15 @@ def find_spots(model: nn.Module, example: Example | None, asked_by: str) -> list
     seen: dict[nn.Module, list[tuple[torch.Size, float, torch.device]]] = {module: [] for module in names}
     with watched(model, {module: _recorder(calls) for module, calls in seen.items()}):
         run_example(model, call)
-    spots = []
+    outputs = []
     for module, calls in seen.items():
         if calls:
             size, _, device = calls[0]
             feature_map = nn.Parameter(torch.empty(size[1:], device="meta"), requires_grad=False)
             owners = tuple((module, "output", name) for name in names[module])
             shapes, largest = tuple(tuple(one[1:]) for one, *_ in calls), max(top for _, top, _ in calls)
-            spots.append(Spot(names[module][0], feature_map, owners, shapes, largest, device))
-    return spots
+            outputs.append(OutputSite(names[module][0], feature_map, owners, shapes, largest, device))
+    return outputs
 
 
 def _recorder(calls: list[tuple[torch.Size, float, torch.device]]) -> Hook:
@@ -101,9 +101,9 @@ def _recorder(calls: list[tuple[torch.Size, float, torch.device]]) -> Hook:
     return record
 
 
-def attach_output(spot: Spot, chain: Chain) -> None:
+def attach_output(site: OutputSite, chain: Chain) -> None:
     """Make the module give chain(output)."""
-    module = spot.module
+    module = site.module
     module.add_module(_CHILD, chain)
     module.__dict__[_HANDLE] = module.register_forward_hook(_relaxed)
 
@@ -113,42 +113,42 @@ def _relaxed(module: nn.Module, _: Any, output: Tensor) -> Tensor:
     return value
 
 
-def detach_output(model: nn.Module, spot: Spot, chain: Chain) -> None:
+def detach_output(model: nn.Module, site: OutputSite, chain: Chain) -> None:
     """Put the plain module of the chain's relaxation in the activation's place, under all its names."""
-    module = spot.module
+    module = site.module
     module.__dict__.pop(_HANDLE).remove()
     del module._modules[_CHILD]
-    replace_module(model, [name for *_, name in spot.owners], only(chain).plain(module))
+    replace_module(model, [name for *_, name in site.owners], only(chain).plain(module))
 
 
-def state_of(spot: Spot, chain: Chain) -> dict[str, Tensor]:
+def state_of(site: OutputSite, chain: Chain) -> dict[str, Tensor]:
     """What the plain module will add to the model's state."""
     own = only(chain).plain(nn.Identity()).state_dict()
-    return {f"{name}.{key}": value for *_, name in spot.owners for key, value in own.items()}
+    return {f"{name}.{key}": value for *_, name in site.owners for key, value in own.items()}
 
 
-def edit_of(spot: Spot, chain: Chain) -> QuantizeActivation:
+def edit_of(site: OutputSite, chain: Chain) -> QuantizeActivation:
     """The structural edit that does the same to a fresh model."""
-    return only(chain).edit(tuple(name for *_, name in spot.owners))
+    return only(chain).edit(tuple(name for *_, name in site.owners))
 
 
 def only(chain: Chain) -> OutputRelaxation:
-    """The relaxation of a spot, which has one."""
+    """The relaxation of an output, which has one."""
     (relaxation,) = chain.relaxations()
     assert isinstance(relaxation, OutputRelaxation)
     return relaxation
 
 
-def check_output(spot: Spot, method: Selection, cut: bool) -> None:
+def check_output(site: OutputSite, method: Selection, cut: bool) -> None:
     """Refuse an output that cannot be relaxed. cut: channels will be removed."""
-    if len(set(spot.shapes)) > 1:
+    if len(set(site.shapes)) > 1:
         raise ConfigError(
-            f"{spot.name} gives outputs of different shapes, {spot.shapes[0]} and {spot.shapes[-1]}: "
+            f"{site.name} gives outputs of different shapes, {site.shapes[0]} and {site.shapes[-1]}: "
             "use a module of its own at each place, or exclude it"
         )
-    if has_state(spot.module):  # which would get other keys
+    if has_state(site.module):  # which would get other keys
         raise ConfigError(
-            f"{spot.name}, a {type(spot.module).__name__}, has weights or statistics of its own: exclude it, or put an "
+            f"{site.name}, a {type(site.module).__name__}, has weights or statistics of its own: exclude it, or put an "
             "activation behind it, such as nn.Identity(), and quantize the output of that"
         )
     if cut and method.group not in ("layer", "network"):
@@ -158,9 +158,9 @@ def check_output(spot: Spot, method: Selection, cut: bool) -> None:
 
 
 @contextmanager
-def zeros_moved(spots: Sequence[tuple[Spot, Chain]]) -> Iterator[None]:
+def zeros_moved(outputs: Sequence[tuple[OutputSite, Chain]]) -> Iterator[None]:
     """Let outputs that will have no level at zero be off zero, so that no channel that is read behind them is removed."""
-    handles = [spot.module.register_forward_hook(_moved) for spot, chain in spots if not only(chain).keeps_zero]
+    handles = [site.module.register_forward_hook(_moved) for site, chain in outputs if not only(chain).keeps_zero]
     try:
         yield
     finally:

@@ -159,7 +159,7 @@ class Selection:
     kind: ClassVar[str]
     unit: ClassVar[str]  # what a target counts: "kept" weights or "bits"
     per_layer: ClassVar[frozenset[str]] = frozenset({"group"})  # options that `overrides` may change
-    on_activations: ClassVar[bool] = False  # its sites are spots: outputs of activation modules
+    on_activations: ClassVar[bool] = False  # its sites are outputs of activation modules
     takes_complex: ClassVar[bool] = False  # a mask does not mind; grids, magnitudes and templates are of real numbers
 
     def check(self) -> None:

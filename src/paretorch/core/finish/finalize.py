@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach.activations import Spot, detach_output, edit_of, state_of
+from paretorch.core.attach.activations import OutputSite, detach_output, edit_of, state_of
 from paretorch.core.attach.sites import Site, Template
 from paretorch.core.attach.templates import Mix, detach, originals
 from paretorch.core.attach.weights import RelaxedWeight, write_weights
@@ -37,7 +37,7 @@ class Attached:
     model: nn.Module
     sites: list[Site]
     chains: list[Chain]
-    spots: list[tuple[Spot, Chain]]
+    outputs: list[tuple[OutputSite, Chain]]
 
     @contextmanager
     def _without_noise(self) -> Iterator[None]:
@@ -92,15 +92,15 @@ class Attached:
     def plain_state(self, dense: dict[str, Tensor], edits: Sequence[Edit]) -> dict[str, Tensor]:
         """What is left of the dense state: dropped channels are gone, quantized activations have their own."""
         state = cut_state(dense, self.model, [edit for edit in edits if isinstance(edit, KeepChannels)])
-        for spot, chain in self.spots:
-            state |= state_of(spot, chain)
+        for site, chain in self.outputs:
+            state |= state_of(site, chain)
         return state
 
     def edits(self, terms: Sequence[Term]) -> list[Edit]:
         """What the file must say beside the values: channels that are gone, quantized activations, scales of grids."""
         cut = [term for term in terms if term.coupling is not None]
         found: list[Edit] = [edit for term in cut for edit in channel_edits(term.kept_channels())]
-        found += [edit_of(spot, chain) for spot, chain in self.spots]
+        found += [edit_of(site, chain) for site, chain in self.outputs]
         for site, chain in zip(self.sites, self.chains, strict=True):
             if isinstance(site, Template):  # what is mixed from a grid lies on none
                 continue
@@ -126,8 +126,8 @@ class Attached:
 
     def detach_outputs(self) -> None:
         """Put plain modules where outputs were relaxed; what is cut, such as a norm, is cut before."""
-        for spot, chain in self.spots:
-            detach_output(self.model, spot, chain)
+        for site, chain in self.outputs:
+            detach_output(self.model, site, chain)
 
     def cut(self, edits: Sequence[Edit]) -> None:
         """Remove the channels that the edits name, once detached."""

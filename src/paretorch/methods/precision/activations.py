@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach.activations import BOUNDED, OutputRelaxation, Spot
+from paretorch.core.attach.activations import BOUNDED, OutputRelaxation, OutputSite
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Broadcast, Grouping
 from paretorch.core.method import Term
@@ -85,7 +85,7 @@ class SMOLActivations(SMOL):
     def relax(  # type: ignore[override]
         self, site: Site, grouping: Grouping, seed: int, together: set[str]
     ) -> "ActivationPrecision":
-        assert isinstance(site, Spot)
+        assert isinstance(site, OutputSite)
         bounds = self.bounds if self.bounds is not None else known_bounds(site.module)
         if bounds is None and not isinstance(site.module, nn.ReLU):
             raise ConfigError(
@@ -148,17 +148,17 @@ class ActivationPrecision(Leveled, OutputRelaxation):
     def __init__(
         self,
         method: SMOLActivations,
-        spot: Spot,
+        site: OutputSite,
         grouping: Grouping,
         seed: int,
         bounds: tuple[float, float],
         alpha: tuple[float, float] | None,
     ) -> None:
-        super().__init__(method, grouping, seed, spot.device)
-        self.register_buffer("bounds", torch.tensor(bounds, dtype=torch.float32, device=spot.device), persistent=False)
+        super().__init__(method, grouping, seed, site.device)
+        self.register_buffer("bounds", torch.tensor(bounds, dtype=torch.float32, device=site.device), persistent=False)
         self.decay = 0.0 if alpha is None else alpha[1]
         self.alpha = (
-            None if alpha is None else nn.Parameter(torch.tensor([alpha[0]], dtype=torch.float32, device=spot.device))
+            None if alpha is None else nn.Parameter(torch.tensor([alpha[0]], dtype=torch.float32, device=site.device))
         )
 
     @property

@@ -12,7 +12,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach.activations import OutputRelaxation, Spot
+from paretorch.core.attach.activations import OutputRelaxation, OutputSite
 from paretorch.core.attach.sites import Selector, Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Term
@@ -45,7 +45,7 @@ class GivenBits(Method):
         require_number("bits", self.bits, 1, MAX_BITS, f"give whole bits from 1 to {MAX_BITS}")
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> OutputRelaxation:
-        assert isinstance(site, Spot)
+        assert isinstance(site, OutputSite)
         if not isinstance(site.module, nn.ReLU | nn.ReLU6):
             raise ConfigError(
                 f"{site.name} is a {type(site.module).__name__}: {type(self).__name__} takes ReLU and ReLU6 alone; exclude it"
@@ -53,7 +53,7 @@ class GivenBits(Method):
         return self.quantizer(site, grouping)
 
     @abstractmethod
-    def quantizer(self, spot: Spot, grouping: Grouping) -> OutputRelaxation:
+    def quantizer(self, site: OutputSite, grouping: Grouping) -> OutputRelaxation:
         """What to put on one output."""
 
     def schedule(self, term: Term, step: Tensor) -> None:
@@ -86,8 +86,8 @@ class FixedActivations(GivenBits):
         require_number("top", self.top, 0.0, 1e6, "give where ReLUs are clipped, such as 6.0", above=True)
         require_number("share", self.share, 0.0, 1.0, "give a part of the range, above 0, up to 1", above=True)
 
-    def quantizer(self, spot: Spot, grouping: Grouping) -> "FixedPrecision":
-        return FixedPrecision(self, spot, grouping)
+    def quantizer(self, site: OutputSite, grouping: Grouping) -> "FixedPrecision":
+        return FixedPrecision(self, site, grouping)
 
 
 class FixedPrecision(OutputRelaxation):
@@ -96,12 +96,12 @@ class FixedPrecision(OutputRelaxation):
     kind: ClassVar[str] = "activations"
     ends: Tensor
 
-    def __init__(self, method: FixedActivations, spot: Spot, grouping: Grouping) -> None:
-        super().__init__(grouping, 0.0, spot.device)
+    def __init__(self, method: FixedActivations, site: OutputSite, grouping: Grouping) -> None:
+        super().__init__(grouping, 0.0, site.device)
         self.number = float(method.bits)
-        ends = torch.tensor([0.0, method.top, method.top * method.share], dtype=torch.float32, device=spot.device)
+        ends = torch.tensor([0.0, method.top, method.top * method.share], dtype=torch.float32, device=site.device)
         self.register_buffer("ends", ends, persistent=False)
-        steps = torch.full(grouping.grid, 2**method.bits - 1, dtype=torch.int32, device=spot.device)
+        steps = torch.full(grouping.grid, 2**method.bits - 1, dtype=torch.int32, device=site.device)
         self.steps: Tensor
         self.register_buffer("steps", steps, persistent=False)
 

@@ -101,7 +101,7 @@ def fold(
     labels = _labels(banks, chosen, threshold, layers, again)
     if again:
         _check_known(banks, labels)
-        _raise_unknown([bank for bank, one in zip(banks, chosen, strict=True) if one], threshold)
+        _warn_unknown([bank for bank, one in zip(banks, chosen, strict=True) if one], threshold)
     edits = edits_of(network)
     foldings = []
     with torch.no_grad():
@@ -156,7 +156,7 @@ def _check_known(banks: Sequence[Bank], labels: Sequence[Sequence[int]]) -> None
             raise ConfigError(f"{_unknown(bank)}: {_WHAT_TO_FOLD}, or others, by only=")
 
 
-def _raise_unknown(banks: Sequence[Bank], threshold: float | None) -> None:
+def _warn_unknown(banks: Sequence[Bank], threshold: float | None) -> None:
     """Warn of layers that may have been alike enough, and stay."""
     unknown = [bank for bank in banks if bank.unfolded]
     if unknown and threshold is not None and threshold < 1.0:

@@ -23,7 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach.activations import OutputRelaxation, Spot
+from paretorch.core.attach.activations import OutputRelaxation, OutputSite
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
@@ -92,8 +92,8 @@ class PACTActivations(GivenBits):
         require_number("alpha", self.alpha, 0.0, 1e6, "give a positive number", above=True)
         require_number("alpha_decay", self.alpha_decay, 0.0, 1e6, "a weight decay is 0 or more")
 
-    def quantizer(self, spot: Spot, grouping: Grouping) -> "_Clipped":
-        return _Clipped(self, spot, grouping)
+    def quantizer(self, site: OutputSite, grouping: Grouping) -> "_Clipped":
+        return _Clipped(self, site, grouping)
 
 
 class _Clipped(OutputRelaxation):
@@ -102,11 +102,11 @@ class _Clipped(OutputRelaxation):
     kind: ClassVar[str] = "activations"
     steps: Tensor
 
-    def __init__(self, method: PACTActivations, spot: Spot, grouping: Grouping) -> None:
-        super().__init__(grouping, 0.0, spot.device)
+    def __init__(self, method: PACTActivations, site: OutputSite, grouping: Grouping) -> None:
+        super().__init__(grouping, 0.0, site.device)
         self.number, self.decay = float(method.bits), method.alpha_decay
-        self.alpha = nn.Parameter(torch.tensor([method.alpha], dtype=torch.float32, device=spot.device))
-        steps = torch.full(grouping.grid, 2**method.bits - 1, dtype=torch.int32, device=spot.device)
+        self.alpha = nn.Parameter(torch.tensor([method.alpha], dtype=torch.float32, device=site.device))
+        steps = torch.full(grouping.grid, 2**method.bits - 1, dtype=torch.int32, device=site.device)
         self.register_buffer("steps", steps, persistent=False)
 
     def ends(self) -> tuple[Tensor, Tensor]:
