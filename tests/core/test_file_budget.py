@@ -83,7 +83,7 @@ def test_beside_a_given_target_the_other_fills_the_file() -> None:
     methods = ContinuousSparsification(target=0.7), SMOL(scale="auto")
     plan = compress(wide_net(), *methods, steps=20, budget=3000)
     (assigned,) = (method.share for method in plan.methods() if method.kind == "precision")
-    with pytest.warns(UserWarning, match="rounding will be felt"):
+    with pytest.warns(UserWarning, match="rounding will change the network"):
         plan.harden()
     reached = plan.metrics()
     assert reached["sparsity"] == pytest.approx(0.7), (

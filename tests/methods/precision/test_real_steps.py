@@ -290,7 +290,7 @@ def test_a_budget_is_kept_and_a_copy_goes_on(tmp_path: Path) -> None:
     assert 2700 <= (tmp_path / "model.pare").stat().st_size <= 3000
 
 
-def test_rounding_that_will_be_felt_is_warned_of() -> None:
+def test_rounding_that_changes_the_network_is_warned_of() -> None:
     plan = pt.compress(net(), pt.SMOL(target_bits=3.0), steps=10)
     with pytest.warns(UndecidedWarning, match="times as far as by the noise that they were trained with"):
         plan.harden()
@@ -302,7 +302,7 @@ def test_rounding_that_will_be_felt_is_warned_of() -> None:
         plan.harden()
 
 
-def test_rounding_that_will_not_be_felt_is_not() -> None:
+def test_rounding_that_changes_little_is_not() -> None:
     model = net()
     plan = pt.compress(model, pt.SMOL(target_bits=3.0, group="channel"), steps=10)
     optimizer = train(model, plan, 10)

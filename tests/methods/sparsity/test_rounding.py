@@ -35,7 +35,7 @@ def test_masks_that_are_as_they_will_be_are_rounded_in_silence(target: float | N
     assert _heard(_settled([1.0, -1.0, 1.0, -1.0], target)) == []
 
 
-def test_rows_that_rounding_turns_over_are_felt() -> None:
+def test_rows_that_rounding_turns_over_are_counted() -> None:
     plan = _settled([1.0, 0.5, 0.7, -1.0], 0.5)
     assert plan.metrics()["sparsity"] == 0.25
     (message,) = _heard(plan)

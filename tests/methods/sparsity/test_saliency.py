@@ -122,7 +122,7 @@ def test_masks_are_decided_at_harden(steps: int, recwarn: pytest.WarningsRecorde
     x = next(data(5))
     soft = model(x)
     plan.harden()
-    assert not [one for one in recwarn if "rounding will be felt" in str(one.message)]
+    assert not [one for one in recwarn if "rounding will change the network" in str(one.message)]
     assert float((model(x) - soft).norm() / soft.norm()) < 0.1
     kept = int((~zeros_of(model)).sum())
     assert kept == round(0.2 * len(zeros_of(model)))

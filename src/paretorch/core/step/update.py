@@ -14,7 +14,7 @@ from paretorch.errors import DivergenceError, UndecidedWarning, warn
 from paretorch.support.blocks import all_finite
 from paretorch.support.sharded import is_sharded, local, shard_like, whole, write
 
-_FELT = 0.01
+_MIN_UNDECIDED = 0.01
 
 
 def check_finite(
@@ -52,10 +52,10 @@ def require_finite(weights: list[RelaxedWeight], terms: list[Term]) -> None:
 def warn_undecided(term: Term, step: Tensor) -> None:
     """Say how much rounding will change, where that is not next to nothing."""
     undecided = term.method.undecided(term) if isinstance(term.method, Steered) else None
-    if undecided is not None and float(undecided) > _FELT:
+    if undecided is not None and float(undecided) > _MIN_UNDECIDED:
         warn(
             f"harden at step {int(step)} of {term.steps}: the masks of {type(term.method).__name__} are on average "
-            f"{float(undecided):.3f} away from 0 or 1, so rounding will be felt; train on until the temperature is high, "
+            f"{float(undecided):.3f} away from 0 or 1, so rounding will change the network; train on until the temperature is high, "
             "or look first with plan.hardened()",
             UndecidedWarning,
         )

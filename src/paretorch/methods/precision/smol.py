@@ -50,12 +50,12 @@ from paretorch.methods.precision.step_sizes import (
     steps_of,
 )
 from paretorch.methods.precision.stepped import Stepped
-from paretorch.methods.precision.undecided import noise_size, raise_unseen, rounding_error, step_of, warn_felt
+from paretorch.methods.precision.undecided import noise_size, raise_unseen, rounding_error, step_of, warn_large_change
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole
 
-_QUIET = 0.5  # bits of a target: below, the noise of what will be zero is held to what it loses
-_FELT = 0.05  # bits above the target that are worth a word
+_LIMITED_BELOW = 0.5  # bits of a target: below, the noise of what will be zero is limited to what it loses
+_MAX_EXCESS = 0.05  # bits above the target without a warning
 _UNKNOWN_BITS = 3.0  # of a kept weight, that "auto" scales for where no target says
 _FOLLOW = 8  # steps after which scales are looked at on a GPU
 _MEASURED = 0.08  # share of the steps in which real steps learn what the loss feels
@@ -224,7 +224,7 @@ class SMOL(Steered, Method):
         lead = lead_for(_UNKNOWN_BITS if target is None else target, self.zero_precision)
         exponent = exponent_for(site, self.binary_scale, lead)
         require_digits(site.name, site.weight.dtype, level_above(self.init_bits, self.allowed_bits))
-        quiet = self.zero_precision and target is not None and target < _QUIET
+        quiet = self.zero_precision and target is not None and target < _LIMITED_BELOW
         return Precision(self, site, grouping, seed, exponent, lead if self.binary_scale == "auto" else None, quiet)
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
@@ -314,7 +314,7 @@ class SMOL(Steered, Method):
             assert self.target_bits is not None
             moved = settle(term, self.target_bits * factor, untrained=step_of(term) == 0)
             if factor == 1.0 and moved > _MOVED:
-                warn_felt(term, f"steps change by a factor of {2.0**moved:.2g} on average to meet the target")
+                warn_large_change(term, f"steps change by a factor of {2.0**moved:.2g} on average to meet the target")
             return
         budget = None
         if self.target_bits is not None or factor != 1.0:
@@ -329,8 +329,10 @@ class SMOL(Steered, Method):
         if factor == 1.0:
             ratio = rounding_error(term, members) / max(trained_with, 1e-30)
             if ratio > _NOISIER:
-                warn_felt(term, f"weights move {ratio:.2g} times as far as by the noise that they were trained with")
-        if self.target_bits is not None and factor == 1.0 and least > (self.target_bits + _FELT) * term.weights:
+                warn_large_change(
+                    term, f"weights move {ratio:.2g} times as far as by the noise that they were trained with"
+                )
+        if self.target_bits is not None and factor == 1.0 and least > (self.target_bits + _MAX_EXCESS) * term.weights:
             zeros = "weights above half of their layer's scale keep a bit: use a sparsity method beside it"
             others = (
                 "every kept weight has at least the lowest precision: drop more of them, or use zero_precision=True"

@@ -142,9 +142,9 @@ class Stepped(Relaxation):
         return self.grouping.expand(laplace_bits(self.ratio(s)))
 
     def price_slope(self, s: Tensor) -> Tensor:
-        felt = self.heat > 0.0
+        seen = self.heat > 0.0
         # What no batch has shown, such as rows of an embedding, has no side that the price could be weighed against.
-        priced = (felt | ~felt.any()).to(torch.float32)
+        priced = (seen | ~seen.any()).to(torch.float32)
         return laplace_slope(self.ratio(s)) * torch.sigmoid(-s) / LOG2 * priced
 
 

@@ -25,10 +25,10 @@ def step_of(term: Term) -> int:
     return int(getattr(term.root, f"{PREFIX}step"))
 
 
-def warn_felt(term: Term, why: str) -> None:
-    """Say that rounding will be felt."""
+def warn_large_change(term: Term, why: str) -> None:
+    """Warn that rounding will change the network noticeably."""
     warn(
-        f"harden at step {step_of(term)} of {term.steps}: {why}, so rounding will be felt; train on to the target, fine-tune "
+        f"harden at step {step_of(term)} of {term.steps}: {why}, so rounding will change the network; train on to the target, fine-tune "
         "after harden, or look first with plan.hardened()",
         UndecidedWarning,
     )
