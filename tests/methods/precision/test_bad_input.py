@@ -11,7 +11,7 @@ from paretorch import SMOL, ContinuousSparsification, compress
 from paretorch.errors import ConfigError, DivergenceError, MissedTargetWarning
 from paretorch.methods.precision.grid import quantize
 from paretorch.methods.precision.rivals import Uniform
-from paretorch.methods.precision.scales import lead_for
+from paretorch.methods.precision.scales import scale_offset
 from paretorch.methods.precision.shuffle import GivenPrecision, precision_map
 from tests.contract.cases import build
 from tests.contract.loop import equal, snapshot
@@ -122,7 +122,7 @@ def test_the_scale_is_found_where_none_is_given(scale: str) -> None:
     rms = [float(network[i].weight.detach().square().mean().sqrt()) for i in (0, 2)]
     plan = compress(network, SMOL(target_bits=4.0, scale=scale), steps=4)
     found = [own.scale_exponent() for own in relaxations(network)]
-    assert found == ([0, 2] if scale == "fit" else [round(math.log2(one) + lead_for(4.0)) for one in rms])
+    assert found == ([0, 2] if scale == "fit" else [round(math.log2(one) + scale_offset(4.0)) for one in rms])
     plan.harden()
     weight = relaxations(network)[1]
     levels = weight.levels(weight.decision.detach())

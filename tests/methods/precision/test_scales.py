@@ -10,7 +10,7 @@ from torch import nn
 
 from paretorch import SMOL, ContinuousSparsification, compress
 from paretorch.methods.precision.grid import quantize
-from paretorch.methods.precision.scales import Scaled, follow, lead_for
+from paretorch.methods.precision.scales import Scaled, follow, scale_offset
 from tests.contract.loop import optimizer_of, train
 from tests.decisions import relaxations
 
@@ -24,7 +24,7 @@ def error(weight: torch.Tensor, k: int, bits: int) -> float:
 @given(spread=st.floats(-8.0, 3.0))
 def test_it_is_about_the_best_for_normal_weights(bits: int, spread: float) -> None:
     weight = torch.randn(20_000, generator=torch.Generator().manual_seed(0)) * 2.0**spread
-    chosen = round(math.log2(float(weight.square().mean().sqrt())) + lead_for(bits))
+    chosen = round(math.log2(float(weight.square().mean().sqrt())) + scale_offset(bits))
     best = min(error(weight, k, bits) for k in range(chosen - 5, chosen + 6))
     assert error(weight, chosen, bits) <= 1.5 * best  # 1.48 is the worst of these, at the border between two scales
 
@@ -33,9 +33,9 @@ def test_it_is_about_the_best_for_normal_weights(bits: int, spread: float) -> No
 def test_with_few_bits_zero_precision_has_room(bits: float) -> None:
     for spread in torch.linspace(0.5, 1.0, 9).tolist():
         weight = spread * torch.randn(20_000, generator=torch.Generator().manual_seed(2))
-        k = round(math.log2(float(weight.square().mean().sqrt())) + lead_for(bits, zero_precision=True))
+        k = round(math.log2(float(weight.square().mean().sqrt())) + scale_offset(bits, zero_precision=True))
         assert float((weight.abs() > 2.0 ** (k - 1)).float().mean()) <= bits * 1.02
-    assert lead_for(1.5, zero_precision=True) == lead_for(1.5)
+    assert scale_offset(1.5, zero_precision=True) == scale_offset(1.5)
 
 
 @pytest.mark.parametrize(("size", "k"), [(1e-17, -56), (1e-30, -60), (1e17, 56), (1e25, 60), (0.0, 0)])
@@ -142,7 +142,7 @@ def test_beside_masks_it_follows_what_is_kept() -> None:
     train(model, plan, optimizer_of(plan), torch.randn(16, 60), 20)
     own = model.paretorch_weight
     spread = math.log2(float(own.latent.detach()[own.survives() > 0].square().mean().sqrt()))
-    assert abs(spread + own.precision.lead - own.precision.scale_exponent()) < 0.8
+    assert abs(spread + own.precision.scale_offset - own.precision.scale_exponent()) < 0.8
 
 
 @pytest.mark.parametrize("target", [0.02, 0.3, 0.8])

@@ -14,7 +14,7 @@ from paretorch import SMOL, ContinuousSparsification, Plan, compress
 from paretorch.core.method import Method
 from paretorch.core.step.noise import seed_for, uniform
 from paretorch.errors import ConfigError
-from paretorch.methods.precision.scales import lead_for
+from paretorch.methods.precision.scales import scale_offset
 from tests.decisions import bits, decisions, largest_group, relaxations
 from tests.methods.precision.algorithm_5 import Smol, q
 
@@ -238,7 +238,7 @@ def test_the_grid_comes_with_the_state(old: bool) -> None:
 def test_values_lie_on_the_scaled_grid(scale: str | int) -> None:
     model = small_net()
     rms = float(model[3].weight.detach().square().mean().sqrt())
-    exponent = round(math.log2(rms) + lead_for(3.0)) if scale == "auto" else int(scale)
+    exponent = round(math.log2(rms) + scale_offset(3.0)) if scale == "auto" else int(scale)
     plan = compress(model, SMOL(penalty=0.0, scale=scale, init_bits=4.5), steps=10)
     small = plan.finalize()
     unit = 2.0**exponent * 2.0 ** (1 - 4)

@@ -44,12 +44,12 @@ class LevelOptions(Protocol):
 class Leveled(Relaxation):
     """What both have in common: bits of s, real while searching and whole once hard, and what they cost.
 
-    Weights may have more, which activations do without: a scale 2^power, `lead` ahead of that of the weights if it follows
+    Weights may have more, which activations do without: a scale 2^power, `scale_offset` ahead of that of the weights if it follows
     them, and zeros, for weights that are nearer to zero than to their grid.
     """
 
     zero_precision: bool = False
-    lead: float | None = None
+    scale_offset: float | None = None
     power: Tensor
 
     def __init__(self, method: LevelOptions, grouping: Grouping, seed: int, device: torch.device) -> None:
@@ -217,7 +217,7 @@ def raise_scales(term: Term, members: Sequence[Leveled], budget: float) -> None:
     fall by half, and a target in between be missed by as much.
     """
     least = [_least(term, i, r) for i, r in enumerate(members)]
-    growth = {i: _MOST_GROWTH for i, r in enumerate(members) if r.lead is not None and r.zero_precision}
+    growth = {i: _MOST_GROWTH for i, r in enumerate(members) if r.scale_offset is not None and r.zero_precision}
     while sum(least) > budget and any(growth.values()):
         first = max((i for i, left in growth.items() if left), key=least.__getitem__)
         members[first].power.add_(1)

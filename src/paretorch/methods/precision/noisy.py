@@ -48,7 +48,7 @@ class NoisyOptions(LevelOptions, Protocol):
 class Precision(Leveled):
     """W = w + 2^k σ(s) ⊙ ε while searching; W = 2^k Q(w / 2^k, p) once hard.
 
-    quiet: the noise of a weight that would be zero is |w| ⊙ ε.
+    limits_noise: the noise of a weight that would be zero is |w| ⊙ ε.
     """
 
     kind: ClassVar[str] = "precision"
@@ -63,12 +63,12 @@ class Precision(Leveled):
         grouping: Grouping,
         seed: int,
         exponent: int,
-        lead: float | None,
-        quiet: bool,
+        offset: float | None,
+        limits_noise: bool,
     ) -> None:
         device = site.weight.device
         super().__init__(method, grouping, seed, device)
-        self.lead, self.zero_precision, self.quiet = lead, method.zero_precision, quiet
+        self.scale_offset, self.zero_precision, self.limits_noise = offset, method.zero_precision, limits_noise
         self.clips_hard = method.clip_finetuning
         self.start = 0
         """Which number of the noise is the first."""
@@ -93,15 +93,15 @@ class Precision(Leveled):
 
     def batch_key(self) -> Hashable:
         levels = (self.most, self.allowed, self.rounding, self.clips_hard)
-        return (self.hard, self.training, self.quiet, self.zero_precision, levels)
+        return (self.hard, self.training, self.limits_noise, self.zero_precision, levels)
 
     @property
     def is_flat(self) -> bool:
-        return self.grouping.is_single and not self.quiet and not self.zero_precision
+        return self.grouping.is_single and not self.limits_noise and not self.zero_precision
 
     @property
     def can_fuse(self) -> bool:
-        return not self.quiet and not self.zero_precision and (self.hard or self.training)
+        return not self.limits_noise and not self.zero_precision and (self.hard or self.training)
 
     @classmethod
     def form(cls, members: Sequence["Precision"]) -> Form:
@@ -162,7 +162,7 @@ class Precision(Leveled):
         cls, members: Sequence["Precision"], grids: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> list[Tensor]:
         """How far the noise of each weight goes: 2^k σ(s)."""
-        if members[0].quiet:
+        if members[0].limits_noise:
             return [one.reach(weight, s) for one, weight, s in zip(members, weights, grids, strict=True)]
         scales = torch.stack([one.power for one in members])
         reach = torch._foreach_mul(torch._foreach_sigmoid(list(grids)), list(power_of_two(scales).unbind()))
@@ -185,9 +185,9 @@ class Precision(Leveled):
         if not decide:
             return own, None
         moved = list(torch._foreach_mul(torch._foreach_sub(list(outputs), list(inputs)), list(gradients)))
-        if first.quiet:  # noise that is held to |w| does not depend on s
-            loud = (one.is_loud(weight, s) for one, weight, s in zip(members, inputs, grids, strict=True))
-            moved = [one * own for one, own in zip(moved, loud, strict=True)]
+        if first.limits_noise:  # noise that is limited to |w| does not depend on s
+            full = (one.has_full_noise(weight, s) for one, weight, s in zip(members, inputs, grids, strict=True))
+            moved = [one * own for one, own in zip(moved, full, strict=True)]
         if len(moved) < len(members):
             return own, [moved[0].mul_(torch.sigmoid(grids[0].neg()))]
         reduced = [one.grouping.reduce(value.to(torch.float32)) for one, value in zip(members, moved, strict=True)]
@@ -215,14 +215,14 @@ class Precision(Leveled):
     def forward(self, weight: Tensor) -> Tensor:
         return self.apply_all([self], [self.grid()], [weight])[0]
 
-    def is_loud(self, weight: Tensor, s: Tensor) -> Tensor:
-        """Whether the noise of each weight is not held to |w|."""
+    def has_full_noise(self, weight: Tensor, s: Tensor) -> Tensor:
+        """Whether the noise of each weight is not limited to |w|."""
         return weight.to(torch.float32).abs() > 0.5 * self.scale * self.grouping.expand(torch.sigmoid(s))
 
     def reach(self, weight: Tensor, s: Tensor) -> Tensor:
         """How far the noise of each weight goes."""
         reach = self.scale * self.grouping.expand(torch.sigmoid(s))
-        if self.quiet:
+        if self.limits_noise:
             size = weight.to(torch.float32).abs()
             reach = torch.where(size <= 0.5 * reach, size, reach)
         return reach

@@ -33,18 +33,18 @@ def check_scale(scale: str | int) -> None:
         raise ConfigError(f'scale={scale!r}: use "fit", "auto", or an exponent from -{_MOST} to {_MOST}')
 
 
-def lead_for(bits: float, zero_precision: bool = False) -> float:
+def scale_offset(bits: float, zero_precision: bool = False) -> float:
     """How far k is ahead of log₂ rms(w).
 
     With zero precision, weights above 2^(k−1) keep a bit at least: below one bit, 2^(k−1) must be so large that they are few.
     """
-    lead = 0.6 * math.log2(max(bits, 1.3) / 2.0)
+    offset = 0.6 * math.log2(max(bits, 1.3) / 2.0)
     if zero_precision and bits < 1.0:
-        lead = max(lead, 1.5 + math.log2(NormalDist().inv_cdf(1.0 - bits / 2.0)))
-    return lead
+        offset = max(offset, 1.5 + math.log2(NormalDist().inv_cdf(1.0 - bits / 2.0)))
+    return offset
 
 
-def exponent_for(site: Site, scale: str | int, lead: float) -> int:
+def exponent_for(site: Site, scale: str | int, offset: float) -> int:
     """k: as given; "auto": what suits the weights; "fit": 0, or as much as it takes for the weights to fit."""
     weight = site.weight.detach().to(torch.float32)
     top = float(weight.abs().max())
@@ -52,7 +52,7 @@ def exponent_for(site: Site, scale: str | int, lead: float) -> int:
         rms = float(weight.square().mean().sqrt())
         if not 0.0 < rms < math.inf:  # squares beyond fp32
             rms = float(weight.double().square().mean().sqrt())
-        return max(-_MOST, min(round(math.log2(rms) + lead), _MOST)) if rms > 0 else 0
+        return max(-_MOST, min(round(math.log2(rms) + offset), _MOST)) if rms > 0 else 0
     if scale == "fit":
         return max(math.ceil(math.log2(top)) - 1, 0) if top > 0 else 0
     assert isinstance(scale, int)
@@ -70,7 +70,7 @@ class Scaled(NamedTuple):
     """
 
     power: Tensor
-    lead: float
+    offset: float
     weight: Tensor
     kept: Tensor | Callable[[], Tensor | None] | None = None
 
@@ -86,7 +86,7 @@ def follow(layers: list[Scaled]) -> None:
 
 
 def _sizes(layers: list[Scaled]) -> Tensor:
-    """What log₂ is k of: the root mean square of some of each layer's weights, times 2^lead."""
+    """What log₂ is k of: the root mean square of some of each layer's weights, times 2^offset."""
     seen, kept = [], []
     for layer in layers:
         weight = whole(layer.weight)
@@ -98,11 +98,11 @@ def _sizes(layers: list[Scaled]) -> Tensor:
     flat = torch.cat(seen).to(torch.float32)
     if all(own is None for own in kept):
         norms = list(torch._foreach_norm(flat.split(counts)))
-        torch._foreach_mul_(norms, [2.0**layer.lead * n**-0.5 for layer, n in zip(layers, counts, strict=True)])
+        torch._foreach_mul_(norms, [2.0**layer.offset * n**-0.5 for layer, n in zip(layers, counts, strict=True)])
         return torch.stack(norms)
     open_now = [flat.new_ones(n) if own is None else own for own, n in zip(kept, counts, strict=True)]
     flags = torch.cat(open_now).to(torch.float32)
     norms = list(torch._foreach_norm((flat * flags).split(counts)))
-    torch._foreach_mul_(norms, [2.0**layer.lead for layer in layers])
+    torch._foreach_mul_(norms, [2.0**layer.offset for layer in layers])
     left = torch.stack(torch._foreach_norm(flags.split(counts), 1))  # of zeros and ones: how many are ones
     return torch.stack(norms) * left.clamp_min(1.0) ** -0.5

@@ -37,7 +37,7 @@ from paretorch.errors import ConfigError, MissedTargetWarning, warn
 from paretorch.methods.precision.grid import MAX_BITS, level_above, real_bits, require_digits, s_of_bits
 from paretorch.methods.precision.levels import allocate, are_found, count_search, raise_scales
 from paretorch.methods.precision.noisy import Precision
-from paretorch.methods.precision.scales import Scaled, check_scale, exponent_for, follow, lead_for
+from paretorch.methods.precision.scales import Scaled, check_scale, exponent_for, follow, scale_offset
 from paretorch.methods.precision.step_sizes import (
     count_bits,
     follow_price,
@@ -221,11 +221,11 @@ class SMOL(Steered, Method):
             return Stepped(grouping, site.weight.device)
         # Beside masks a target counts the dropped weights too, and so says nothing of those that are kept.
         target = None if "sparsity" in together else self.target_bits
-        lead = lead_for(_UNKNOWN_BITS if target is None else target, self.zero_precision)
-        exponent = exponent_for(site, self.binary_scale, lead)
+        offset = scale_offset(_UNKNOWN_BITS if target is None else target, self.zero_precision)
+        exponent = exponent_for(site, self.binary_scale, offset)
         require_digits(site.name, site.weight.dtype, level_above(self.init_bits, self.allowed_bits))
-        quiet = self.zero_precision and target is not None and target < _LIMITED_BELOW
-        return Precision(self, site, grouping, seed, exponent, lead if self.binary_scale == "auto" else None, quiet)
+        limits_noise = self.zero_precision and target is not None and target < _LIMITED_BELOW
+        return Precision(self, site, grouping, seed, exponent, offset if self.binary_scale == "auto" else None, limits_noise)
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
         if self.is_real:
@@ -372,8 +372,8 @@ def _follow_weights(term: Term) -> None:
     if not term.is_on_weights:
         return
     layers = zip(term.relaxations, term.latents(), term.chains, strict=True)
-    scaled = [(r, latent, chain) for r, latent, chain in layers if isinstance(r, Precision) and r.lead is not None]
-    follow([Scaled(r.power, r.lead or 0.0, latent, chain.survives) for r, latent, chain in scaled])
+    scaled = [(r, latent, chain) for r, latent, chain in layers if isinstance(r, Precision) and r.scale_offset is not None]
+    follow([Scaled(r.power, r.scale_offset or 0.0, latent, chain.survives) for r, latent, chain in scaled])
 
 
 def _average(term: Term) -> Tensor:

@@ -16,7 +16,7 @@ from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
 from paretorch.methods.precision.grid import MAX_BITS, power_of_two, quantize, require_digits
 from paretorch.methods.precision.rivals.rival import Quantized, Rival, through
-from paretorch.methods.precision.scales import check_scale, exponent_for, lead_for
+from paretorch.methods.precision.scales import check_scale, exponent_for, scale_offset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Uniform(Rival):
 
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "Fixed":
         require_digits(site.name, site.weight.dtype, self.bits)
-        return Fixed(grouping, self.bits, site.weight.device, exponent_for(site, self.scale, lead_for(self.bits)))
+        return Fixed(grouping, self.bits, site.weight.device, exponent_for(site, self.scale, scale_offset(self.bits)))
 
 
 class Fixed(Quantized):
