@@ -10,7 +10,7 @@ from torch import nn
 
 from paretorch import SMOL, ContinuousSparsification, compress
 from paretorch.methods.precision.grid import quantize
-from paretorch.methods.precision.scales import Scaled, follow, scale_offset
+from paretorch.methods.precision.scales import Scaled, scale_offset, update_powers
 from tests.contract.loop import optimizer_of, train
 from tests.decisions import relaxations
 
@@ -54,8 +54,8 @@ def test_it_follows_the_weights(start: int, factor: float, size: int) -> None:
     weight = weight / weight.square().mean().sqrt() * 2.0 ** (start + factor)
     power = torch.tensor(start, dtype=torch.int32)
     other = torch.tensor(7, dtype=torch.int32)
-    follow([Scaled(power, 0.0, weight), Scaled(other, 0.0, torch.zeros(4))])
-    follow([])
+    update_powers([Scaled(power, 0.0, weight), Scaled(other, 0.0, torch.zeros(4))])
+    update_powers([])
     sampled = 0.15 if size > 2048 else 1e-3
     assert abs(int(power) - (start + factor)) <= 0.6 + sampled
     if abs(factor) < 0.6 - sampled:
@@ -98,11 +98,11 @@ def test_dropped_weights_do_not_count(shape: tuple[int, ...]) -> None:
     power = torch.tensor(0, dtype=torch.int32)
     kept = torch.zeros(shape[0], *[1] * (len(shape) - 1))
     kept[0] = 1.0
-    follow([Scaled(power, 0.0, weight, kept)])
+    update_powers([Scaled(power, 0.0, weight, kept)])
     assert int(power) == 2
-    follow([Scaled(power, 0.0, weight, 1.0 - kept)])
+    update_powers([Scaled(power, 0.0, weight, 1.0 - kept)])
     assert int(power) == round(math.log2(0.01))
-    follow([Scaled(power, 0.0, weight, 0.0 * kept)])
+    update_powers([Scaled(power, 0.0, weight, 0.0 * kept)])
     assert int(power) == round(math.log2(0.01)), "where nothing is kept, nothing is said"
 
 
@@ -127,8 +127,8 @@ def test_compiled_it_moves_alike() -> None:
         return [Scaled(k, 0.2, w, m) for k, w, m in zip(powers, weights, kept, strict=True)]
 
     plain, compiled = layers(), layers()
-    follow(plain)
-    torch.compile(follow, fullgraph=True)(compiled)
+    update_powers(plain)
+    torch.compile(update_powers, fullgraph=True)(compiled)
     found = [int(layer.power) for layer in plain]
     assert found == [int(layer.power) for layer in compiled]
     assert found == [-5, -1, 2, 3, 4, -4]

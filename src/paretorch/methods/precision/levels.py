@@ -27,6 +27,7 @@ from paretorch.core.rounding import raise_levels
 from paretorch.core.step.sample import some, stride_for
 from paretorch.errors import ConfigError
 from paretorch.methods.precision.grid import LOG2, MAX_BITS, level_above, power_of_two, real_bits, s_of_bits, whole_bits
+from paretorch.methods.precision.scales import Scaled, update_powers
 from paretorch.support.sharded import whole, write
 
 
@@ -114,6 +115,29 @@ def count_search(term: Term) -> tuple[Tensor, Tensor]:
 
 
 _MOST_GROWTH = 16  # of log₂ of a scale
+
+
+def update_scales(term: Term) -> None:
+    """Bring the scales that follow their weights to where the weights are now."""
+    if not term.is_on_weights:
+        return
+    layers = zip(cast(list[Leveled], term.relaxations), term.latents(), term.chains, strict=True)
+    scaled = [(r, latent, chain) for r, latent, chain in layers if r.scale_offset is not None]
+    update_powers([Scaled(r.power, r.scale_offset or 0.0, latent, chain.survives) for r, latent, chain in scaled])
+
+
+def average_bits(term: Term) -> Tensor:
+    """Bits per selected weight as they would count if rounded now: a weight that would be dropped counts 0."""
+    if are_found(term) and not term.relaxations[0].hard:
+        return count_search(term)[1]
+    bits = []
+    for relaxation, chain in zip(term.relaxations, term.chains, strict=True):
+        for _, r, part in chain.parts_of(relaxation):
+            own, kept = r.bits(r.grid(whole(r.decision))), part.survives()
+            assert own is not None
+            used = own if kept is None else own * kept
+            bits.append(used.sum() * (math.prod(r.grouping.shape) / used.numel()))
+    return torch.stack(bits).sum() / term.weights
 
 
 def allocate(term: Term, members: Sequence[Leveled], budget: float | None) -> tuple[float, float]:

@@ -75,7 +75,7 @@ class Scaled(NamedTuple):
     kept: Tensor | Callable[[], Tensor | None] | None = None
 
 
-def follow(layers: list[Scaled]) -> None:
+def update_powers(layers: list[Scaled]) -> None:
     """k of every layer to where its weights are now, in place: one sum a layer, and a handful of operations for all."""
     if not layers:
         return

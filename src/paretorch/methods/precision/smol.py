@@ -35,31 +35,33 @@ from paretorch.core.step.optimizers import adam
 from paretorch.core.step.schedules import cubic, progress
 from paretorch.errors import ConfigError, MissedTargetWarning, warn
 from paretorch.methods.precision.grid import MAX_BITS, level_above, real_bits, require_digits, s_of_bits
-from paretorch.methods.precision.levels import allocate, are_found, count_search, raise_scales
+from paretorch.methods.precision.levels import (
+    allocate,
+    are_found,
+    average_bits,
+    count_search,
+    raise_scales,
+    update_scales,
+)
 from paretorch.methods.precision.noisy import Precision
-from paretorch.methods.precision.scales import Scaled, check_scale, exponent_for, follow, scale_offset
+from paretorch.methods.precision.scales import check_scale, exponent_for, scale_offset
 from paretorch.methods.precision.step_sizes import (
     count_bits,
-    follow_price,
-    follow_target,
-    goal_for,
-    members_of,
+    is_measured,
     settle,
-    spread_by_sensitivity,
-    start,
+    start_search,
+    steer_steps,
     steps_of,
+    update_price,
 )
 from paretorch.methods.precision.stepped import Stepped
 from paretorch.methods.precision.undecided import noise_size, raise_unseen, rounding_error, step_of, warn_large_change
 from paretorch.support.checks import require_number
-from paretorch.support.sharded import whole
 
 _LIMITED_BELOW = 0.5  # bits of a target: below, the noise of what will be zero is limited to what it loses
 _MAX_EXCESS = 0.05  # bits above the target without a warning
 _UNKNOWN_BITS = 3.0  # of a kept weight, that "auto" scales for where no target says
-_FOLLOW = 8  # steps after which scales are looked at on a GPU
-_MEASURED = 0.08  # share of the steps in which real steps learn what the loss feels
-_COUNTS = 10  # times in a search that the bits of real steps are counted; in between a formula says how they change
+_SCALE_INTERVAL = 8  # steps between two updates of scales on a GPU
 _TRAVEL = 0.3  # how far s of a real step may go
 _NOISIER = 3.0  # times the noise of the search: rounding to the bits below at most doubles it
 _MOVED = 0.25  # of log₂ of a step
@@ -239,43 +241,39 @@ class SMOL(Steered, Method):
     def schedule(self, term: Term, step: Tensor) -> None:
         if self.is_real:
             if term.optimizer is None and term.count is None and int(step) == 0:
-                self._start_real(term)
+                assert self.target_bits is not None
+                start_search(term, self.target_bits)
         elif self.target_bits is None:
             term.set_scalar("price", self._start_price(term))
 
     def recording(self, term: Term) -> str | None:
-        if term.count is None or (self.is_real and self._is_measured(term, term.count)):
+        if term.count is None or (self.is_real and is_measured(term, term.count)):
             return None
-        return "scales" if term.count % _FOLLOW == 0 else "all"
-
-    def _start_real(self, term: Term) -> None:
-        """The first steps, and the bits by the formula that go with them, which the search keeps to."""
-        assert self.target_bits is not None
-        members = members_of(term)
-        for r in members:
-            r.measured = self._spreads(term.steps)[-1]
-        start(term, self.target_bits, alone=all(len(chain.relaxations()) == 1 for chain in term.chains))
-        term.set_scalar("integral", goal_for(term, self.target_bits))
+        return "scales" if term.count % _SCALE_INTERVAL == 0 else "all"
 
     def _start_price(self, term: Term) -> float:
         return self.penalty if self.penalty is not None else 0.27 / max(term.weights, 1)
 
     def price(self, term: Term) -> Tensor | None:
         if self.is_real:
-            follow_price(term)
+            update_price(term)
         return term.scalar("price")
 
     @property
     def is_steered(self) -> bool:
         return self.target_bits is not None
 
+    def _updates_scales(self, term: Term, step: Tensor) -> bool:
+        return term.count is None or term.count % _SCALE_INTERVAL == 0 or not step.is_cuda
+
     def steer(self, term: Term, step: Tensor) -> None:
         if self.is_real:
-            self._steer_real(term, step)
+            assert self.target_bits is not None
+            steer_steps(term, step, self.target_bits, corrects=self._updates_scales(term, step))
             return
         # Weights move slowly, and a scale by whole powers of two: on a GPU, where launches cost, not at every step.
-        if term.count is None or term.count % _FOLLOW == 0 or not step.is_cuda:
-            _follow_weights(term)
+        if self._updates_scales(term, step):
+            update_scales(term)
         if self.target_bits is None:
             return
         if are_found(term) or term.loses_channels:
@@ -290,24 +288,6 @@ class SMOL(Steered, Method):
         exponent = (_PROPORTIONAL * error + _INTEGRAL * integral).clamp(-30.0, 30.0)
         term.set_scalar("price", self._start_price(term) * torch.exp(exponent))
 
-    def _spreads(self, steps: int) -> list[int]:
-        """The steps after which real steps follow what was measured: the first share, and each doubling up to half of the search."""
-        first = max(1, round(_MEASURED * steps))
-        return [first * 2**i for i in range(steps.bit_length()) if i == 0 or first * 2**i <= steps // 2]
-
-    def _is_measured(self, term: Term, count: int) -> bool:
-        """Whether real steps follow what was measured, or their bits are counted, at this step."""
-        return count % max(1, term.steps // _COUNTS) == 0 or count in self._spreads(term.steps)
-
-    def _steer_real(self, term: Term, step: Tensor) -> None:
-        assert self.target_bits is not None
-        if term.count is None or term.count in self._spreads(term.steps):
-            spread_by_sensitivity(term, step, self._spreads(term.steps))
-        if term.count is not None and self._is_measured(term, term.count):
-            term.set_scalar("integral", goal_for(term, self.target_bits))
-        if term.count is None or term.count % _FOLLOW == 0 or not step.is_cuda:
-            follow_target(term, term.scalar("integral"))
-
     def round(self, term: Term, factor: float) -> None:
         raise_unseen(term, tell=factor == 1.0)
         if self.is_real:
@@ -318,11 +298,11 @@ class SMOL(Steered, Method):
             return
         budget = None
         if self.target_bits is not None or factor != 1.0:
-            target = self.target_bits if self.target_bits is not None else float(_average(term))
+            target = self.target_bits if self.target_bits is not None else float(average_bits(term))
             budget = target * factor * term.weights
         members = [r for r in term.relaxations if isinstance(r, Precision)]
         if budget is not None:
-            _follow_weights(term)  # a smaller factor may have made room before
+            update_scales(term)  # a smaller factor may have made room before
             raise_scales(term, members, budget)
         trained_with = noise_size(term, members)
         bits, least = allocate(term, members, budget)
@@ -355,7 +335,7 @@ class SMOL(Steered, Method):
     def measure(self, term: Term) -> dict[str, Tensor]:
         if self.is_real:
             return {"bits": count_bits(term, steps_of(term))}
-        return {"bits": _average(term), "bit_price": term.scalar("price")}
+        return {"bits": average_bits(term), "bit_price": term.scalar("price")}
 
 
 def _is_printed(options: Mapping[str, Any]) -> bool:
@@ -366,25 +346,3 @@ def _is_printed(options: Mapping[str, Any]) -> bool:
         or options.get("allowed_bits")
     )
     return bool(binary) or options.get("group") in ("weight", "network")
-
-
-def _follow_weights(term: Term) -> None:
-    if not term.is_on_weights:
-        return
-    layers = zip(term.relaxations, term.latents(), term.chains, strict=True)
-    scaled = [(r, latent, chain) for r, latent, chain in layers if isinstance(r, Precision) and r.scale_offset is not None]
-    follow([Scaled(r.power, r.scale_offset or 0.0, latent, chain.survives) for r, latent, chain in scaled])
-
-
-def _average(term: Term) -> Tensor:
-    """Bits per selected weight as they would count if rounded now: a weight that would be dropped counts 0."""
-    if are_found(term) and not term.relaxations[0].hard:
-        return count_search(term)[1]
-    bits = []
-    for relaxation, chain in zip(term.relaxations, term.chains, strict=True):
-        for _, r, part in chain.parts_of(relaxation):
-            own, kept = r.bits(r.grid(whole(r.decision))), part.survives()
-            assert own is not None
-            used = own if kept is None else own * kept
-            bits.append(used.sum() * (math.prod(r.grouping.shape) / used.numel()))
-    return torch.stack(bits).sum() / term.weights

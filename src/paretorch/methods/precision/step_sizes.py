@@ -30,6 +30,8 @@ from paretorch.methods.precision.rate import Tally, bits_of, laplace_bits, lapla
 from paretorch.methods.precision.stepped import TINY, Stepped
 from paretorch.support.sharded import whole
 
+_MEASURED = 0.08  # share of the steps in which real steps learn what the loss feels
+_COUNTS = 10  # times in a search that the bits of real steps are counted; in between a formula says how they change
 _ROUNDS = 24
 _SEEN = 2**14  # weights of a layer, until the target is near
 _NEAR = 2e-4  # bits per weight that a target may be missed by
@@ -181,6 +183,36 @@ def _bisect(off: Callable[[float], float], guess: float, reach: float) -> float:
     return high
 
 
+def start_search(term: Term, target: float) -> None:
+    """Set the first steps, and the bits by the formula that go with them, which the search keeps to."""
+    for r in members_of(term):
+        r.measured = _spreads(term.steps)[-1]
+    start(term, target, alone=all(len(chain.relaxations()) == 1 for chain in term.chains))
+    term.set_scalar("integral", goal_for(term, target))
+
+
+def _spreads(steps: int) -> list[int]:
+    """The steps after which step sizes follow what was measured: the first share, and each doubling up to half of the search."""
+    first = max(1, round(_MEASURED * steps))
+    return [first * 2**i for i in range(steps.bit_length()) if i == 0 or first * 2**i <= steps // 2]
+
+
+def is_measured(term: Term, count: int) -> bool:
+    """Whether step sizes follow what was measured, or their bits are counted, at this step."""
+    return count % max(1, term.steps // _COUNTS) == 0 or count in _spreads(term.steps)
+
+
+def steer_steps(term: Term, step: Tensor, target: float, corrects: bool) -> None:
+    """Keep the search on target. corrects: whether the common factor is due at this step."""
+    spreads = _spreads(term.steps)
+    if term.count is None or term.count in spreads:
+        spread_by_sensitivity(term, step, spreads)
+    if term.count is not None and is_measured(term, term.count):
+        term.set_scalar("integral", goal_for(term, target))
+    if corrects:
+        correct_steps(term, term.scalar("integral"))
+
+
 def settle(term: Term, target: float, untrained: bool) -> float:
     """Write the final steps, on target, but for those that were given.
 
@@ -240,7 +272,7 @@ def spread_by_sensitivity(term: Term, step: Tensor, when: Sequence[int]) -> None
 
 
 @torch.no_grad()
-def follow_price(term: Term) -> None:
+def update_price(term: Term) -> None:
     """The price of a bit that the gradients of all steps together are worth: −Σ ∂L/∂s over Σ ∂bits/∂s, averaged over some steps.
 
     A group whose step the loss feels more than that gets a smaller one, and the others pay for it.
@@ -258,7 +290,7 @@ def follow_price(term: Term) -> None:
 
 
 @torch.no_grad()
-def follow_target(term: Term, goal: Tensor) -> None:
+def correct_steps(term: Term, goal: Tensor) -> None:
     """A common factor to all steps, so that the bits by the formula stay at their goal; device operations only."""
     members = members_of(term)
     torch._foreach_copy_(
