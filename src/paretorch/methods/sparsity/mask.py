@@ -119,17 +119,17 @@ class Mask(Relaxation):
         self.is_single = grouping.is_single
         self._opening = opening(options.gate, options.init)
         self.adopt(options)
-        if self.is_followed and not isinstance(grouping, Channels):
+        if self.uses_saliency and not isinstance(grouping, Channels):
             self.decision.data.copy_(log_magnitude(site.weight, self.grouping))
 
     def adopt(self, options: "Options") -> None:
-        """Take the start that the options name: decisions that follow saliencies begin with the whole network open."""
-        self.is_followed = options.start == "saliency"
-        start = self._opening if options.rescale and not self.is_followed else 1.0
+        """Use the start that the options name: decisions that follow saliencies begin with the whole network open."""
+        self.uses_saliency = options.start == "saliency"
+        start = self._opening if options.rescale and not self.uses_saliency else 1.0
         self.factor = 2.0 ** round(-math.log2(start)) if self.on_grid else 1.0 / start
 
     def batch_key(self) -> Hashable:
-        return (self.hard, self.training, self.gate, self.lags, self.is_followed, self.is_single and self.factor)
+        return (self.hard, self.training, self.gate, self.lags, self.uses_saliency, self.is_single and self.factor)
 
     @property
     def is_flat(self) -> bool:
@@ -153,7 +153,7 @@ class Mask(Relaxation):
         lags = first._place(_BACKWARD) == _BACKWARD
         kind = "open" if first.hard else "gate"
         rows = None if first.is_single else MaskRows(members)
-        return Form(kind, rows, first.factor, scalars, lags, first.is_followed)
+        return Form(kind, rows, first.factor, scalars, lags, first.uses_saliency)
 
     @classmethod
     def apply_all(cls, members: Sequence["Mask"], grids: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
@@ -190,7 +190,7 @@ class Mask(Relaxation):
             moved = [sum_rows(groupings, moved)]
         elif not all(one.is_single for one in members):
             moved = [one.reduce(value) for one, value in zip(groupings, moved, strict=True)]
-        if not members[0].is_followed:  # a saliency is c·w·∂L/∂W itself
+        if not members[0].uses_saliency:  # a saliency is c·w·∂L/∂W itself
             slopes = cls._slopes(members, grids, soft)
             torch._foreach_mul_(moved, slopes[:1] if is_one else slopes)
         return list(own), moved
@@ -222,7 +222,7 @@ class Mask(Relaxation):
     @classmethod
     def slopes_all(cls, members: Sequence["Mask"], grids: Sequence[Tensor]) -> list[Tensor]:
         first = members[0]
-        if first.is_followed:  # the target alone moves such decisions
+        if first.uses_saliency:  # the target alone moves such decisions
             return list(torch._foreach_mul(list(grids), 0.0))
         place = _BACKWARD if first.lags else _FORWARD
         shifted = _shifted(grids, first)
@@ -255,7 +255,7 @@ class Mask(Relaxation):
         return self.grouping.expand((s + self.scalar(1) >= 0).to(s.dtype))
 
     def price_slope(self, s: Tensor) -> Tensor:
-        return torch.zeros_like(s) if self.is_followed else self.gate.slope(s + self.scalar(1), self.scalar(2))
+        return torch.zeros_like(s) if self.uses_saliency else self.gate.slope(s + self.scalar(1), self.scalar(2))
 
     def scale_exponent(self) -> int | None:
         return round(math.log2(self.factor)) if self.on_grid else None
@@ -287,8 +287,8 @@ class MaskRows:
         if self._index is not None:
             own = self._decisions[0]
             total = sums.new_zeros(own.numel() + 1).index_add_(0, self._index, sums)[:-1]
-            return [(total if self._first.is_followed else total * self._slope(own)).view(own.shape)]
-        if not self._first.is_followed:
+            return [(total if self._first.uses_saliency else total * self._slope(own)).view(own.shape)]
+        if not self._first.uses_saliency:
             sums = sums * self._slope(flatten(self._decisions))
         return unflatten(sums, self._decisions)
 

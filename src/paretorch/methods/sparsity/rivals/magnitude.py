@@ -37,12 +37,12 @@ from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.step.schedules import cubic, progress
 from paretorch.errors import ConfigError
-from paretorch.methods.sparsity.rivals.following import Following, FollowingRival
+from paretorch.methods.sparsity.rivals.scored import ScoredMask, ScoredRival
 from paretorch.support.checks import require_count, require_number
 
 
 @dataclass(frozen=True, kw_only=True)
-class MagnitudePruning(FollowingRival):
+class MagnitudePruning(ScoredRival):
     """Train densely, drop the smallest weights at `harden`.
 
     target: share of the selected weights to drop. scope: "global" or "layer".
@@ -59,11 +59,11 @@ class MagnitudePruning(FollowingRival):
         term.set_scalar("goal", self.goal(step, term.steps))  # until rounding no mask is looked at
 
     def round(self, term: Term, factor: float) -> None:
-        self.follow(term, term.scalar("goal"))
+        self.update_masks(term, term.scalar("goal"))
         super().round(term, factor)
 
 
-class _Later(Following):
+class _Later(ScoredMask):
     """W = w while searching; w ⊙ m once hard."""
 
     def forward(self, weight: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class _Later(Following):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradualMagnitude(FollowingRival):
+class GradualMagnitude(ScoredRival):
     """Drop the smallest weights little by little while training.
 
     target: s_f, the share of the selected weights to drop. initial: s_i. scope: "global" or "layer".
@@ -97,9 +97,9 @@ class GradualMagnitude(FollowingRival):
         most = self.target if self.target is not None else 1.0
         require_number("initial", self.initial, 0.0, most, "start with a share from 0 to the target")
 
-    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Following:
+    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> ScoredMask:
         self.require_target()
-        return Following(grouping, site.weight.device)
+        return ScoredMask(grouping, site.weight.device)
 
     def goal(self, step: Tensor, steps: int) -> Tensor:
         first, every, count = self._renewals(steps)
@@ -119,7 +119,7 @@ class GradualMagnitude(FollowingRival):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DNW(FollowingRival):
+class DNW(ScoredRival):
     """Compute with the largest weights from the first step on, train all of them.
 
     target: share of the selected weights to drop. scope: "layer" or "global".
@@ -135,7 +135,7 @@ class DNW(FollowingRival):
         return torch.full((), self.require_target(), dtype=torch.float32, device=step.device)
 
 
-class _Through(Following):
+class _Through(ScoredMask):
     """The value of w ⊙ m, the gradient of w; once hard, the gradient of w ⊙ m."""
 
     def forward(self, weight: Tensor) -> Tensor:

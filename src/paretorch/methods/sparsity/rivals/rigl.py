@@ -29,8 +29,8 @@ from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.step.noise import uniform
 from paretorch.errors import ConfigError
-from paretorch.methods.sparsity.rivals.following import Following
 from paretorch.methods.sparsity.rivals.rival import Rival
+from paretorch.methods.sparsity.rivals.scored import ScoredMask
 from paretorch.support.checks import require_count, require_number
 from paretorch.support.sharded import whole, write
 
@@ -112,7 +112,7 @@ class RigL(Rival):
         return {**super().measure(term), "fraction": term.scalar("fraction")}
 
 
-class _Wiring(Following):
+class _Wiring(ScoredMask):
     """W = w ⊙ 1{s ≥ 0}, with s = ±1, and the last gradient of all weights, which says where to grow."""
 
     def __init__(self, grouping: Grouping, weight: Tensor, seed: int) -> None:

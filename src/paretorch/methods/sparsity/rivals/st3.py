@@ -24,13 +24,13 @@ from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.step.schedules import cubic, progress
 from paretorch.errors import ConfigError
-from paretorch.methods.sparsity.rivals.following import Following, FollowingRival
+from paretorch.methods.sparsity.rivals.scored import ScoredMask, ScoredRival
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole
 
 
 @dataclass(frozen=True, kw_only=True)
-class ST3(FollowingRival):
+class ST3(ScoredRival):
     """Soft-threshold the weights in the forward pass, train all of them.
 
     target: share of the selected weights to drop. sigma: compare magnitudes relative to the layers' usual scale.
@@ -63,7 +63,7 @@ class ST3(FollowingRival):
             r.renew_scale(whole(latent).to(torch.float32), r.final_cut())
 
 
-class _Soft(Following):
+class _Soft(ScoredMask):
     """W = c · S(w, τσ), straight through; once hard, times the mask."""
 
     cut: Tensor  # τσ
@@ -96,8 +96,8 @@ class _Soft(Following):
     def score(self, weight: Tensor) -> Tensor:
         return weight.abs() / self.sigma
 
-    def follow(self, weight: Tensor, score: Tensor, cut: Tensor, due: Tensor | None) -> None:
-        super().follow(weight, score, cut, due)
+    def update(self, weight: Tensor, score: Tensor, cut: Tensor, due: Tensor | None) -> None:
+        super().update(weight, score, cut, due)
         self.cut.copy_(cut * self.sigma)
         self.renew_scale(weight, self.cut)
 

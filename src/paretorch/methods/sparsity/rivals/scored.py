@@ -1,4 +1,4 @@
-"""Masks that follow the weights: what magnitude pruning, DNW and ST-3 have in common.
+"""Masks from scores of the weights: what magnitude pruning, DNW and ST-3 have in common.
 
     s = |w|/σ − τ,   m = 1{s ≥ 0},   τ the quantile of |w|/σ at the sparsity of this step
 
@@ -30,7 +30,7 @@ _TINY = 1e-12  # the least |s| after rounding
 
 
 @dataclass(frozen=True, kw_only=True)
-class FollowingRival(Rival):
+class ScoredRival(Rival):
     """scope: compare magnitudes over the whole network ("global") or within each layer ("layer")."""
 
     scope: str = "global"
@@ -53,11 +53,11 @@ class FollowingRival(Rival):
     def schedule(self, term: Term, step: Tensor) -> None:
         goal = self.goal(step, term.steps)
         term.set_scalar("goal", goal)
-        self.follow(term, goal, self.is_due(step, term.steps))
+        self.update_masks(term, goal, self.is_due(step, term.steps))
 
-    def follow(self, term: Term, goal: Tensor, due: Tensor | None = None) -> None:
+    def update_masks(self, term: Term, goal: Tensor, due: Tensor | None = None) -> None:
         """Write the masks that the weights of now have at this sparsity, if they are due."""
-        members = [r for r in term.relaxations if isinstance(r, Following)]
+        members = [r for r in term.relaxations if isinstance(r, ScoredMask)]
         weights = [whole(latent).to(torch.float32) for latent in term.latents()]
         scores = [r.score(weight) for r, weight in zip(members, weights, strict=True)]
         most = WHOLE if term.weights <= WHOLE else _CAP
@@ -68,7 +68,7 @@ class FollowingRival(Rival):
             values, sizes = zip(*samples, strict=True)
             cuts = [quantile(torch.cat(values), torch.cat(sizes), goal)] * len(samples)
         for r, weight, score, cut in zip(members, weights, scores, cuts, strict=True):
-            r.follow(weight, score, cut, due)
+            r.update(weight, score, cut, due)
 
     def round(self, term: Term, factor: float) -> None:
         groups = term.groups()
@@ -80,14 +80,14 @@ class FollowingRival(Rival):
                 size = (score - middle).abs().clamp_min(_TINY)
                 write(decision, torch.where(kept, size, -size))
                 for r in members:
-                    assert isinstance(r, Following)
+                    assert isinstance(r, ScoredMask)
                     r.shift_cut(middle)
 
     def measure(self, term: Term) -> dict[str, Tensor]:
         return {**super().measure(term), "goal": term.scalar("goal")}
 
 
-class Following(Relaxation):
+class ScoredMask(Relaxation):
     """W = w ⊙ 1{s ≥ 0}; the gradient reaches kept weights only."""
 
     kind: ClassVar[str] = "sparsity"
@@ -103,7 +103,7 @@ class Following(Relaxation):
         """|w|, averaged within each group."""
         return self.grouping.reduce(weight.abs()) / self.grouping.sizes
 
-    def follow(self, weight: Tensor, score: Tensor, cut: Tensor, due: Tensor | None) -> None:
+    def update(self, weight: Tensor, score: Tensor, cut: Tensor, due: Tensor | None) -> None:
         """Take the mask of this step, if one is due."""
         s = score - cut
         write(self.decision, s if due is None else torch.where(due, s, whole(self.decision)))
