@@ -219,7 +219,7 @@ class _Draft:
         plan = Plan(self.model, sites, chains, list(terms.values()), state, self.outputs)
         if self.budget is not None and self.meter is not None:
             given = frozenset(method.kind for method in self.on_weights if method.share is not None)
-            plan.keep_to(ByteBudget(self.budget, self.meter, given, self.finish))
+            plan.set_budget(ByteBudget(self.budget, self.meter, given, self.finish))
         return plan
 
     def _attach_weights(self, terms: Mapping[str, Term], state: PlanState) -> list[RelaxedWeight]:

@@ -72,7 +72,7 @@ class Plan:
         self._attached = Attached(model, sites, chains, outputs)
         self._sites, self._chains, self._terms, self._state = sites, chains, terms, state
         self._budget: ByteBudget | None = None
-        self._over = False  # once finalized
+        self._is_finalized = False  # once finalized
         self._weights = [chain for chain in chains if isinstance(chain, RelaxedWeight)]
         self._checks = LoopChecks(model, terms)  # before the engine, whose hook moves weights
         self._engine = Engine(
@@ -84,7 +84,7 @@ class Plan:
         model.__dict__[_ATTRIBUTE] = self
         for term in terms:
             term.method.schedule(term, state.step)
-        state.watch(self._weights, self._follow)
+        state.watch(self._weights, self._after_load)
         self._engine.write()
 
     @staticmethod
@@ -123,7 +123,7 @@ class Plan:
 
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """After `optimizer.step()` (and before `scaler.update()`): price, update and clip; then the schedules advance."""
-        self._require_life()
+        self._require_active()
         if scaler is not None and not hasattr(scaler, "unscale_"):
             raise ConfigError(f"plan.step takes a GradScaler or nothing, not {type(scaler).__name__}")
         self._checks.before_plan_step(scaler)
@@ -203,7 +203,7 @@ class Plan:
         if then is not None:
             then()
 
-    def _follow(self, hard: bool) -> None:
+    def _after_load(self, hard: bool) -> None:
         """A state was loaded. By assignment it replaces decisions: what their optimizers know goes over to the new ones."""
         for term in self._terms:
             if estimates := self._state.estimates(term.method.kind):
@@ -222,28 +222,28 @@ class Plan:
     @contextmanager
     def noise_sample(self, number: int) -> Iterator[None]:
         """One of several passes of a step, each with noise of its own; gradients add up (see `noise_samples`)."""
-        self._require_life()
+        self._require_active()
         try:
             with self._state.shifted(number), self._engine.sample():
                 yield
         finally:
-            if number and not self._over:
+            if number and not self._is_finalized:
                 self._engine.write()
 
     def refresh(self) -> None:
         """Compute the weights anew, after decisions were written from outside."""
-        self._require_life()
+        self._require_active()
         self._engine.settle()
         self._engine.write()
 
     def penalty(self) -> Tensor:
         """The price now, λ_keep Σ keep + λ_bits Σ keep·bits; for logging, the plan adds its gradient itself."""
-        self._require_life()
+        self._require_active()
         return price_now(self._terms)
 
     def metrics(self) -> dict[str, float]:
         """Step, sparsity, bits, temperature … as numbers; reads them from the device, so call it when you log."""
-        self._require_life()
+        self._require_active()
         values: dict[str, Tensor] = {}
         with self._exactly():
             for term in self._terms:
@@ -274,7 +274,7 @@ class Plan:
         batches of inputs, re-estimates batch norm. Warns where decisions are still undecided, so that rounding changes the network.
         Refuses, with nothing changed, weights or decisions that are not finite.
         """
-        self._require_life()
+        self._require_active()
         if optimizer is not None and not hasattr(optimizer, "state"):
             raise ConfigError(
                 f"plan.harden takes the optimizer of the weights, not {type(optimizer).__name__}: give one, or none"
@@ -310,7 +310,7 @@ class Plan:
 
     def round_again(self, before: list[Tensor] | None, factor: float, given: frozenset[str] = frozenset()) -> None:
         """Round the trained decisions `before` (None: as they are), with every target scaled by `factor`, but those of `given` kinds never up."""
-        self._take(before)
+        self._restore(before)
         # Masks first: a dropped weight costs no bits, whatever its precision.
         for term in sorted(self._terms, key=lambda one: -one.method.order):
             if not term.is_on_weights:
@@ -334,12 +334,12 @@ class Plan:
             return 1.0 if term.method.share == 1.0 else min(factor, 1.0)
         return min(factor, 1.0) if term.method.kind in given else factor
 
-    def soften(self, before: list[Tensor]) -> None:
+    def resume_search(self, before: list[Tensor]) -> None:
         """Back to searching, with these decisions."""
-        self._take(before)
+        self._restore(before)
         self._engine.write()
 
-    def _take(self, before: list[Tensor] | None) -> None:
+    def _restore(self, before: list[Tensor] | None) -> None:
         self._set_phase(False)
         if before is None:
             return
@@ -349,7 +349,7 @@ class Plan:
     def _decisions(self) -> list[nn.Parameter]:
         return [decision for term in self._terms for decision in term.decisions()]
 
-    def keep_to(self, budget: ByteBudget) -> None:
+    def set_budget(self, budget: ByteBudget) -> None:
         """Hold the saved file to a number of bytes."""
         self._budget = budget
 
@@ -361,7 +361,7 @@ class Plan:
     @contextmanager
     def hardened(self) -> Iterator[nn.Module]:
         """Preview: inside, the model computes with rounded decisions; afterwards everything is as before, unless it was finalized."""
-        self._require_life()
+        self._require_active()
         if self.is_hard:
             yield self.model
             return
@@ -374,7 +374,7 @@ class Plan:
             self._round()
             yield self.model
         finally:
-            if not self._over:
+            if not self._is_finalized:
                 self._set_phase(False)
                 with torch.no_grad():
                     for tensor, value in zip(own, saved, strict=True):
@@ -392,7 +392,7 @@ class Plan:
 
     def dense_state_dict(self) -> dict[str, Tensor]:
         """A copy of the state of the plain network: its own keys, effective weights, whole on every rank."""
-        self._require_life()
+        self._require_active()
         self._engine.settle()
         return self._attached.dense_state(self._state.order)
 
@@ -416,7 +416,7 @@ class Plan:
         self._engine.close()
         self._checks.close()
         del self.model.__dict__[_ATTRIBUTE]
-        self._over = True
+        self._is_finalized = True
         if self._budget is not None:
             self._attached.trim(self._budget, edits)
             if self._budget.finish is not None:
@@ -424,8 +424,8 @@ class Plan:
         self._attached.note(edits)
         return self.model
 
-    def _require_life(self) -> None:
-        if self._over:
+    def _require_active(self) -> None:
+        if self._is_finalized:
             raise ConfigError(
                 "this plan is over, finalize has ended it: make a new one with paretorch.compress(model, ...)"
             )

@@ -145,7 +145,7 @@ class Rounding(Protocol):
     def round_again(self, before: list[Tensor], factor: float, given: frozenset[str]) -> None:
         """Round the trained decisions `before` with scaled targets, those of `given` kinds never up."""
 
-    def soften(self, before: list[Tensor]) -> None:
+    def resume_search(self, before: list[Tensor]) -> None:
         """Back to searching, with these decisions."""
 
     def plain_state_dict(self) -> dict[str, Tensor]:
@@ -194,7 +194,7 @@ class ByteBudget:
             low, high = (middle, high) if size <= _AIM * self.target else (low, middle)
         least = self._bytes(plan, before, low)
         if least > self.target:
-            plan.soften(before)
+            plan.resume_search(before)
             raise self._too_small(least)
 
     def _bytes(self, plan: Rounding, before: list[Tensor], factor: float) -> int:

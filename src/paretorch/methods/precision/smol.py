@@ -227,7 +227,9 @@ class SMOL(Steered, Method):
         exponent = exponent_for(site, self.binary_scale, offset)
         require_digits(site.name, site.weight.dtype, level_above(self.init_bits, self.allowed_bits))
         limits_noise = self.zero_precision and target is not None and target < _LIMITED_BELOW
-        return Precision(self, site, grouping, seed, exponent, offset if self.binary_scale == "auto" else None, limits_noise)
+        return Precision(
+            self, site, grouping, seed, exponent, offset if self.binary_scale == "auto" else None, limits_noise
+        )
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
         if self.is_real:

@@ -186,17 +186,17 @@ def harden_best(
     plan.require_finite()
     scores = []
     for number in range(1, draws + 1):
-        _take(drawn, number)
+        _set_draw(drawn, number)
         with plan.hardened() as model, torch.no_grad():
             scores.append(float(evaluate(model)))
     if all(math.isnan(score) for score in scores):
         raise ConfigError("evaluate gave nan for every draw: return a number, higher for a better model")
     best = max(range(draws), key=lambda i: -math.inf if math.isnan(scores[i]) else scores[i])
-    _take(drawn, best + 1)
+    _set_draw(drawn, best + 1)
     plan.harden(optimizer)
     return scores[best]
 
 
-def _take(drawn: list[Drawn], number: int) -> None:
+def _set_draw(drawn: list[Drawn], number: int) -> None:
     for relaxation in drawn:
         relaxation.draw.fill_(number)
