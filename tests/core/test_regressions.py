@@ -68,7 +68,7 @@ def test_a_budget_out_of_reach_leaves_the_search_as_it_was() -> None:
     torch.manual_seed(0)
     model = nn.Linear(64, 64)
     plan = compress(model, SMOL(group="layer"), steps=10, budget=2000)
-    plan.keep_to(type(plan._budget)(300, plan._budget.meter))  # type: ignore[union-attr,misc]
+    plan.set_budget(type(plan._budget)(300, plan._budget.meter))  # type: ignore[union-attr,misc]
     before = model.paretorch_weight.precision.s.detach().clone()
     with pytest.raises(ConfigError, match="budget=300"):
         plan.harden()

@@ -211,7 +211,7 @@ class Rules:
     # Small things
 
     def _read(self, x: Value, axis: int, zero: bool = True) -> Tensor:
-        """The labels along one axis; fixed where they differ elsewhere, or where a removed channel would be felt."""
+        """The labels along one axis; fixed where they differ elsewhere, or where a removed channel would change the result."""
         first = x.labels.movedim(axis, 0).flatten(1)[:, 0]
         others = (d for d in range(x.labels.dim()) if d != axis)
         if (zero and not x.zero) or not all(is_constant(x.labels, d) for d in others):

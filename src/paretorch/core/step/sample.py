@@ -1,7 +1,7 @@
 """A sample of the weights, to steer by: cheap enough for every step, in a handful of kernels for a whole network.
 
 Networks of up to `WHOLE` weights are read whole: an error of 0.1 points in what is kept is 2 % of the weights that a
-sparsity of 95 % leaves, and rounding would be felt. Of larger ones about `_SIZE` weights are taken, small layers whole and of
+sparsity of 95 % leaves, and rounding would change the network. Of larger ones about `_SIZE` weights are taken, small layers whole and of
 others every k-th weight, k a prime above the usual factors of layer shapes, so that no kernel position or channel is
 preferred. The first of them moves with the steps, so that k steps see every weight once (where decisions are one a
 weight; groups are few and are read at fixed places). Positions are the same in every decision of a weight.
