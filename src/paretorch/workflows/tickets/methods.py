@@ -19,8 +19,8 @@ from paretorch.core.plan import Plan
 from paretorch.core.step.optimizers import adam, require_drops
 from paretorch.errors import ConfigError
 from paretorch.methods.sparsity.continuous import ContinuousSparsification
-from paretorch.methods.sparsity.rivals.following import Following
 from paretorch.methods.sparsity.rivals.rival import Rival
+from paretorch.methods.sparsity.rivals.scored import ScoredMask
 from paretorch.methods.sparsity.rivals.stochastic import StochasticSparsification
 from paretorch.support.checks import require_number
 from paretorch.workflows.tickets.state import (
@@ -43,8 +43,8 @@ class FixedMask(Rival):
 
     takes_complex: ClassVar[bool] = True
 
-    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Following:
-        return Following(grouping, site.weight.device)
+    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> ScoredMask:
+        return ScoredMask(grouping, site.weight.device)
 
     def round(self, term: Term, factor: float) -> None:
         """The mask is rounded already."""
