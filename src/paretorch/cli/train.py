@@ -147,10 +147,24 @@ def _summary(result: dict[str, Any]) -> str:
     parts = _metrics(result, "")
     if result.get("evaluated_on") == "validation":
         parts = [part.replace("test", "validation", 1) for part in parts] + _metrics(result, "final_")
-    parts += [f"sparsity {100 * result['sparsity']:.2f} %"] if "sparsity" in result else []
-    parts += [f"{result['bits']:.2f} bits per weight"] if "bits" in result else []
+    parts += [f"sparsity {_over(result, 'sparsity')}"] if "sparsity" in result else []
+    parts += [f"{_over(result, 'bits')}"] if "bits" in result else []
     parts += [f"{result['activation_bits']:.2f} bits per activation"] if "activation_bits" in result else []
     return ", ".join([*parts, f"{result['bytes']:,} bytes ({result['dense_bytes']:,} as plain tensors)"])
+
+
+def _over(result: dict[str, Any], name: str) -> str:
+    """A number of the weights that were decided on and of all, as the report has it; once if these are the same weights."""
+
+    def said(value: float) -> str:
+        return f"{100 * value:.2f} %" if name == "sparsity" else f"{value:.2f} bits per weight"
+
+    count, every, of_all = (result.get(key) for key in (f"{name}_weights", "weights", f"{name}_of_all"))
+    if count is None or every is None or of_all is None:  # of a run of an earlier version
+        return said(result[name])
+    if count == every:
+        return f"{said(result[name])} of all {every:,} weights"
+    return f"{said(result[name])} of the {count:,} weights decided on ({said(of_all)} of all {every:,})"
 
 
 def _metrics(result: dict[str, Any], before: str) -> list[str]:

@@ -255,6 +255,10 @@ class Plan:
             )
         return {"step": float(self._state.step), **numbers}
 
+    def decided(self) -> dict[str, int]:
+        """How many weights each number of `metrics` is over: those that the method acts on, whether they are kept or not."""
+        return {"sparsity" if t.method.unit == "kept" else "bits": t.weights for t in self._terms if t.is_on_weights}
+
     # Deciding
 
     @property

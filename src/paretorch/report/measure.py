@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from paretorch.deploy.measure import record
 from paretorch.deploy.measure.accuracy import measure_accuracy
 from paretorch.deploy.measure.latency import Latency, measure_latency
 from paretorch.deploy.measure.record import DENSE, Layer
-from paretorch.deploy.measure.structure import activations_of, count_macs, macs_by_tensor, shared_of
+from paretorch.deploy.measure.structure import activations_of, built_share, count_macs, macs_by_tensor, shared_of
 from paretorch.deploy.plain import plain
 from paretorch.edits import Edit, KeepChannels, Share, edits_of, read_edits
 from paretorch.errors import ConfigError, warn
@@ -93,13 +94,14 @@ def report(
         kept = summary.get("accuracy")
         accuracy = float(kept) if isinstance(kept, int | float) and 0 <= kept <= 1 else None
     buffers = _buffers(source)
-    layers, timed = _layers(found, buffers, {}, {}), list[Latency]()
     own = edits_of(source) if isinstance(source, nn.Module) else []
     edits = own or read_edits(head.get("edits", []))
+    built = built_share(edits)
+    layers, timed = _layers(found, buffers, built, {}, {}), list[Latency]()
     shared = shared_of(edits)
     if example is not None and isinstance(source, nn.Module):
         counted = count_macs(source, example)
-        layers = _layers(found, buffers, *macs_by_tensor(source, counted, shared))
+        layers = _layers(found, buffers, built, *macs_by_tensor(source, counted, shared))
         if latency:
             timed = measure_latency({name: source} | ({} if baseline is None else {DENSE: baseline}), example)
     quantized = activations_of(source) if isinstance(source, nn.Module) else ()
@@ -130,10 +132,14 @@ def _buffers(source: nn.Module | Mapping[str, Tensor]) -> frozenset[str]:
 
 
 def _layers(
-    found: Sizes, buffers: frozenset[str], macs: Mapping[str, int], kept: Mapping[str, int]
+    found: Sizes,
+    buffers: frozenset[str],
+    built: Mapping[str, Fraction],
+    macs: Mapping[str, int],
+    kept: Mapping[str, int],
 ) -> tuple[Layer, ...]:
     return tuple(
-        Layer(key, size, macs.get(key), kept.get(key))
+        Layer(key, size, macs.get(key), kept.get(key), round(size.numel * (built.get(key.rpartition(".")[0], 1) - 1)))
         for key, size in found.tensors.items()
         if len(size.shape) > 1 and key not in buffers
     )

@@ -69,7 +69,8 @@ def _head(title: str, report: Report) -> str:
     tiles.append(
         ("bits per weight", f"{report.bits:.2f}", f"{report.bits_on_disk:.2f} on disk, masks and map included")
     )
-    tiles.append(("sparsity", f"{report.sparsity:.1%}", f"of {report.weights:,} weights"))
+    gone = f", {report.gone:,} of these gone with their channels" if report.gone else ""
+    tiles.append(("sparsity", f"{report.sparsity:.1%}", f"of all {report.built:,} weights{gone}"))
     tiles.append(("parameters", human(report.parameters, ""), f"{report.parameters:,}, without buffers"))
     if report.macs is not None and report.macs_kept is not None:
         tiles.append(("MACs", human(report.macs, ""), f"{human(report.macs_kept, '')} with a weight that is not zero"))

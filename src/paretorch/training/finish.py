@@ -39,7 +39,8 @@ def finish(
     validation part they are over that part, as in every row of metrics.jsonl ("evaluated_on" says so), and `test` adds
     those of the test set as final_test_accuracy and so on, which nothing may be chosen by. `soft_accuracy` and
     `hard_accuracy` are those right before and right after rounding. `sparsity` and `bits` are over the weights that were
-    decided on, `activation_bits` over such activations, `bits_on_disk` is over all weights, with masks and maps;
+    decided on, `sparsity_weights` and `bits_weights` of them; `sparsity_of_all`, `bits_of_all` and `bits_on_disk`, which has masks and
+    maps, are over all `weights` of the network as it was built, as in the report. `activation_bits` are over the activations decided on;
     `parameters` are the numbers that are stored, those of norms too; `layers` has the sparsity of each, `layer_bits` its
     average bits, `layer_precisions` the number of its weights by their bits, `activation_layers` the bits of each activation;
     `similarities` how alike layers that share were at the end of the search. Of a network that makes images some are drawn,
@@ -49,6 +50,9 @@ def finish(
     from paretorch.report import report as measure
     from paretorch.report import write_html
 
+    weights = (
+        {} if plan is None else {f"{name}_weights": count for name, count in plan.decided().items() if name in last}
+    )
     model = finalize_plan(plan) if plan is not None else model
     if norms is not None:
         fold_norms(model, norms)
@@ -75,6 +79,9 @@ def finish(
         **unseen,
         **rounding(history),
         **decided,
+        **weights,
+        "weights": report.built,
+        **({} if plan is None else {"sparsity_of_all": report.sparsity, "bits_of_all": report.bits}),
         "parameters": report.parameters,
         "bytes": report.sizes.total,
         "dense_bytes": report.sizes.dense,

@@ -28,9 +28,12 @@ class Layer:
     size: TensorSize
     macs: int | None
     macs_kept: int | None = None
+    gone: int = 0
+    """Weights in channels that were removed, which the network had as it was built."""
 
     @property
     def sparsity(self) -> float:
+        """The share of zeros in what is left."""
         return self.size.zeros / self.size.numel if self.size.numel else 0.0
 
     @property
@@ -43,7 +46,8 @@ class Layer:
 class Report:
     """What a network costs. `print` it, or call `to_json()`.
 
-    Weights are the parameters of two or more dimensions. A weight on the grid of chapter 5, whose scale is 1 unless an edit
+    Weights are the parameters of two or more dimensions. Sparsity and bits are over all weights that the network had as it was
+    built, as those of a plan are: a weight whose channel was removed is zero and has 0 bits. A weight on the grid of chapter 5, whose scale is 1 unless an edit
     names another, counts its bits there, and a zero 0; one of n other values (LSQ, DoReFa …) counts ⌈log₂ n⌉; any other
     counts the bits of its dtype, or 0 if it is zero. `bits` leaves out the map of precisions and the masks, as papers do;
     `bits_on_disk` includes them.
@@ -83,16 +87,26 @@ class Report:
         return sum(layer.size.numel for layer in self.layers)
 
     @property
+    def gone(self) -> int:
+        """Weights in channels that were removed."""
+        return sum(layer.gone for layer in self.layers)
+
+    @property
+    def built(self) -> int:
+        """Weights as the network was built: what sparsity and bits are over."""
+        return self.weights + self.gone
+
+    @property
     def sparsity(self) -> float:
-        return sum(layer.size.zeros for layer in self.layers) / max(self.weights, 1)
+        return (sum(layer.size.zeros for layer in self.layers) + self.gone) / max(self.built, 1)
 
     @property
     def bits(self) -> float:
-        return sum(layer.size.bits * layer.size.numel for layer in self.layers) / max(self.weights, 1)
+        return sum(layer.size.bits * layer.size.numel for layer in self.layers) / max(self.built, 1)
 
     @property
     def bits_on_disk(self) -> float:
-        return 8 * sum(layer.size.total for layer in self.layers) / max(self.weights, 1)
+        return 8 * sum(layer.size.total for layer in self.layers) / max(self.built, 1)
 
     @property
     def excess(self) -> str | None:
@@ -158,6 +172,7 @@ class Report:
             "baseline_bytes": self.baseline,
             "parameters": self.parameters,
             "weights": self.weights,
+            "weights_built": self.built,
             "sparsity": self.sparsity,
             "bits": self.bits,
             "bits_on_disk": self.bits_on_disk,
@@ -228,6 +243,13 @@ def _times(dense: float, total: float) -> str:
     return f"{dense / total:.1f} x smaller" if total <= dense else f"{human(total - dense)} larger"
 
 
+def counted_in_words(report: Report) -> str:
+    """Return what sparsity is a share of, and what counts."""
+    if not report.gone:
+        return f"all {report.weights:,} weights are zero"
+    return f"all {report.built:,} weights are zero, or gone with their channels ({report.gone:,})"
+
+
 def _facts(report: Report) -> list[tuple[str, str]]:
     """Return the headline numbers, as label and text."""
     size = report.sizes
@@ -237,7 +259,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
             f"{human(size.total)} ({size.total:,} bytes), {_times(report.dense, size.total)} than {human(report.dense)} dense",
         ),
         ("parameters", f"{report.parameters:,}, of which {report.weights:,} weights in {len(report.layers)} layers"),
-        ("sparsity", f"{report.sparsity:.2%} of the weights are zero"),
+        ("sparsity", f"{report.sparsity:.2%} of {counted_in_words(report)}"),
         ("bits per weight", f"{report.bits:.2f} without masks and map, {report.bits_on_disk:.2f} on disk"),
     ]
     if report.excess is not None:

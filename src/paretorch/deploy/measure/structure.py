@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -17,12 +18,23 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from paretorch.core.attach.sites import is_conv1d
 from paretorch.deploy.codec.container import storage_key
-from paretorch.edits import Edit, QuantizedActivation, Share
+from paretorch.edits import Edit, KeepChannels, QuantizedActivation, Share
 from paretorch.support.eval_mode import Hook, run_example, watched
 from paretorch.support.inputs import Example, read_example
 
 _WEIGHTS = ("weight", "in_proj_weight", "q_proj_weight")  # the last two are torch's attention
 MACS = "1 MAC is one multiplication and its addition, in convolutions and linear layers, for one example"
+
+
+def built_share(edits: Iterable[Edit]) -> dict[str, Fraction]:
+    """Return, by layer that lost channels, how many times as many weights it had as the network was built."""
+    found: dict[str, Fraction] = {}
+    for edit in edits:
+        if isinstance(edit, KeepChannels):
+            share = Fraction(edit.size, int(edit.keep, 16).bit_count())
+            for name in (*edit.outputs, *edit.inputs):
+                found[name] = found.get(name, Fraction(1)) * share
+    return found
 
 
 @dataclass(frozen=True)
