@@ -41,7 +41,7 @@ def _saved_bits(model: nn.Module, folder: Path) -> float:
     """All bits of the weights in the file, by its own precisions; zeros count none."""
     pt.save(model, folder / "small.pare")
     report = pt.report(folder / "small.pare", latency=False)
-    return report.bits * report.weights
+    return report.bits * report.built
 
 
 def _weights(name: str) -> int:
