@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test contract faults docs lint types bench clean
+.PHONY: demo test contract faults docs notebooks lint types bench clean
 
 demo: $(STAMP)
 	$(BIN)/pare demo
@@ -23,6 +23,10 @@ faults: $(STAMP)
 # The site, in site/index.html. `make test` builds it too, and opens pages of it in Chromium.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Runs the tutorials and stores what they print: some minutes on two cores.
+notebooks: $(STAMP)
+	$(BIN)/python docs/tutorials/run.py
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -29,7 +29,7 @@ _MOST_OUTPUT = 40  # lines of an output of a notebook
 def _place(target: Path) -> str | None:
     """Where a file of the repository is in the site, from the root of the docs; None if it is not there."""
     if target.is_relative_to(DOCS):
-        return target.relative_to(DOCS).as_posix()
+        return target.relative_to(DOCS).with_suffix(".md" if target.suffix == ".ipynb" else target.suffix).as_posix()
     inside = target.relative_to(ROOT)
     if inside.name == inside.as_posix() and inside.name in _ROOT_PAGES:
         return _ROOT_PAGES[inside.name]

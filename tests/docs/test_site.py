@@ -141,7 +141,15 @@ def shown(site: Path, address: str, pages: list[str], profile: Path) -> list[dic
 
 
 needs_chromium = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")
-PAGES = ["index.html", "start.html", "results.html", "measured.html", "reference/plan.html"]
+PAGES = [
+    "index.html",
+    "start.html",
+    "results.html",
+    "measured.html",
+    "which-tool.html",
+    "tutorials/vision.html",
+    "reference/plan.html",
+]
 
 
 @needs_chromium
