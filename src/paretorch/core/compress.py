@@ -10,8 +10,8 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
+from paretorch.core.arguments import check_arguments
 from paretorch.core.attach.activations import OutputSite, attach_output, check_output, find_output_sites, zeros_moved
 from paretorch.core.attach.sites import Site, Template, choose_sites, find_sites, warn_about_zeros
 from paretorch.core.attach.templates import Mix, Mixture, install, on_templates
@@ -21,18 +21,14 @@ from paretorch.core.channels.coupling import Channels, Coupling
 from paretorch.core.finish.byte_budget import ByteBudget, Edit, Finish, Meter, assign_targets
 from paretorch.core.finish.finalize import earlier_edits
 from paretorch.core.groups import grouping
-from paretorch.core.method import Couples, Method, Shares, Steered, Term
+from paretorch.core.method import Automatic, Couples, Method, Shares, Steered, Term
 from paretorch.core.plan import Plan
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation
 from paretorch.core.state import PlanState
 from paretorch.core.step.noise import seed_for
 from paretorch.core.step.sample import Sample
-from paretorch.edits.share import MixedWeight
 from paretorch.errors import ConfigError
-from paretorch.support.blocks import all_finite
-from paretorch.support.checks import require_count
 from paretorch.support.inputs import Example, read_example
-from paretorch.support.sharded import is_sharded
 
 
 def compress(
@@ -64,7 +60,7 @@ def compress(
 
     Load pretrained weights before; wrap in DDP, FSDP2, compile or an average after.
     """
-    _check(model, methods, steps, budget, seed)
+    check_arguments(model, methods, steps, budget, seed)
     draft = _Draft(model, methods, steps, example, budget, seed, meter, finish)
     draft.prepare()
     # Nothing was touched so far: whatever is wrong with the options has been said by now.
@@ -142,7 +138,10 @@ class _Draft:
             self.meter = partial(_after, self.meter, before)
         if self.budget is not None and self.meter is not None:
             self.targeted = assign_targets(self.on_weights, self.model, self.chosen, self.budget, self.meter)
-        self.targeted = tuple(method.resolve_auto(self.model, self.chosen[method.kind]) for method in self.targeted)
+        self.targeted = tuple(
+            method.resolve_auto(self.model, self.chosen[method.kind]) if isinstance(method, Automatic) else method
+            for method in self.targeted
+        )
         for method in self.targeted:
             if isinstance(method, Steered):
                 method.check_beside({one.kind for one in self.targeted})
@@ -365,64 +364,3 @@ def _set_inputs(coupling: Coupling | None, term: Term, sites: list[Site], chains
         inputs = None if coupling is None else coupling.inputs(site.name, site.weight.shape, term.relaxations[0])
         if inputs is not None:
             chain.read_from(inputs.to(site.weight.device))
-
-
-def _check(model: nn.Module, methods: tuple[Method, ...], steps: int, budget: int | None, seed: int) -> None:
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"compress takes a module first, not {type(model).__name__}")
-    if not methods:
-        raise ConfigError(
-            "compress needs at least one method, such as ContinuousSparsification(target=0.9) or SMOL(target_bits=2.0)"
-        )
-    for method in methods:
-        if not isinstance(method, Method):
-            raise ConfigError(f"{method!r} is no method: pass objects such as ContinuousSparsification(target=0.9)")
-        method.check()
-    kinds = [method.kind for method in methods]
-    if len(set(kinds)) < len(kinds):
-        raise ConfigError(
-            "two methods of one kind cannot act on one model: give one of them, with overrides for the layers that differ"
-        )
-    hint = "give the number of optimizer steps until harden, such as epochs * len(loader)"
-    require_count("steps", steps, 1, hint)
-    require_count("seed", seed, 0, "give a whole number, 0 or more")
-    if budget is not None:
-        require_count("budget", budget, 1, "give the bytes of the file, such as 48_000")
-    if hasattr(model, "_orig_mod") or isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        raise ConfigError(
-            f"the model is in a {type(model).__name__} already: compress the model itself first, then wrap it"
-        )
-    for name, module in model.named_modules():
-        if isinstance(module, RelaxedWeight):
-            raise ConfigError(
-                f"{module.name} has a plan already: pass all methods to one compress, or finalize the old plan first"
-            )
-        if parametrize.is_parametrized(module):
-            if not any(isinstance(inner, Chain | MixedWeight) for inner in module.modules()):
-                raise ConfigError(
-                    f"{name or 'the model'} has a parametrization of its own, such as a weight norm: make its weights plain "
-                    "by torch.nn.utils.parametrize.remove_parametrizations before compress"
-                )
-            if any(isinstance(inner, MixedWeight) for inner in module.modules()):
-                raise ConfigError(
-                    "the network is folded: give SoftSharing and the other methods to one compress, and fold what is trained then"
-                )
-            raise ConfigError(
-                f"{name or 'the model'} is parametrized already: pass all methods to one compress, or finalize the old plan first"
-            )
-    if taken := [name for name in (*model._buffers, *model._parameters, *model._modules) if name.startswith(PREFIX)]:
-        raise ConfigError(f"the model has {taken[0]!r}: names that begin with {PREFIX!r} are the plan's, so rename it")
-    if any(p.is_meta for p in model.parameters()):
-        raise ConfigError("the model has no values yet (meta device): load or initialize its weights before compress")
-    if any(is_sharded(p.data) for p in model.parameters()):
-        raise ConfigError("the model is sharded already: compress first, then fully_shard")
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, nn.UninitializedParameter):
-            raise ConfigError(f"{name} is not initialized yet: run one batch through the model before compress")
-        if type(parameter.detach()) is not Tensor:
-            raise ConfigError(
-                f"{name} is a {type(parameter.detach()).__name__}, as after torchao's quantize_: compress plain tensors, and call it "
-                "after finalize"
-            )
-        if parameter.is_floating_point() and not all_finite(parameter):
-            raise ConfigError(f"{name} has values that are not finite: load or initialize its weights before compress")

@@ -48,10 +48,6 @@ class Method(Selection, ABC):
         if self.optimizer is not None and not callable(self.optimizer):
             raise ConfigError("optimizer: give a function that takes a list of parameters and returns an optimizer")
 
-    def resolve_auto(self, model: nn.Module, sites: Sequence[Site]) -> Self:
-        """These options, with those that are left to the library ("auto") chosen for this model and these of its weights."""
-        return self
-
     @abstractmethod
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Relaxation:
         """The relaxation of one weight; `together` names all kinds that act on it."""
@@ -63,10 +59,6 @@ class Method(Selection, ABC):
     @abstractmethod
     def schedule(self, term: "Term", step: Tensor) -> None:
         """Write the schedule values of this step into the term's scalars; device operations only."""
-
-    def recording(self, term: "Term") -> Hashable | None:
-        """Names steps whose `schedule` and `steer` launch the same operations, so that one recording serves all; None: there are none."""
-        return None
 
     @property
     def trains_decisions(self) -> bool:
@@ -98,6 +90,22 @@ class Method(Selection, ABC):
     @abstractmethod
     def measure(self, term: "Term") -> dict[str, Tensor]:
         """What to log: 0-dim tensors by name."""
+
+
+class Automatic(ABC):
+    """For methods with options that are left to the library ("auto")."""
+
+    @abstractmethod
+    def resolve_auto(self, model: nn.Module, sites: Sequence[Site]) -> Self:
+        """Return these options, with those that are left to the library chosen for this model and these of its weights."""
+
+
+class Recordable(ABC):
+    """For methods whose schedules and feedback can be replayed from a recording on a GPU."""
+
+    @abstractmethod
+    def recording(self, term: "Term") -> Hashable | None:
+        """Name the steps whose `schedule` and `steer` launch the same operations as this one; None: there are none."""
 
 
 class Steered:

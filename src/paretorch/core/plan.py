@@ -19,7 +19,7 @@ from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.finish.byte_budget import ByteBudget, Edit
 from paretorch.core.finish.finalize import Attached
 from paretorch.core.finish.recalibrate import recalibrate_norms
-from paretorch.core.method import Method, Steered, Term
+from paretorch.core.method import Method, Recordable, Steered, Term
 from paretorch.core.relaxation import Chain
 from paretorch.core.state import PlanState
 from paretorch.core.step.engine import Engine, Scaling
@@ -168,7 +168,10 @@ class Plan:
         """Which recording of `_advance` fits this step."""
         if not self._engine.is_fused or not all(term.is_on_weights for term in self._terms):
             return None  # autograd has the gradients of other decisions elsewhere at every step
-        found = tuple(None if term.method.optimizer else term.method.recording(term) for term in self._terms)
+        found = tuple(
+            term.method.recording(term) if isinstance(term.method, Recordable) and not term.method.optimizer else None
+            for term in self._terms
+        )
         return None if None in found else (self._engine.is_deferred, *found)
 
     def _record(self, body: Callable[[], None], key: tuple[Hashable, ...] | None) -> None:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
-from paretorch.core.method import Method, Steered, Term
+from paretorch.core.method import Method, Recordable, Steered, Term
 from paretorch.core.step.optimizers import adam
 from paretorch.core.step.schedules import cubic, progress
 from paretorch.errors import ConfigError, MissedTargetWarning, warn
@@ -69,7 +69,7 @@ _PROPORTIONAL, _INTEGRAL = 40.0, 800.0  # of ln λ against the relative error of
 
 
 @dataclass(frozen=True, kw_only=True)
-class SMOL(Steered, Method):
+class SMOL(Steered, Recordable, Method):
     """Learn how many bits each weight needs.
 
     target_bits: average bits over the selected weights, dropped ones counting 0; None: `penalty` decides.

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from paretorch.core.attach.sites import Site
 from paretorch.core.channels.coupling import Coupling, threshold_for
 from paretorch.core.groups import Grouping
-from paretorch.core.method import Couples, Term
+from paretorch.core.method import Automatic, Couples, Recordable, Term
 from paretorch.core.step.optimizers import drop_rate, require_drops, sgd
 from paretorch.core.step.schedules import cubic, geometric, progress
 from paretorch.errors import ConfigError
@@ -54,7 +54,7 @@ STARTS = ("auto", "saliency", "uniform")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContinuousSparsification(Couples, Pruning):
+class ContinuousSparsification(Couples, Automatic, Recordable, Pruning):
     """Learn which weights to drop.
 
     target: share of the selected weights to drop, met exactly at `harden`; None: `init` and `penalty` decide.
