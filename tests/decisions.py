@@ -1,11 +1,13 @@
 """The decisions of a plan, read from the model's own modules: `0.paretorch_weight.precision.s` decides the bits of `0.weight`."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import torch
 from torch import Tensor, nn
 
 from paretorch.core.attach.weights import RelaxedWeight
+from paretorch.core.method import Method, Term
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation
 
 
@@ -43,6 +45,19 @@ def bits(model: nn.Module) -> dict[str, Tensor]:
 def largest_group(model: nn.Module, kind: str) -> float:
     """How many weights the largest group has that decides as one."""
     return max(float(torch.as_tensor(one.grouping.sizes).max()) for one in relaxations(model, kind))
+
+
+def noting(method: Method) -> tuple[Method, list[Term]]:
+    """The same method, and the term of each plan that calls its hooks."""
+    terms: list[Term] = []
+
+    class Noting(type(method)):  # type: ignore[misc]
+        def schedule(self, term: Term, step: Tensor) -> None:
+            if all(term is not one for one in terms):
+                terms.append(term)
+            super().schedule(term, step)
+
+    return Noting(**{one.name: getattr(method, one.name) for one in fields(method) if one.init}), terms
 
 
 class _Seeing(torch.optim.SGD):

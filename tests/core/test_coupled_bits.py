@@ -13,6 +13,7 @@ from paretorch.core.method import Method
 from paretorch.methods.precision.grid import s_of_bits
 from paretorch.methods.precision.rivals import LSQ, Uniform
 from tests.core.coupled_nets import NETS
+from tests.decisions import decisions, noting
 
 X = torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(1))
 STEPS = 12
@@ -79,8 +80,10 @@ def test_the_rivals_count_alike(rival: Method, tmp_path: Path) -> None:
 @pytest.mark.parametrize("zeros", [False, True])
 def test_a_search_is_steered_by_the_same_count(zeros: bool) -> None:
     """Between the bits of all rows that stay and those of what is left of them: enough were saved, so the price falls."""
-    _, plan = _searched("residual", _channels(), pt.SMOL(target_bits=1.5, zero_precision=zeros), hard=False)
-    masks, bits = plan._terms
+    channels, masks_of = noting(_channels())
+    precisions, bits_of = noting(pt.SMOL(target_bits=1.5, zero_precision=zeros))
+    _searched("residual", channels, precisions, hard=False)
+    (masks,), (bits,) = masks_of, bits_of
     masks.decisions()[0].data[::2] = -10.0
     rows = sum(
         float(one.survives(one.grid()).expand(one.grouping.shape).sum())
@@ -97,7 +100,7 @@ def test_a_search_is_steered_by_the_same_count(zeros: bool) -> None:
         one.decision.data.fill_(float(s_of_bits(1.5 * bits.weights / math.sqrt(left * (rows + head)))))
         weight.latent.data.copy_(weight.latent.sign() * 4.0)  # no zeros among them
     bits.set_scalar("integral", 0.0)
-    bits.method.steer(bits, torch.tensor(STEPS))
+    bits.method.steer(bits, torch.tensor(STEPS))  # type: ignore[attr-defined]
     assert bits.method.price(bits) < bits.method._start_price(bits)  # type: ignore[attr-defined, operator]
 
 
@@ -106,6 +109,6 @@ def test_the_count_goes_with_copies() -> None:
     other = pt.Plan.of(copy.deepcopy(model))
     plan.harden()
     before = other.metrics()["bits"]
-    other._decisions()[0].data.sub_(10.0)
+    decisions(other.model, "sparsity")[0].data.sub_(10.0)
     assert other.metrics()["bits"] < before
     assert plan.metrics()["bits"] == pytest.approx(1.5, abs=0.02)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from paretorch.methods.precision.rivals import LSQ
 from paretorch.methods.sharing import SoftSharing
 from paretorch.methods.sparsity.rivals import AMC, HardConcrete, MagnitudePruning, harden_best, harden_searched
 from tests.core.tiny import batch, train
+from tests.decisions import noting, relaxations, relaxed
 
 METHODS: dict[str, Callable[[], tuple[Method, ...]]] = {
     "masks": lambda: (ContinuousSparsification(target=0.5),),
@@ -72,11 +74,11 @@ def _refused(plan: Plan, optimizer: torch.optim.Optimizer, match: str, harden: C
 @pytest.mark.parametrize("name", list(METHODS))
 def test_a_weight_that_is_not_finite(name: str, value: float) -> None:
     plan, optimizer = _trained(*METHODS[name]())
-    relaxed = plan._weights[-1]
-    site, weight = relaxed, relaxed.latent
+    name, own = list(relaxed(plan.model).items())[-1]
+    weight = own.latent
     kept = weight.detach().clone()
     weight.data.flatten()[-1] = value
-    match = rf"^{site.name} has values that are not finite: go back"
+    match = rf"^{re.escape(name)} has values that are not finite: go back"
     _refused(plan, optimizer, match, lambda: plan.harden(optimizer))
     _refused(plan, optimizer, match, plan.hardened().__enter__)
     _refused(plan, optimizer, match, plan.finalize)
@@ -90,8 +92,9 @@ def test_a_weight_that_is_not_finite(name: str, value: float) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("name", list(METHODS))
 def test_a_decision_that_is_not_finite(name: str, value: float) -> None:
-    plan, optimizer = _trained(*METHODS[name]())
-    for term in plan._terms:
+    methods, noted = zip(*map(noting, METHODS[name]()), strict=True)
+    plan, optimizer = _trained(*methods)
+    for (term,) in noted:
         last = term.decisions()[-1]
         kept = last.detach().clone()
         last.data.flatten()[-1] = value
@@ -103,7 +106,7 @@ def test_a_decision_that_is_not_finite(name: str, value: float) -> None:
 
 def test_a_learned_range_that_is_not_finite() -> None:
     plan, optimizer = _trained(*METHODS["activations"]())
-    (alpha, _), *_ = (one for term in plan._terms for r in term.relaxations for one in r.trained())
+    (alpha, _), *_ = (one for own in relaxations(plan.model) for one in own.trained())
     alpha.data.fill_(math.nan)
     _refused(plan, optimizer, r"^2 has learned ranges that are not finite", lambda: plan.harden(optimizer))
 
@@ -112,14 +115,14 @@ def test_a_budget_is_not_tried_either() -> None:
     plan = compress(_net(), ContinuousSparsification(), SMOL(), steps=4, budget=2_000)
     optimizer = torch.optim.SGD(plan.param_groups(), lr=0.01, momentum=0.9)
     train(plan, optimizer, batch(), 2)
-    plan._chains[1].latent.data[0, 0, 0, 0] = math.nan
+    relaxed(plan.model)["3.weight"].latent.data[0, 0, 0, 0] = math.nan
     _refused(plan, optimizer, r"^3\.weight has values", lambda: plan.harden(optimizer))
 
 
 def test_neither_draws_nor_searches_begin() -> None:
     plan, optimizer = _trained(HardConcrete(target=0.5))
-    plan._chains[2].latent.data[0, 0] = math.nan
+    relaxed(plan.model)["4.weight"].latent.data[0, 0] = math.nan
     _refused(plan, optimizer, r"^4\.weight has values", lambda: harden_best(plan, lambda _: 0.0, optimizer=optimizer))
     plan, optimizer = _trained(AMC(target=0.5))
-    plan._chains[2].latent.data[0, 0] = math.nan
+    relaxed(plan.model)["4.weight"].latent.data[0, 0] = math.nan
     _refused(plan, optimizer, r"^4\.weight has values", lambda: harden_searched(plan, lambda _: 0.0, batch(2)))

@@ -2,39 +2,28 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paretorch import SMOL, ContinuousSparsification, Plan, compress
 from paretorch.core.method import Method
 from tests.core.tiny import batch, small_net
+from tests.decisions import Gradients, decisions, relaxed
 from tests.methods.sparsity.algorithm_1 import GATES
 
 
 def scatter(plan: Plan) -> None:
     generator = torch.Generator().manual_seed(0)
-    for term in plan._terms:
-        for decision in term.decisions():
-            decision.data.copy_(torch.randn(decision.shape, generator=generator))
+    for decision in decisions(plan.model):
+        decision.data.copy_(torch.randn(decision.shape, generator=generator))
 
 
-class Recorder(torch.optim.Optimizer):
-    """Keeps the gradients that it is given, and changes nothing."""
-
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
-        super().__init__(parameters, {})
-        self.seen: list[Tensor] = []
-
-    def step(self, closure: None = None) -> None:
-        self.seen = [p.grad.clone() for p in self.param_groups[0]["params"]]
-
-
-def literal_price(plan: Plan, keep: float, bits: float, gate: str, decisions: dict[int, Tensor]) -> Tensor:
+def literal_price(plan: Plan, keep: float, bits: float, gate: str, values: dict[int, Tensor]) -> Tensor:
     """λ_keep Σ m + λ_bits Σ m·p, with m = b̂(β, s) and p = 1 + log₂(1 + e⁻ˢ), or 1 where there is no such decision."""
     price = torch.zeros(())
-    for site, chain in zip(plan._sites, plan._chains, strict=True):
+    for chain in relaxed(plan.model).values():
         m, p = torch.ones(()), None
         for r in chain.relaxations():
-            spread = r.grouping.expand(decisions[id(r.decision)].view(r.grouping.grid)).expand(site.weight.shape)
+            spread = r.grouping.expand(values[id(r.decision)].view(r.grouping.grid)).expand(chain.latent.shape)
             if r.kind == "sparsity":
                 m = GATES[gate](spread, plan.metrics()["temperature"])
                 price = price + keep * m.sum()
@@ -62,45 +51,38 @@ PRICED = {
 @pytest.mark.parametrize("case", list(PRICED))
 def test_the_price_and_its_gradient(case: str) -> None:
     (by_mask, by_bits), gate = PRICED[case]
-    recorders: list[Recorder] = []
-
-    def record(parameters: list[nn.Parameter]) -> Recorder:
-        recorders.append(Recorder(parameters))
-        return recorders[-1]
-
+    given = {kind: Gradients() for kind in ("sparsity", "precision")}
     methods: list[Method] = []
     if by_mask is not None:
-        methods.append(ContinuousSparsification(group=by_mask, penalty=0.02, gate=gate, anneal=1.0, optimizer=record))
+        options = {"group": by_mask, "gate": gate, "optimizer": given["sparsity"]}
+        methods.append(ContinuousSparsification(penalty=0.02, anneal=1.0, **options))
     if by_bits is not None:
-        methods.append(SMOL(group=by_bits, penalty=0.03, optimizer=record, exclude="5"))
+        methods.append(SMOL(group=by_bits, penalty=0.03, optimizer=given["precision"], exclude="5"))
     plan = compress(small_net(), *methods, steps=10)
     for _ in range(3):
         plan.step()  # so that the temperature is not 1
     scatter(plan)
-    leaves = {id(d): d.detach().clone().requires_grad_() for term in plan._terms for d in term.decisions()}
+    ordered = [one for kind in given for one in decisions(plan.model, kind)]
+    leaves = {id(one): one.detach().clone().requires_grad_() for one in ordered}
     price = literal_price(plan, 0.02, 0.03, gate, leaves)
     torch.testing.assert_close(plan.penalty(), price.detach(), rtol=1e-5, atol=1e-5)
     expected = torch.autograd.grad(price, list(leaves.values()))
     plan.step()
-    seen = [gradient for recorder in recorders for gradient in recorder.seen]
+    seen = [gradient for method in methods for gradient in given[method.kind].found]
     assert len(seen) == len(expected)
     for got, want in zip(seen, expected, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
 
 
 def test_the_price_comes_on_top_of_the_loss() -> None:
-    recorders: list[Recorder] = []
-
-    def record(parameters: list[nn.Parameter]) -> Recorder:
-        recorders.append(Recorder(parameters))
-        return recorders[-1]
-
-    model = small_net()
-    plan = compress(model, ContinuousSparsification(penalty=0.5, optimizer=record), steps=10)
-    model(batch()).square().sum().backward()
-    torch.optim.SGD(plan.param_groups(), lr=0.1).step()
-    by_loss = [plan._engine.gradient_of(d).clone() for d in plan._terms[0].decisions()]
-    plan.step()
-    for got, loss in zip(recorders[0].seen, by_loss, strict=True):
-        torch.testing.assert_close(got, loss + 0.5 * 0.25)  # σ′(0) = 1/4
-    assert all(d.grad is None for d in plan._terms[0].decisions())
+    found = []
+    for penalty in (0.0, 0.5):
+        model, gradients = small_net(), Gradients()
+        plan = compress(model, ContinuousSparsification(penalty=penalty, optimizer=gradients), steps=10)
+        model(batch()).square().sum().backward()
+        torch.optim.SGD(plan.param_groups(), lr=0.1).step()
+        plan.step()
+        found.append(gradients.found)
+        assert all(one.grad is None for one in decisions(model))
+    for loss, both in zip(*found, strict=True):
+        torch.testing.assert_close(both, loss + 0.5 * 0.25)  # σ′(0) = 1/4

@@ -11,6 +11,7 @@ from torch import nn
 from paretorch import SMOL, ContinuousSparsification, Plan, compress
 from paretorch.core.finish.byte_budget import ByteBudget
 from paretorch.core.step.noise import uniform
+from paretorch.deploy import encoded_size
 from paretorch.errors import ConfigError, DivergenceError, UndecidedWarning
 from paretorch.methods.sparsity.rivals import MagnitudePruning
 
@@ -68,7 +69,7 @@ def test_a_budget_out_of_reach_leaves_the_search_as_it_was() -> None:
     torch.manual_seed(0)
     model = nn.Linear(64, 64)
     plan = compress(model, SMOL(group="layer"), steps=10, budget=2000)
-    plan.set_budget(type(plan._budget)(300, plan._budget.meter))  # type: ignore[union-attr,misc]
+    plan.set_budget(ByteBudget(300, lambda state, edits: encoded_size(state, model, edits)))
     before = model.paretorch_weight.precision.s.detach().clone()
     with pytest.raises(ConfigError, match="budget=300"):
         plan.harden()

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from paretorch import ContinuousSparsification, Plan, compress
+from paretorch.core.method import Method
 from paretorch.core.step.optimizers import optimizer_of
 from paretorch.errors import ConfigError
+from tests.decisions import noting
 
 from .tiny import batch, both, small_net, train
 
@@ -68,8 +70,8 @@ def test_what_is_no_state_of_the_plan_is_told(make: Callable[[], Any]) -> None:
         plan.load_state_dict(make())
 
 
-def _begun() -> Plan:
-    plan = compress(small_net(), *both(), steps=8)
+def _begun(*methods: Method) -> Plan:
+    plan = compress(small_net(), *(methods or both()), steps=8)
     train(plan, torch.optim.SGD(plan.param_groups(), lr=0.05), batch(), 2)
     return plan
 
@@ -90,9 +92,10 @@ def test_how_optimizers_run_is_not_taken_from_a_run_on_another_device() -> None:
 
 
 def test_what_optimizers_know_goes_with_the_model_to_another_device() -> None:
-    plan = _begun()
+    methods, noted = zip(*map(noting, both()), strict=True)
+    plan = _begun(*methods)
     plan.model.to("meta")
-    for term in plan._terms:
+    for (term,) in noted:
         optimizer = optimizer_of(term)
         assert optimizer is not None
         known = [value for one in optimizer.state.values() for value in one.values()]

@@ -1,35 +1,36 @@
 """The sample to steer by: it weighs every layer by its size and reads all kinds at the same weights."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from paretorch import SMOL, ContinuousSparsification, compress
-from paretorch.core.method import Term
+from paretorch.core.method import Method, Term
 from paretorch.core.plan import Plan
 from paretorch.core.step import sample
+from tests.decisions import Gradients, decisions, noting, relaxed
 
 
-def prepared(plan: Plan) -> list[Term]:
-    plan._engine.batches()
-    for term in plan._terms:
-        term.prepare(plan._engine.version)
-    return plan._terms
+def stepped(model: nn.Module, *methods: Method, steps: int = 4) -> tuple[Plan, list[Term]]:
+    """A plan whose decisions stay as they are, and its terms after its first step, when they have their samples."""
+    noted = [noting(replace(method, optimizer=Gradients())) for method in methods]
+    plan = compress(model, *(method for method, _ in noted), steps=steps)
+    plan.step()
+    return plan, [term for _, terms in noted for term in terms]
 
 
-def number(plan: Plan, kind: str) -> None:
+def number(model: nn.Module, kind: str) -> None:
     """Every decision of a kind becomes the number of its entry, over all layers."""
-    for i, chain in enumerate(plan._chains):
-        s = chain._modules[kind].s
+    for i, s in enumerate(decisions(model, kind)):
         s.data.copy_(torch.arange(s.numel()).view(s.shape) + 1e5 * i)
 
 
 def test_small_layers_are_read_whole() -> None:
-    plan = compress(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)), ContinuousSparsification(), steps=4)
-    (term,) = prepared(plan)
-    number(plan, "sparsity")
+    plan, (term,) = stepped(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)), ContinuousSparsification())
+    number(plan.model, "sparsity")
     assert term.read("sparsity").tolist() == [*range(15), *(1e5 + i for i in range(10))]
     torch.testing.assert_close(term.sample.share, torch.full((25,), 1 / 25))
 
@@ -39,9 +40,9 @@ def test_estimates_are_close_on_large_layers(group: str | tuple[int, ...], monke
     monkeypatch.setattr(sample, "WHOLE", 0)
     monkeypatch.setattr(sample, "_SIZE", 2**15)
     model = nn.Sequential(nn.Conv2d(64, 96, 3), nn.Linear(512, 300), nn.Linear(10, 10))
-    plan = compress(model, ContinuousSparsification(group=group), SMOL(group=group), steps=4)
+    _, terms = stepped(model, ContinuousSparsification(group=group), SMOL(group=group))
     generator = torch.Generator().manual_seed(0)
-    for term in prepared(plan):
+    for term in terms:
         assert float(term.sample.share.sum()) == pytest.approx(1.0, abs=1e-5)
         assert len(term.sample.share) < 40_000
         for decision in term.decisions():
@@ -60,14 +61,13 @@ def test_estimates_are_close_on_large_layers(group: str | tuple[int, ...], monke
 def test_all_rooms_are_read_at_the_same_weights(group: str | tuple[int, ...], layout: torch.memory_format) -> None:
     """Each decision of the mask is set to the number of its weight's group of precision: both kinds must read alike."""
     model = nn.Sequential(nn.Conv2d(40, 50, 3), nn.Conv2d(6, 5, 2))
-    plan = compress(model, ContinuousSparsification(), SMOL(group=group), steps=4)
     model.to(memory_format=layout)
-    prepared(plan)
-    number(plan, "precision")
-    for chain in plan._chains:
+    _, terms = stepped(model, ContinuousSparsification(), SMOL(group=group))
+    number(model, "precision")
+    for chain in relaxed(model).values():
         grouping = chain.precision.grouping
         chain.sparsity.s.data.copy_(grouping.expand(chain.precision.s.detach()).expand(grouping.shape))
-    for term in plan._terms:
+    for term in terms:
         assert torch.equal(term.read("sparsity"), term.read("precision"))
 
 
@@ -99,21 +99,19 @@ def test_values_of_groups_are_read_where_those_of_weights_are(
 
 def test_a_weight_without_a_decision_reads_as_kept() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    plan = compress(model, ContinuousSparsification(include="0", init=-1.0), SMOL(), steps=4)
-    precision = prepared(plan)[1]
+    _, (_, precision) = stepped(model, ContinuousSparsification(include="0", init=-1.0), SMOL())
     assert precision.read("sparsity").tolist() == [-1.0] * 12 + [torch.inf] * 8
     assert precision.kept_sample().tolist() == [0.0] * 12 + [1.0] * 8
 
 
 def test_a_change_of_layout_makes_a_new_sample() -> None:
     model = nn.Sequential(nn.Conv2d(4, 5, 3))
-    plan = compress(model, ContinuousSparsification(group="weight"), steps=4)
-    (term,) = prepared(plan)
+    plan, (term,) = stepped(model, ContinuousSparsification(group="weight"))
     before = term.sample
-    prepared(plan)
+    plan.step()
     assert term.sample is before
     model.to(memory_format=torch.channels_last)
-    prepared(plan)
+    plan.step()
     assert term.sample is not before
 
 
@@ -121,14 +119,13 @@ def test_the_steps_see_every_weight_once(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sample, "WHOLE", 0)
     monkeypatch.setattr(sample, "_LEAST", 2**8)
     monkeypatch.setattr(sample, "_SIZE", 2**8)
-    plan = compress(nn.Linear(90, 70), ContinuousSparsification(), steps=4)
-    (term,) = prepared(plan)
-    number(plan, "sparsity")
+    plan, (term,) = stepped(nn.Linear(90, 70), ContinuousSparsification(), steps=100)
+    number(plan.model, "sparsity")
     k = math.ceil(6300 / len(term.sample.share))
     seen = []
     for _ in range(k):
         seen += term.read("sparsity").tolist()
-        plan._state.step.add_(1)
+        plan.step()
     assert k > 1
     assert set(seen) == set(range(6300))
     assert len(seen) - 6300 < k  # the last of a layer may be read twice
@@ -137,15 +134,13 @@ def test_the_steps_see_every_weight_once(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_share_is_kept_closer_than_one_sample_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample, "WHOLE", 0)
     monkeypatch.setattr(sample, "_SIZE", 2**12)
-    plan = compress(nn.Linear(500, 400), ContinuousSparsification(target=0.99), steps=4)
-    (term,) = prepared(plan)
+    plan, (term,) = stepped(nn.Linear(500, 400), ContinuousSparsification(target=0.99), steps=1)
     generator = torch.Generator().manual_seed(0)
     term.decisions()[0].data.copy_(torch.randn(400, 500, generator=generator))
     noise = float(term.sample.noise(torch.tensor(0.01))) / 0.01
     assert noise > 0.1  # of what is kept
     shares = []
     for _ in range(600):
-        plan._state.step.add_(1)
-        term.method.steer(term, torch.tensor(4))
+        plan.step()
         shares.append(1 - plan.metrics()["sparsity"])
     assert max(abs(share / 0.01 - 1) for share in shares[300:]) < noise / 2

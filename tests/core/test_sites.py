@@ -14,6 +14,7 @@ from paretorch.core.method import Method
 from paretorch.errors import ConfigError
 from paretorch.methods.precision.rivals import LSQ
 from paretorch.methods.sparsity.rivals import MagnitudePruning
+from tests.decisions import relaxed
 
 
 class Scaled(nn.Module):
@@ -98,7 +99,7 @@ def test_a_state_that_names_tied_weights_once_is_loaded(tmp_path: Path) -> None:
 def test_the_last_matching_override_wins() -> None:
     overrides = {"body*": {"group": "channel", "init": 0.5}, "body.2": {"group": "layer"}, "*.2": {"init": 1.0}}
     plan = compress(Net(), ContinuousSparsification(overrides=overrides), steps=4)
-    shapes = {site.name: chain.sparsity.s for site, chain in zip(plan._sites, plan._chains, strict=True)}
+    shapes = {name: own.sparsity.s for name, own in relaxed(plan.model).items()}
     assert shapes["body.0.weight"].shape == (4, 1)
     assert shapes["body.2.weight"].shape == (1, 1)
     assert shapes["conv.weight"].shape == (4, 6, 2)
@@ -109,9 +110,7 @@ def test_the_last_matching_override_wins() -> None:
 
 def test_methods_may_act_on_different_layers() -> None:
     plan = compress(Net(), ContinuousSparsification(include="body*"), SMOL(include=["body.0", "scaled"]), steps=4)
-    kinds = {
-        site.name: [r.kind for r in chain.relaxations()] for site, chain in zip(plan._sites, plan._chains, strict=True)
-    }
+    kinds = {name: [one.kind for one in own.relaxations()] for name, own in relaxed(plan.model).items()}
     assert kinds == {
         "body.0.weight": ["precision", "sparsity"],
         "body.2.weight": ["sparsity"],
@@ -136,7 +135,7 @@ def test_patterns_that_match_nothing_are_refused(option: str) -> None:
 def test_patterns_may_be_about_what_no_method_acts_on() -> None:
     exclude = ["*.bias", "body.1", "scaled.gain", "position", "head", nn.Bilinear]
     plan = compress(Net(), ContinuousSparsification(exclude=exclude), steps=1)
-    assert [site.name for site in plan._sites] == ["body.0.weight", "body.2.weight", "conv.weight"]
+    assert list(relaxed(plan.model)) == ["body.0.weight", "body.2.weight", "conv.weight"]
 
 
 def test_patterns_that_can_be_read_but_once_are_refused() -> None:

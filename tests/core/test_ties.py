@@ -6,6 +6,7 @@ from torch import nn
 
 import paretorch as pt
 from paretorch.core.channels.coupling import threshold_for
+from tests.decisions import noting
 
 
 @pytest.mark.parametrize("width", [5, 7, 9, 11, 13])
@@ -13,8 +14,9 @@ from paretorch.core.channels.coupling import threshold_for
 def test_a_tie_goes_the_same_way_while_searching_and_at_the_end(width: int, open_channels: int) -> None:
     model = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3))
     target = 1.0 - (open_channels + 0.5) / width
-    method = pt.ContinuousSparsification(target=target, group="channel")
-    coupling = pt.compress(model, method, steps=1, example=torch.randn(2, 6))._terms[0].coupling
+    method, terms = noting(pt.ContinuousSparsification(target=target, group="channel"))
+    pt.compress(model, method, steps=1, example=torch.randn(2, 6))
+    coupling = terms[0].coupling
     assert coupling is not None
     score = torch.linspace(1.0, -1.0, width)
     level = threshold_for(coupling, score, torch.tensor(1.0 - target), "weights", 1, torch.zeros(()))

@@ -1,6 +1,7 @@
 """What every method promises, for layers that share: formula, resume, copies, compile, ranks, finalize, files."""
 
 import copy
+import re
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -43,14 +44,12 @@ def literal_weights(plan: Plan) -> dict[str, Tensor]:
     domain = plan.methods()[0].domain
     beta, shift = plan.metrics().get("temperature", 0.0), plan.metrics().get("shift", 0.0)
     weights = {}
-    for site in plan._sites:
-        name = site.name
-        module, _, attribute = name.rpartition(".")
-        key = f"{module}.parametrizations.{attribute}.0.sharing.s"
-        if key not in state:
+    for key in state:
+        found = re.fullmatch(r"(.+)\.parametrizations\.(\w+)\.0\.sharing\.s", key)
+        if found is None:
             continue
-        number = next(r.names[0] for t in plan._terms for r, s in zip(t.relaxations, t.sites, strict=True) if s is site)
-        bank = number.rpartition("_")[0]
+        mixture = plan.model.get_submodule(key.removesuffix(".s"))
+        bank = mixture.names[0].rpartition("_")[0]
         total = torch.zeros(())
         for i, share in enumerate(coefficients(domain, state[key], False)):
             template = state[f"{bank}_{i}"]
@@ -58,7 +57,7 @@ def literal_weights(plan: Plan) -> dict[str, Tensor]:
                 s = state[f"{bank}_{i}_sparsity"].view(template.shape)
                 template = template * 2.0 / (1 + torch.exp(-beta * (s + shift)))
             total = total + share * template
-        weights |= {f"{owner}.{a}": total for _, a, owner in site.owners}
+        weights[f"{found[1]}.{found[2]}"] = total
     return weights
 
 

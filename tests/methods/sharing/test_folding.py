@@ -16,6 +16,7 @@ from paretorch.methods.sharing import Folding, SoftSharing, fold, layer_similari
 from paretorch.report import report
 from paretorch.workflows.folding_curve import folding_curve
 from tests.contract.loop import equal, optimizer_of, snapshot, train
+from tests.decisions import relaxations
 from tests.methods.sharing.cases import attach, batch, build
 
 
@@ -170,8 +171,8 @@ def test_the_curve_falls_layer_by_layer() -> None:
     plan = attach(network, "all")
     train(network, plan, optimizer_of(plan), batch("linear"), 5)
     with torch.no_grad():  # similarities that are all different
-        for i, term in enumerate(plan._terms[0].relaxations):
-            term.decision.copy_(torch.tensor([1.0, 0.3 * i, 0.1 * i * i, 0.0]))
+        for i, own in enumerate(relaxations(network)):
+            own.decision.copy_(torch.tensor([1.0, 0.3 * i, 0.1 * i * i, 0.0]))
     x = batch("linear")
     before = network.eval()(x)
 
