@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
-from paretorch.core.step.optimizers import sgd
 from paretorch.methods.sparsity.rivals.rival import Drawn, SteeredRival
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole, write
@@ -42,8 +41,6 @@ class HardConcrete(SteeredRival):
 
     penalty: float = 1e-5
     open_at_start: float = 0.9
-    lr: float = 0.1
-    momentum: float = 0.9
 
     def check(self) -> None:
         super().check()
@@ -55,16 +52,8 @@ class HardConcrete(SteeredRival):
         start = math.log(self.open_at_start / (1.0 - self.open_at_start))
         return _Gate(grouping, start, site.weight.device, seed, "precision" in together)
 
-    def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
-        return sgd(parameters, self.lr, self.momentum)
-
-    def price(self, term: Term) -> Tensor | None:
-        if self.steered:
-            return term.scalar("price")
+    def constant_price(self, term: Term) -> Tensor | None:
         return term.scalars.new_full((), self.penalty) if self.penalty else None
-
-    def speed(self) -> float:
-        return self.lr / max(1.0 - self.momentum, 1e-3)
 
     def kept(self, term: Term) -> Tensor:
         return term.mean(lambda _, s: torch.sigmoid(s - _closed()))

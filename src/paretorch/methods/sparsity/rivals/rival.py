@@ -28,6 +28,7 @@ from paretorch.core.plan import Plan
 from paretorch.core.relaxation import Relaxation
 from paretorch.core.rounding import keep_best
 from paretorch.core.step.noise import uniform
+from paretorch.core.step.optimizers import sgd
 from paretorch.core.step.schedules import cubic, progress
 from paretorch.errors import ConfigError
 from paretorch.methods.sparsity.pruning import Pruning
@@ -110,9 +111,14 @@ _STILL = 0.02  # the least rms slope: gates that are all decided do not make the
 
 @dataclass(frozen=True, kw_only=True)
 class SteeredRival(Rival):
-    """steered: with a target, λ is moved so that the search itself gets there; otherwise it is constant."""
+    """steered: with a target, λ is moved so that the search itself gets there; otherwise it is constant.
+
+    lr, momentum: of the SGD that trains the decisions.
+    """
 
     steered: bool = False
+    lr: float = 0.1
+    momentum: float = 0.9
 
     scalars: ClassVar[tuple[str, ...]] = ("price",)
 
@@ -125,9 +131,19 @@ class SteeredRival(Rival):
     def kept(self, term: Term) -> Tensor:
         """The share of weights that is kept now, or is to be expected."""
 
-    @abstractmethod
+    def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
+        return sgd(parameters, self.lr, self.momentum)
+
+    def price(self, term: Term) -> Tensor | None:
+        return term.scalar("price") if self.steered else self.constant_price(term)
+
+    def constant_price(self, term: Term) -> Tensor | None:
+        """λ without a target; None: nothing costs anything."""
+        return None
+
     def speed(self) -> float:
         """By how much a gradient of 1 moves a decision in one step, with momentum."""
+        return self.lr / max(1.0 - self.momentum, 1e-3)
 
     def push(self, relaxation: Relaxation, s: Tensor) -> Tensor:
         """The gradient that a price of 1 gives each decision, per weight of its group."""

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.plan import Plan
-from paretorch.core.step.optimizers import sgd
 from paretorch.methods.sparsity.rivals.rival import Drawn, SteeredRival, sparsity
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole, write
@@ -52,16 +51,8 @@ class StochasticSparsification(SteeredRival):
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Bernoulli":
         return _Bernoulli(grouping, self.init, site.weight.device, seed)
 
-    def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
-        return sgd(parameters, self.lr, self.momentum)
-
-    def price(self, term: Term) -> Tensor | None:
-        if self.steered:
-            return term.scalar("price")
+    def constant_price(self, term: Term) -> Tensor | None:
         return term.scalars.new_full((), self.penalty) if self.penalty else None
-
-    def speed(self) -> float:
-        return self.lr / max(1.0 - self.momentum, 1e-3)
 
     def kept(self, term: Term) -> Tensor:
         return 1.0 - sparsity(term)

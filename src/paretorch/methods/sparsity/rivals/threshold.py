@@ -38,8 +38,6 @@ class STR(SteeredRival):
     group: Group = "layer"
     init: float = -10.0
     decay: float = 5e-4
-    lr: float = 0.1
-    momentum: float = 0.9
 
     def check(self) -> None:
         super().check()
@@ -56,12 +54,6 @@ class STR(SteeredRival):
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
         return sgd(parameters, self.lr, self.momentum, 0.0 if self.steered else self.decay)
-
-    def price(self, term: Term) -> Tensor | None:
-        return term.scalar("price") if self.steered else None
-
-    def speed(self) -> float:
-        return self.lr / max(1.0 - self.momentum, 1e-3)
 
     def push(self, relaxation: Relaxation, s: Tensor) -> Tensor:
         return s  # for any size of the group
