@@ -288,7 +288,7 @@ def packed_errors() -> list[dict[str, Any]]:
         wanted = x @ layer.weight.T
         error = float((layer(x) - wanted).abs().max() / wanted.abs().max())
         rows.append({"candidate": f"packed {kind}", "bits": 8 * packed.bytes / (256 * 512), "error": error})
-        print(f"packed {kind:8}{rows[-1]['bits']:>6.2f} bits a weight, error {error:.0e}")
+        print(f"packed {kind:8}{rows[-1]['bits']:>6.2f} bits per weight, error {error:.0e}")
     return rows
 
 

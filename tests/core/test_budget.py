@@ -133,7 +133,7 @@ def test_what_is_given_is_kept_and_the_rest_follows(sparsity: float | None, bits
     """The mask and the codes of both targets together take what the budget leaves, whichever of them was asked for."""
     methods = (ContinuousSparsification(target=sparsity), SMOL(target_bits=bits))
     model = nn.Linear(100, 100, bias=False)
-    budget = 100 + 10_000 * 2 // 8  # two bits a weight
+    budget = 100 + 10_000 * 2 // 8  # two bits per weight
     sites = {"sparsity": find_sites(model), "precision": find_sites(model)}
     masks, codes = assign_targets(methods, model, sites, budget, lambda state, edits: 100)
     assert sparsity is None or masks.target == sparsity

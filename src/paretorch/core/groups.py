@@ -1,6 +1,6 @@
 """Which weights share one decision.
 
-`"weight"`: each its own; `"channel"`: one an output channel; `"layer"`: one a tensor; `"network"`: one for all;
+`"weight"`: each its own; `"channel"`: one per output channel; `"layer"`: one per tensor; `"network"`: one for all;
 a tuple: blocks of that shape over the leading dimensions, whole over the rest; a callable `(name, weight) -> labels`:
 an integer tensor of the weight's shape, equal labels share.
 """

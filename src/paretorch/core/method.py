@@ -85,7 +85,7 @@ class Method(Selection, ABC):
 
     @abstractmethod
     def with_target(self, share: float) -> Self:
-        """These options with a target of `share` units a weight, unless they have a target already."""
+        """These options with a target of `share` units per weight, unless they have a target already."""
 
     @abstractmethod
     def measure(self, term: "Term") -> dict[str, Tensor]:

@@ -61,7 +61,7 @@ class Relaxation(nn.Module):
         """Take the options of the method with which a loaded state was begun."""
 
     def match_layout(self, weight: Tensor) -> None:
-        """Lay a decision a weight out in memory as the weight is (channels_last, say), so that both are read in one go."""
+        """Lay a decision per weight out in memory as the weight is (channels_last, say), so that both are read in one go."""
         if self.s is not None and self.s.shape == weight.shape:
             self.s.data = torch.empty_like(weight, dtype=torch.float32).copy_(self.s.data)
 

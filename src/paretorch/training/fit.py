@@ -37,7 +37,7 @@ _WHEN = (0.125, 0.25, 0.5, 0.75, 1.0)  # of the epochs
 
 
 def similarities(plan: "Plan | None", epoch: int, epochs: int) -> dict[str, Any]:
-    """Matrices for the row of an epoch, one a group of layers; nothing at other epochs, and where nothing is shared."""
+    """Matrices for the row of an epoch, one per group of layers; nothing at other epochs, and where nothing is shared."""
     due = {max(1, round(share * epochs)) for share in _WHEN}
     if plan is None or plan.is_hard or epoch not in due or all(one.kind != "sharing" for one in plan.methods()):
         return {}

@@ -1,4 +1,4 @@
-"""What k bits cost in the file: about k bits a weight, whatever the grid; bad options and bad weights are refused."""
+"""What k bits cost in the file: about k bits per weight, whatever the grid; bad options and bad weights are refused."""
 
 import math
 from pathlib import Path

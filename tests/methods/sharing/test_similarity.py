@@ -12,7 +12,7 @@ from paretorch.methods.sharing import SoftSharing, layer_similarity, reparametri
 from paretorch.methods.sharing.similarity import absolute_cosine, cluster, collapse, recurrence, recurrence_slope
 from tests.methods.sharing.cases import attach, build
 
-# α of section 3.2.4: one column a layer there, one row a layer here.
+# α of section 3.2.4: one column a layer there, one row per layer here.
 ALPHA = torch.tensor(
     [
         [0.8, 0.1, -1.2, 0.2, -0.4],
@@ -112,7 +112,7 @@ def test_singular_changes_are_refused(change: list[list[float]]) -> None:
         reparametrize(torch.ones(2, 3), torch.ones(4, 2), torch.tensor(change))
     with pytest.raises(ConfigError, match="2 × 2"):
         reparametrize(torch.ones(2, 3), torch.ones(4, 2), torch.eye(3))
-    with pytest.raises(ConfigError, match="one row a layer"):
+    with pytest.raises(ConfigError, match="one row per layer"):
         reparametrize(torch.ones(2, 3), torch.ones(2, 4), torch.eye(2))
 
 

@@ -104,7 +104,7 @@ def as_they_are(decision: Tensor, hard: bool) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """Weights of one shape and the templates they are mixed from; `start`: decisions at first, one row a layer."""
+    """Weights of one shape and the templates they are mixed from; `start`: decisions at first, one row per layer."""
 
     layers: tuple[Site, ...]
     templates: tuple[Template, ...]

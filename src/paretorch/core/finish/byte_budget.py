@@ -93,7 +93,7 @@ def _trains(value: Any) -> bool:
 def as_trained(tensors: Iterable[Any]) -> Iterator[Any]:
     """The values, but with those that are alike at the start (norms, biases) as different as training makes them.
 
-    A vector of ones is told by one number and costs a file next to nothing; after training it takes its four bytes a value.
+    A vector of ones is told by one number and costs a file next to nothing; after training it takes its four bytes per value.
     """
     generator = torch.Generator().manual_seed(0)
     for tensor in tensors:
@@ -129,7 +129,7 @@ def _entropy(p: float) -> float:
 
 
 def _density(available: float, kept_bits: float) -> float:
-    """The density at which the mask, and `kept_bits` for each kept weight, take `available` bits a weight."""
+    """The density at which the mask, and `kept_bits` for each kept weight, take `available` bits per weight."""
     if kept_bits <= available:
         return 1.0
     low, high = 0.0, 0.95  # a mask of few zeros costs more than it saves

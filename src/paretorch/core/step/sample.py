@@ -185,7 +185,7 @@ def _order(like: Tensor) -> tuple[int, ...]:
 def some(values: Tensor, k: int, like: Tensor) -> Tensor:
     """Every k-th weight's value, in the order in which the weights of `like` lie in memory (channels_last, say).
 
-    Given are one value a weight or one for several, that broadcasts; only these are read, and one a weight without a copy.
+    Given are one value per weight or one for several, that broadcasts; only these are read, and one per weight without a copy.
     """
     spread = values.expand(like.shape).permute(_order(like))
     if values.shape == like.shape:

@@ -35,7 +35,7 @@ LEAST_ALPHA = 1e-3
 class SMOLActivations(SMOL):
     """Learn how many bits each activation needs. Give `compress` an example, for the shapes.
 
-    group: what shares a precision: "weight" (one a position of the feature map), "channel" (the first dimension after
+    group: what shares a precision: "weight" (one per position of the feature map), "channel" (the first dimension after
     the batch), "layer", "network", a block shape, or a callable. include: by default every `nn.ReLU`, `ReLU6`,
     `Hardtanh`, `Sigmoid`, `Hardsigmoid`, `Tanh` and `Softsign` module that the example passes; a module used at several
     places decides, and counts, once. target_bits: average bits over the selected activations.

@@ -40,7 +40,7 @@ class GivenBits(Method):
     def check(self) -> None:
         super().check()
         if self.group != "layer":
-            raise ConfigError(f'group={self.group!r}: fixed bits are one decision a layer, group="layer"')
+            raise ConfigError(f'group={self.group!r}: fixed bits are one decision per layer, group="layer"')
         require_count("bits", self.bits, 1, f"give whole bits from 1 to {MAX_BITS}")
         require_number("bits", self.bits, 1, MAX_BITS, f"give whole bits from 1 to {MAX_BITS}")
 

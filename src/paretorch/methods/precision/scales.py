@@ -76,7 +76,7 @@ class Scaled(NamedTuple):
 
 
 def update_powers(layers: list[Scaled]) -> None:
-    """k of every layer to where its weights are now, in place: one sum a layer, and a handful of operations for all."""
+    """k of every layer to where its weights are now, in place: one sum per layer, and a handful of operations for all."""
     if not layers:
         return
     powers = [layer.power for layer in layers]

@@ -28,7 +28,7 @@ def on_simplex(decision: Tensor, hard: bool) -> Tensor:
 
 
 def one_hot(decision: Tensor, hard: bool) -> Tensor:
-    """One template a layer; the decision stays in the graph once rounded, with a zero gradient: DDP waits for it."""
+    """One template per layer; the decision stays in the graph once rounded, with a zero gradient: DDP waits for it."""
     soft = torch.softmax(decision, -1)
     chosen = torch.zeros_like(soft).scatter(-1, decision.argmax(-1, keepdim=True), 1.0)
     return chosen + 0.0 * soft if hard else chosen + (soft - soft.detach())

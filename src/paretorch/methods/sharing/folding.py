@@ -3,7 +3,7 @@
     W_l = c_l W_g,   g the group of layer l, c_l a signed scale
 
 The chapter averages the coefficients of a group, which changes the function where they are multiples of each other (its
-own example has negative ones). With a scale a layer, collinear layers fold exactly, with batch norm and without; for
+own example has negative ones). With one scale per layer, collinear layers fold exactly, with batch norm and without; for
 others, W_g and c_l are the best of rank one in the metric of the weights, and the error that is left is reported.
 """
 
@@ -117,7 +117,7 @@ def fold(
 
 
 def levels(model: nn.Module, only: Selector | None = None) -> dict[int, float]:
-    """By the number of layers left, from all that share to one a group, the threshold at which `fold` leaves as many."""
+    """By the number of layers left, from all that share to one per group, the threshold at which `fold` leaves as many."""
     network = _root(model)
     again = next(plans_of(network), None) is None
     banks = read_banks(network)

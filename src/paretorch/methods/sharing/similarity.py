@@ -45,7 +45,7 @@ def recurrence_slope(rows: Tensor) -> Tensor:
 def reparametrize(templates: Tensor, coefficients: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
     """T' = B T and α' = B⁻ᵀ α for an invertible B: other templates, the same weights Σ α_i T_i.
 
-    templates: k × anything. coefficients: one row a layer (the transpose of the thesis' α). change: B, k × k.
+    templates: k × anything. coefficients: one row per layer (the transpose of the thesis' α). change: B, k × k.
     """
     k = len(templates)
     change = torch.as_tensor(change)
@@ -53,7 +53,7 @@ def reparametrize(templates: Tensor, coefficients: Tensor, change: Tensor) -> tu
         raise ConfigError(f"B has the shape {tuple(change.shape)}: give a square matrix for {k} templates, {k} × {k}")
     if coefficients.dim() != 2 or coefficients.shape[1] != k:
         shape = tuple(coefficients.shape)
-        raise ConfigError(f"the coefficients have the shape {shape}: give one row a layer, of {k}, one a template")
+        raise ConfigError(f"the coefficients have the shape {shape}: give one row per layer, of {k}, one per template")
     exact = change.double().to(templates.device)
     finite = bool(torch.isfinite(exact).all())
     values = torch.linalg.svdvals(exact) if finite else torch.zeros(1)

@@ -76,7 +76,9 @@ class SoftSharing(Shares, Method):
     def check(self) -> None:
         super().check()
         if self.group != "weight":
-            raise ConfigError("SoftSharing has one coefficient a template and layer: use by= to say which layers share")
+            raise ConfigError(
+                "SoftSharing has one coefficient per template and layer: use by= to say which layers share"
+            )
         if self.templates is not None:
             require_count("templates", self.templates, 1, "give the number of templates of a group, 1 or more")
         check_by(self.by)

@@ -146,7 +146,7 @@ class _Planes(Quantized):
         return self.delta * (self.active * self.powers).sum() if self.hard else None
 
     def _both(self, value: Tensor) -> Tensor:
-        """One number a plane, for P and N."""
+        """One number per plane, for P and N."""
         return torch.cat([value, value])
 
     def _step(self) -> Tensor:

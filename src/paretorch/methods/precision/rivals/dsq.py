@@ -5,7 +5,7 @@
     W = l + Δ(i + (sgn φ + 1)/2),   ∂W := ∂(l + Δ(i + (φ + 1)/2))
 
 The forward pass is on the grid; the gradient of w, l, u and α is that of the soft staircase, which is as sharp as α is
-small. l, u and α are learned, one set a layer, and stay once hard.
+small. l, u and α are learned, one set per layer, and stay once hard.
 
 What differs: they have the plan's own Adam with a constant rate; α is kept within 0.01 and 0.49 (the paper: below 0.5);
 l and u begin where even spacing suits a normal distribution.

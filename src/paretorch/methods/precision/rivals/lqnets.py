@@ -6,7 +6,7 @@
 v*, the basis of least squared error for fixed codes, is found at every step while searching and taken by a moving
 average; once hard, v stays. v₀ᵢ = 2^i · 0.6745 std(w) / 2^(k−1).
 
-What differs: one basis a layer by default (the paper's weights have one a channel: group="channel"), because the
+What differs: one basis per layer by default (the paper's weights have one per channel: group="channel"), because the
 file then holds one codebook a layer.
 """
 

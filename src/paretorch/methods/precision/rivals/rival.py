@@ -1,4 +1,4 @@
-"""What the quantization rivals share: a number of bits a weight, and values that only a grid of 2^bits holds."""
+"""What the quantization rivals share: a number of bits per weight, and values that only a grid of 2^bits holds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

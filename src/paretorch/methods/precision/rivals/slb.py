@@ -5,7 +5,7 @@
 Each weight has one score A for every value it could take; the scores are trained, by the plan's own Adam, while the
 temperature τ falls from 1 to `final_temperature` by equal factors, so that the average over values becomes one value.
 
-What differs: c, one a layer and fixed, keeps a layer's scale (the paper has values within ±1 under batch norm); scores
+What differs: c, one per layer and fixed, keeps a layer's scale (the paper has values within ±1 under batch norm); scores
 begin where W is about w, so that a pretrained network may be searched from; and the weight itself follows W, so that
 fine-tuning goes on from the chosen values, straight through. The paper's second set of batch norm statistics is
 `harden(recalibrate=...)`.
