@@ -6,10 +6,12 @@ from pathlib import Path
 
 import torch
 
-from tests.training.test_frameworks import STEPS, Module, Net, compressed, fit, hf_trainer
+from tests.training.ten_lines import STEPS, Net, compressed
 
 
 def by_transformers(folder: Path, rank: int, stop: int | None, start: str | None) -> torch.nn.Module:
+    from tests.training.by_transformers import hf_trainer  # each takes seconds to import, and the other is not needed
+
     model = Net()
     _, optimizer = compressed(model)
     trainer = hf_trainer(model, optimizer, folder, rank, ddp_backend="gloo")
@@ -19,6 +21,8 @@ def by_transformers(folder: Path, rank: int, stop: int | None, start: str | None
 
 
 def by_lightning(folder: Path, rank: int, stop: int | None, start: str | None) -> torch.nn.Module:
+    from tests.training.by_lightning import Module, fit
+
     module = Module()
     ranks = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
     fit(module, folder, stop or STEPS, start and str(folder / f"step={start}.ckpt"), rank, **ranks)

@@ -6,109 +6,31 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lightning.pytorch as lightning
 import pytest
 import torch
 import transformers
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 import paretorch as pt
 from paretorch.errors import ConfigError
 from paretorch.training.lightning import PlanCallback as LightningCallback
 from paretorch.training.transformers import PlanCallback as TransformersCallback
 from tests.meeting import both_ranks
-
-STEPS, _SEARCH, _CLIP = 6, 4, 0.05
-
-
-class Same(Dataset[dict[str, Tensor]]):
-    """One example many times, another one on another rank: the order in which a loop takes them does not matter."""
-
-    def __init__(self, rank: int = 0) -> None:
-        self._rank = rank
-
-    def __len__(self) -> int:
-        return 4 * STEPS
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"x": torch.linspace(-1, 1, 8).roll(self._rank), "labels": torch.tensor(2 + self._rank)}
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
-
-    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        logits = self.body(x)
-        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
-
-
-def compressed(model: nn.Module) -> tuple[pt.Plan, torch.optim.Optimizer]:
-    methods = (pt.ContinuousSparsification(target=0.5), pt.SMOL(target_bits=2.0))
-    plan = pt.compress(model, *methods, steps=_SEARCH)
-    return plan, torch.optim.SGD(plan.param_groups(weight_decay=1e-3), lr=0.5, momentum=0.9)
-
-
-def everything(model: nn.Module) -> torch.optim.Optimizer:
-    """As people make it: of all parameters, the plan's own among them, which have no gradients."""
-    return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9, weight_decay=1e-3)
-
-
-def by_hand(ranks: int = 1) -> dict[str, Tensor]:
-    """What the ten lines come to, with the batches of so many ranks as one."""
-    model = Net()
-    plan, optimizer = compressed(model)
-    batch = torch.utils.data.default_collate([Same(rank)[0] for rank in range(ranks) for _ in range(2)])
-    for step in range(STEPS):
-        model(**batch)["loss"].backward()
-        nn.utils.clip_grad_norm_([one for group in optimizer.param_groups for one in group["params"]], _CLIP)
-        optimizer.step()
-        plan.step()
-        optimizer.zero_grad()
-        if step + 1 == _SEARCH:
-            plan.harden(optimizer)
-    return model.state_dict()
-
-
-def check_alike(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, msg=name)
-
+from tests.training.by_lightning import Module, fit
+from tests.training.by_transformers import arguments, hf_trainer
+from tests.training.ten_lines import (
+    CLIP,
+    SEARCH,
+    STEPS,
+    Net,
+    Same,
+    by_hand,
+    check_alike,
+    compressed,
+    everything,
+    numbers,
+)
 
 # transformers
-
-
-def arguments(folder: Path, **options: Any) -> Any:
-    return transformers.TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=2,
-        max_steps=STEPS,
-        lr_scheduler_type="constant",
-        max_grad_norm=_CLIP,
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-        logging_steps=1,
-        save_strategy="steps",
-        save_steps=3,
-        **options,
-    )
-
-
-def hf_trainer(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, folder: Path, rank: int = 0, **options: Any
-) -> Any:
-    return transformers.Trainer(
-        model,
-        arguments(folder, **options),
-        train_dataset=Same(rank),
-        optimizers=(optimizer, None),
-        callbacks=[TransformersCallback()],
-    )
 
 
 def test_transformers_follow_the_ten_lines(tmp_path: Path) -> None:
@@ -179,7 +101,7 @@ def test_transformers_clip_every_training_of_the_same_arguments(tmp_path: Path) 
         parts = {"train_dataset": Same(), "optimizers": (optimizer, None), "callbacks": [TransformersCallback()]}
         transformers.Trainer(model, options, **parts).train()
         check_alike(model.state_dict(), by_hand())
-        assert options.max_grad_norm == _CLIP
+        assert options.max_grad_norm == CLIP
         assert not optimizer._optimizer_step_pre_hooks
 
 
@@ -209,7 +131,7 @@ def test_a_language_model_of_the_hub_kind(tmp_path: Path) -> None:
     for start in (None, "checkpoint-3"):
         model = language_model()
         methods = (pt.ContinuousSparsification(target=0.5), pt.SMOL(target_bits=2.0, group="channel"))
-        plan = pt.compress(model, *methods, steps=_SEARCH)
+        plan = pt.compress(model, *methods, steps=SEARCH)
         optimizer = torch.optim.AdamW(plan.param_groups(), lr=1e-3)
         trainer = transformers.Trainer(
             model,
@@ -233,49 +155,6 @@ def test_a_language_model_of_the_hub_kind(tmp_path: Path) -> None:
 
 
 # Lightning
-
-
-class Module(lightning.LightningModule):  # type: ignore[misc]
-    def __init__(self, everything: bool = False) -> None:
-        super().__init__()
-        self.net = Net()
-        self.plan, self._optimizer = compressed(self.net)
-        self._everything = everything
-
-    def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
-        loss: Tensor = self.net(**batch)["loss"]
-        return loss
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return everything(self) if self._everything else self._optimizer
-
-
-def fit(
-    module: Module,
-    folder: Path,
-    steps: int = STEPS,
-    start: str | None = None,
-    rank: int = 0,
-    callback: LightningCallback | None = None,
-    **options: Any,
-) -> Any:
-    saving = lightning.callbacks.ModelCheckpoint(
-        dirpath=folder, filename="{step}", every_n_train_steps=1, save_top_k=-1
-    )
-    trainer = lightning.Trainer(
-        max_steps=steps,
-        max_epochs=-1,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        gradient_clip_val=_CLIP,
-        log_every_n_steps=1,
-        callbacks=[callback or LightningCallback(), saving],
-        **options,
-    )
-    trainer.fit(module, DataLoader(Same(rank), 2), ckpt_path=start)
-    return trainer
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -322,9 +201,4 @@ def test_two_ranks_train_like_one(tmp_path: Path, framework: str) -> None:
     both_ranks("tests.training.frameworks_rank", tmp_path, framework, str(port))
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
-    check_alike(*({name: _numbers(value) for name, value in one.items()} for one in (first, by_hand(ranks=2))))
-
-
-def _numbers(value: Tensor) -> Tensor:
-    """What a plan keeps as the bits of its numbers, as numbers: ranks add in another order, which the last bits show."""
-    return value.view(torch.float32) if value.dtype == torch.int32 and value.dim() else value
+    check_alike(*({name: numbers(value) for name, value in one.items()} for one in (first, by_hand(ranks=2))))

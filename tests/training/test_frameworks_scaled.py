@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader
 import paretorch as pt
 from paretorch.training.lightning import PlanCallback as LightningCallback
 from paretorch.training.transformers import PlanCallback as TransformersCallback
-from tests.training.test_frameworks import STEPS, Module, Net, Same, arguments, compressed, hf_trainer
-
-_SEARCH = 4
+from tests.training.by_lightning import Module
+from tests.training.by_transformers import arguments, hf_trainer
+from tests.training.ten_lines import SEARCH, STEPS, Net, Same, compressed
 
 
 def new_scaler(first: float = 2.0**10) -> torch.amp.GradScaler:
@@ -39,9 +39,7 @@ class Active(Net):
 
 def active(model: nn.Module) -> tuple[pt.Plan, torch.optim.Optimizer]:
     methods = (pt.ContinuousSparsification(target=0.5), pt.SMOLActivations(target_bits=4.0))
-    plan = pt.compress(
-        model, *methods, steps=_SEARCH, example={"x": torch.zeros(2, 8), "labels": torch.zeros(2).long()}
-    )
+    plan = pt.compress(model, *methods, steps=SEARCH, example={"x": torch.zeros(2, 8), "labels": torch.zeros(2).long()})
     return plan, torch.optim.SGD(plan.param_groups(), lr=0.5, momentum=0.9)
 
 
@@ -61,7 +59,7 @@ def by_hand(kind: type[Net], attach: Any, first: float) -> dict[str, Tensor]:
         plan.step(scaler)
         scaler.update()
         model.zero_grad()
-        if step + 1 == _SEARCH:
+        if step + 1 == SEARCH:
             plan.harden(optimizer)
     return model.state_dict()
 
@@ -124,9 +122,9 @@ def test_the_best_model_of_transformers_is_rounded(tmp_path: Path) -> None:
     )  # fmt: skip
     trainer.train()
     found = [row["eval_score"] for row in trainer.state.log_history if "eval_score" in row]
-    assert trainer.state.best_metric == found[_SEARCH - 1] < found[0]
-    assert trainer.state.best_global_step == _SEARCH
-    best = torch.load(tmp_path / f"checkpoint-{_SEARCH}" / "plan.pt", weights_only=True)
+    assert trainer.state.best_metric == found[SEARCH - 1] < found[0]
+    assert trainer.state.best_global_step == SEARCH
+    best = torch.load(tmp_path / f"checkpoint-{SEARCH}" / "plan.pt", weights_only=True)
     assert best.keys() == plan.state_dict().keys()
     assert plan.is_hard
     assert int(model.paretorch_phase) == 1
@@ -145,14 +143,14 @@ def test_the_best_checkpoint_of_lightning_is_rounded(tmp_path: Path) -> None:
     best = lightning.callbacks.ModelCheckpoint(
         tmp_path, "{step}", monitor="score", mode="max", save_top_k=1, save_on_train_epoch_end=False
     )
-    stop = lightning.callbacks.EarlyStopping("score", mode="max", patience=_SEARCH)
+    stop = lightning.callbacks.EarlyStopping("score", mode="max", patience=SEARCH)
     trainer = lightning.Trainer(
         max_steps=STEPS, max_epochs=-1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
         num_sanity_val_steps=0, val_check_interval=1, callbacks=[LightningCallback(), best, stop],
     )  # fmt: skip
     trainer.fit(module, DataLoader(Same(), 2), DataLoader(Same(), 4 * STEPS))
     assert trainer.global_step == STEPS  # patience is counted anew
-    assert float(best.best_model_score) == 100.0 - (_SEARCH - 1)
+    assert float(best.best_model_score) == 100.0 - (SEARCH - 1)
     state = torch.load(best.best_model_path, weights_only=True)["state_dict"]
     assert int(state["net.paretorch_phase"]) == 1
 

@@ -15,21 +15,10 @@ import paretorch as pt
 from paretorch.errors import ConfigError
 from paretorch.training.lightning import PlanCallback as LightningCallback
 from paretorch.training.transformers import PlanCallback as TransformersCallback
-from tests.training.test_frameworks import (
-    _CLIP,
-    _SEARCH,
-    STEPS,
-    Module,
-    Net,
-    Same,
-    arguments,
-    check_alike,
-    compressed,
-    fit,
-    hf_trainer,
-    language_model,
-)
-from tests.training.test_frameworks import _numbers as numbers
+from tests.training.by_lightning import Module, fit
+from tests.training.by_transformers import arguments, hf_trainer
+from tests.training.ten_lines import CLIP, SEARCH, STEPS, Net, Same, check_alike, compressed, numbers
+from tests.training.test_frameworks import language_model
 
 _ALPHA, _TEMPERATURE = 0.7, 2.0
 
@@ -58,11 +47,11 @@ def by_hand() -> dict[str, Tensor]:
             taught = teacher(**batch)
         distilled = pt.distillation_loss(outputs, taught, _TEMPERATURE)
         (_ALPHA * distilled + (1 - _ALPHA) * outputs["loss"]).backward()
-        nn.utils.clip_grad_norm_([one for group in optimizer.param_groups for one in group["params"]], _CLIP)
+        nn.utils.clip_grad_norm_([one for group in optimizer.param_groups for one in group["params"]], CLIP)
         optimizer.step()
         plan.step()
         optimizer.zero_grad()
-        if step + 1 == _SEARCH:
+        if step + 1 == SEARCH:
             plan.harden(optimizer)
     return model.state_dict()
 
