@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paretorch.cli.app import app
+from paretorch.deploy import Latency
 from paretorch.errors import ConfigError
 from paretorch.report import measure
 from paretorch.workflows import demo
@@ -39,3 +40,29 @@ def test_the_demo_overwrites_nothing_else(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no demo"):
         demo.run_demo(tmp_path)
     assert (tmp_path / "letters.txt").read_text() == "dear"
+
+
+@pytest.mark.parametrize(("low", "said"), [(0.9, "0.90 to 1.20 ms, no difference"), (0.4, "0.60 ms")])
+@pytest.mark.usefixtures("short")
+def test_the_demo_claims_no_difference_within_noise(
+    low: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both networks are timed in one call; if their ranges overlap, neither is shown as the faster one."""
+    called: list[list[str]] = []
+
+    def timed(networks: dict[str, object], *_: object) -> list[Latency]:
+        called.append(list(networks))
+        small, dense = networks
+        high = 1.2 if low > 0.5 else 0.7
+        middle = (low + high) / 2 if low > 0.5 else 0.6
+        return [
+            Latency(dense, "eager", 1.0, 0.8, 1.1, 5, 64, 1, True),
+            Latency(small, "eager", middle, low, high, 5, 64, 1, True),
+        ]
+
+    monkeypatch.setattr(measure, "measure_latency", timed)
+    rows = demo.run_demo(tmp_path / "demo", budget=4000, device="cpu")
+    assert called == [["model.pare", "dense"]]
+    assert rows[1]["latency"] == said
+    assert rows[0]["latency"] == ("0.80 to 1.10 ms, no difference" if low > 0.5 else "1.00 ms")
+    assert said in (tmp_path / "demo" / "report.html").read_text()

@@ -88,3 +88,30 @@ def test_nothing_is_wider_than_a_phone(page: Path, tmp_path: Path, kind: str) ->
     (found,) = re.findall(r"<title>(\d+) of (\d+)</title>", shown)
     assert 300 < int(found[1]) <= _PHONE
     assert int(found[0]) <= int(found[1])
+
+
+def test_tables_fit_a_desk(page: Path, tmp_path: Path) -> None:
+    """At 1280 px no table of a report needs a scroll bar, with long names and every column."""
+    content = page.read_text(encoding="utf-8")
+    frame = f'<iframe width="1280" height="700" style="border:0" srcdoc="{escape(content)}"></iframe>'
+    script = (
+        "<script>onload = () => { const d = document.querySelector('iframe').contentDocument;"
+        "document.title = [...d.querySelectorAll('.scroll')].map(e => e.scrollWidth - e.clientWidth).join(' '); }</script>"
+    )
+    around = tmp_path / "desk.html"
+    around.write_text(f"<!doctype html><title>not loaded</title>{frame}{script}", encoding="utf-8")
+    shown, _ = _shown(around)
+    (found,) = re.findall(r"<title>([-\d ]+)</title>", shown)
+    assert len(found.split()) >= 4
+    assert all(int(over) <= 0 for over in found.split()), found
+
+
+def test_tables_on_paper_have_no_scroll_bars(page: Path) -> None:
+    """Printed, what is too wide is wrapped: nothing is cut off or hidden."""
+    (rules,) = re.findall(r"@media print \{(.*?\} \})", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert ".scroll { overflow: visible" in rules
+    assert "white-space: normal" in rules
+    paper = page.with_suffix(".pdf")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={page.parent / 'print'}"]
+    subprocess.run([*command, f"--print-to-pdf={paper}", page.as_uri()], check=True, capture_output=True, timeout=120)
+    assert paper.stat().st_size > 10_000

@@ -2,10 +2,12 @@
 
 import functools
 import os
+import re
 import shlex
 import sys
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Annotated, Any, Never, ParamSpec
 
 import typer
@@ -56,7 +58,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from None
         except ConfigError as error:
-            raise _stop(str(error), 2) from None
+            raise _stop(_as_typed(str(error), sys.argv[2:]), 2) from None
         except DivergenceError as error:
             raise _stop(str(error), DIVERGED_CODE) from None
         except PareError as error:
@@ -66,6 +68,29 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             raise _stop(f"{where}{error.strerror or error}.", 1) from None
 
     return run
+
+
+_FLAGS = {"target": ("--sparsity", "--target"), "target_bits": ("--bits",), "bits": ("--bits",)}
+"""Options of the command line whose name is not that of the field that they set."""
+
+
+def _as_typed(message: str, words: list[str]) -> str:
+    """The message with the option that was typed in place of the field that it sets: `--sparsity 95: …` for `target=95.0: …`."""
+    found = re.match(r"(\w+)=([-+.\w]+): ", message)
+    if found is None:
+        return message
+    typed = [word.split("=", 1) if "=" in word else [word, after] for word, after in pairwise([*words, ""])]
+    for flag, value in typed:
+        if flag in _FLAGS.get(found[1], (f"--{found[1].replace('_', '-')}",)) and _is_same(value, found[2]):
+            return f"{flag} {value}: {message[found.end() :]}"
+    return message
+
+
+def _is_same(typed: str, said: str) -> bool:
+    try:
+        return float(typed) == float(said)
+    except ValueError:
+        return typed == said
 
 
 def _interrupt(*_: object) -> Never:

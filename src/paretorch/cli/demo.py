@@ -42,7 +42,7 @@ def _table(dense: dict[str, Any], small: dict[str, Any]) -> Any:
         "bits per weight": lambda row: f"{row['bits']:.2f}",
         "sparsity": lambda row: f"{100 * row['sparsity']:.1f} %",
         "bytes on disk": lambda row: f"{row['bytes']:,}",
-        "latency, 64 images": lambda row: "-" if row["latency_ms"] is None else f"{row['latency_ms']:.2f} ms",
+        "latency, 64 images": lambda row: "-" if row["latency"] is None else row["latency"],
     }
     for label, show in columns.items():
         table.add_row(label, show(dense), show(small))

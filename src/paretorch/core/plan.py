@@ -96,10 +96,15 @@ class Plan:
 
     # Training
 
-    def param_groups(self, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+    def param_groups(self, weight_decay: float = 0.0, *, decay_vectors: bool = True) -> list[dict[str, Any]]:
         """Everything that the user's optimizer trains: all parameters but the decisions.
 
         The learned ranges of activations are groups of their own, with the decay that their method asks for.
+
+        Args:
+            weight_decay: Of the first group: all weights and, as in `optimizer(model.parameters(), weight_decay=…)`, norms and biases.
+            decay_vectors: False puts parameters of fewer than two dimensions, norms and biases, into a group of their own without
+                decay, as is usual for transformers.
         """
         mine = {id(decision) for term in self._terms for decision in term.decisions()}
         own: dict[float, list[nn.Parameter]] = {}
@@ -108,7 +113,10 @@ class Plan:
             mine.add(id(parameter))
         mine |= {id(weight.tensor) for weight in self._weights if weight.frozen}
         weights = [p for p in self._in_order() if id(p) not in mine and p.requires_grad]
-        groups = [{"params": weights, "weight_decay": weight_decay}] if weights or not own else []
+        vectors = [] if decay_vectors else [p for p in weights if p.dim() < 2]
+        first = [p for p in weights if decay_vectors or p.dim() > 1]
+        groups: list[dict[str, Any]] = [{"params": first, "weight_decay": weight_decay}] if first or not own else []
+        groups += [{"params": vectors, "weight_decay": 0.0}] if vectors else []
         return groups + [{"params": parameters, "weight_decay": decay} for decay, parameters in own.items()]
 
     def _in_order(self) -> Iterator[nn.Parameter]:

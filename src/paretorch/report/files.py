@@ -26,7 +26,7 @@ CSS = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--bg); color: var(--ink); line-height: 1.5;
   font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-main, header, footer { max-width: 64rem; margin: 0 auto; padding: 0 1rem; }
+main, header, footer { max-width: 77rem; margin: 0 auto; padding: 0 1rem; }
 header { padding-top: 2rem; }
 h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .25rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 2rem 0 .75rem; }
@@ -43,7 +43,7 @@ p, h2, h3 { overflow-wrap: anywhere; }
 .scroll:focus-visible { outline: 2px solid var(--a); outline-offset: 2px; }
 table { border-collapse: collapse; width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; color: var(--soft); padding: .7rem 1rem .3rem; font-size: .85rem; }
-th, td { padding: .4rem .9rem; text-align: right; white-space: nowrap; border-top: 1px solid var(--rule); }
+th, td { padding: .4rem .6rem; text-align: right; white-space: nowrap; border-top: 1px solid var(--rule); }
 thead th { border-top: 0; color: var(--soft); font-weight: 600; }
 th:first-child, td:first-child { text-align: left; }
 tbody th { font-weight: 500; }

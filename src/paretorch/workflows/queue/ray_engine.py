@@ -25,7 +25,7 @@ _PORT = 10001  # of Ray's client server
 _ANSWER = 5.0  # seconds
 _COUNT_AGAIN = 5.0  # seconds
 _STOP = 60.0  # seconds for a step, its checkpoint, and the way to the cluster
-_DIED = -signal.SIGKILL
+_DIED = -9  # as if by SIGKILL, a name that Windows lacks
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,24 @@
+"""Errors name what was typed: the option of the command line, not the field that it sets."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--sparsity", "95"], "pare: --sparsity 95: give the share of weights to drop"),
+        (["--sparsity=-1"], "pare: --sparsity -1: give the share of weights to drop"),
+        (["--bits", "99"], "pare: --bits 99: give the average bits"),
+        (["--budget", "0"], "pare: --budget 0: give the bytes of the file"),
+        (["--set", "sparsity_options.target=7", "--pruning", "gmp"], "pare: target=7: give the share"),
+    ],
+)
+def test_the_option_is_named(words: list[str], said: str) -> None:
+    command = [sys.executable, "-m", "paretorch.cli", "train", "--network", "digits-cnn", "--data", "digits", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(said), done.stderr
+    assert done.stderr.count("\n") == 1
