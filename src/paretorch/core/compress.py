@@ -64,7 +64,7 @@ def compress(
     draft = _Draft(model, methods, steps, example, budget, seed, meter, finish)
     draft.prepare()
     # Nothing was touched so far: whatever is wrong with the options has been said by now.
-    if budget is not None and not draft.may_vanish():
+    if budget is not None and not draft.can_be_empty():
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
             trial = _Draft(copy.deepcopy(model), methods, steps, example, budget, seed, meter, finish)
             trial.prepare()
@@ -111,7 +111,7 @@ class _Draft:
         self.group()
         self.relax()
 
-    def may_vanish(self) -> bool:
+    def can_be_empty(self) -> bool:
         """Whether each weight can be zero: then no budget is out of reach that leaves room for what is not compressed."""
         light = [
             method

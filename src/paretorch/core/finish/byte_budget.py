@@ -25,7 +25,7 @@ Meter = Callable[[Mapping[str, Tensor], Sequence[Edit]], int]  # bytes of the fi
 Finish = Callable[[nn.Module], None]
 _KEPT_BITS = 2.5  # bits of a kept weight where both density and precision are free, and the budget is small
 _SMALL, _GENEROUS = 1.5, 2.5  # bits per weight, if zeros are codes: above, bits are worth more, and nothing is dropped
-_MAP_BITS = 0.6  # what telling the precisions of single weights apart costs, about
+_MAP_BITS = 0.6  # about what a file pays for each weight that has its own precision
 _GROUP_BITS = 16.0  # of the step or precision of a group
 _LEAST_BITS = 0.1
 _FLOAT_BITS = 26.6  # of a weight that keeps all of them, coded
@@ -93,7 +93,7 @@ def _trains(value: Any) -> bool:
 def as_trained(tensors: Iterable[Any]) -> Iterator[Any]:
     """The values, but with those that are alike at the start (norms, biases) as different as training makes them.
 
-    A vector of ones is told by one number and costs a file next to nothing; after training it takes its four bytes per value.
+    A vector of ones is one number in a file; after training it takes four bytes per value.
     """
     generator = torch.Generator().manual_seed(0)
     for tensor in tensors:

@@ -93,8 +93,8 @@ class Leveled(Relaxation):
 _SEEN = 2**16  # weights of a layer
 
 
-def are_found(term: Term) -> bool:
-    """Whether some of these weights may get zero precision."""
+def may_be_zero(term: Term) -> bool:
+    """Return whether some of these weights may get zero precision."""
     return any(getattr(r, "zero_precision", False) for r in term.relaxations)
 
 
@@ -128,7 +128,7 @@ def update_scales(term: Term) -> None:
 
 def average_bits(term: Term) -> Tensor:
     """Bits per selected weight as they would count if rounded now: a weight that would be dropped counts 0."""
-    if are_found(term) and not term.relaxations[0].hard:
+    if may_be_zero(term) and not term.relaxations[0].hard:
         return count_search(term)[1]
     bits = []
     for relaxation, chain in zip(term.relaxations, term.chains, strict=True):

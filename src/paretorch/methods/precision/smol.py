@@ -37,9 +37,9 @@ from paretorch.errors import ConfigError, MissedTargetWarning, warn
 from paretorch.methods.precision.grid import MAX_BITS, level_above, real_bits, require_digits, s_of_bits
 from paretorch.methods.precision.levels import (
     allocate,
-    are_found,
     average_bits,
     count_search,
+    may_be_zero,
     raise_scales,
     update_scales,
 )
@@ -278,7 +278,7 @@ class SMOL(Steered, Recordable, Method):
             update_scales(term)
         if self.target_bits is None:
             return
-        if are_found(term) or term.loses_channels:
+        if may_be_zero(term) or term.loses_channels:
             share, bits = count_search(term)
         else:
             kept = term.kept_sample()
@@ -291,7 +291,7 @@ class SMOL(Steered, Recordable, Method):
         term.set_scalar("price", self._start_price(term) * torch.exp(exponent))
 
     def round(self, term: Term, factor: float) -> None:
-        raise_unseen(term, tell=factor == 1.0)
+        raise_unseen(term, warns=factor == 1.0)
         if self.is_real:
             assert self.target_bits is not None
             moved = settle(term, self.target_bits * factor, untrained=step_of(term) == 0)

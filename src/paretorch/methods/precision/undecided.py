@@ -76,7 +76,7 @@ def unseen_rows(relaxation: Relaxation, s: Tensor) -> Tensor | None:
 
 
 @torch.no_grad()
-def raise_unseen(term: Term, tell: bool) -> None:
+def raise_unseen(term: Term, warns: bool) -> None:
     """Write average decisions of the rows that were shown where none were; call it before decisions are rounded."""
     for site, relaxation in zip(term.sites, term.relaxations, strict=True):
         if not all(isinstance(module, _LOOKED_UP) for module, *_ in site.owners):
@@ -89,7 +89,7 @@ def raise_unseen(term: Term, tell: bool) -> None:
         rows = s.view(len(found), -1)
         average = s_of_bits(real_bits(rows[~found]).mean().double()).to(s.dtype)
         write(decision, torch.where(found[:, None], average, rows).view_as(s))
-        if tell:
+        if warns:
             warn(
                 f"{int(found.sum()):,} of {len(found):,} rows of {site.name} were in no batch, so nothing says how many bits they need: "
                 "they get the average of the others",

@@ -23,7 +23,7 @@ _UNSEEN = 0.05  # δ
 _WINDOW = 0.1  # of the steps, that the running saliency looks back
 _LEAST = 1e-7  # of the mean: s stays above -17
 _TAILS = 3.1  # kurtosis: a normal distribution has 3, a uniform one 1.8, trained weights have more
-_ENOUGH = 2**16  # weights of a layer tell its kurtosis
+_ENOUGH = 2**16  # weights of a layer suffice for its kurtosis
 
 
 def is_trained(model: nn.Module, sites: Iterable[Site]) -> bool:

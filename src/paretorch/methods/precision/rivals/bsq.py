@@ -25,7 +25,7 @@ from paretorch.core.groups import Broadcast, Grouping
 from paretorch.core.method import Term
 from paretorch.core.step.optimizers import sgd
 from paretorch.core.step.schedules import progress
-from paretorch.methods.precision.rivals.rival import TINY, Quantized, Rival, Stack, through
+from paretorch.methods.precision.rivals.rival import TINY, Quantized, Rival, Stack, straight_through
 from paretorch.support.checks import require_count, require_number
 from paretorch.support.sharded import whole, write
 
@@ -110,7 +110,7 @@ class _Planes(Quantized):
             fixed = s.detach()
             x = self.sum(fixed + (s - fixed) * self.scalar(0)) + 0.0 * weight.to(torch.float32)
         step = self._step()
-        code = through(torch.round(x.detach() / step), x / step)
+        code = straight_through(torch.round(x.detach() / step), x / step)
         return (code * (step * self.delta)).to(weight.dtype)
 
     def hold(self, adjust: Tensor) -> Tensor:

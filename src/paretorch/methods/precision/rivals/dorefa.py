@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
-from paretorch.methods.precision.rivals.rival import TINY, Quantized, Rival, deviation, through
+from paretorch.methods.precision.rivals.rival import TINY, Quantized, Rival, deviation, straight_through
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +49,9 @@ class _Squashed(Quantized):
         if self.precision == 1:
             size = w.detach().abs().mean()
             value = torch.where(w.detach() >= 0, size, -size)
-            return through(value, w).to(weight.dtype)
+            return straight_through(value, w).to(weight.dtype)
         n = 2.0**self.precision - 1.0
         squashed = torch.tanh(w)
         r = squashed / (2.0 * squashed.abs().amax().clamp_min(TINY)) + 0.5
-        code = through(torch.round(n * r.detach()), n * r)
+        code = straight_through(torch.round(n * r.detach()), n * r)
         return ((2.0 * code - n) * (self.c / n)).to(weight.dtype)

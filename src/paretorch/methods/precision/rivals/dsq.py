@@ -22,7 +22,7 @@ from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.step.optimizers import adam
-from paretorch.methods.precision.rivals.rival import TINY, Quantized, Rival, Stack, outermost, through
+from paretorch.methods.precision.rivals.rival import TINY, Quantized, Rival, Stack, outermost, straight_through
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole, write
 
@@ -79,4 +79,4 @@ class _Soft(Quantized):
         phi = torch.tanh((x - middle) * (torch.log(2.0 / alpha - 1.0) / step)) / (1.0 - alpha)
         soft = lower + step * (i + (phi + 1.0) / 2.0)
         value = (lower + step * (i + (x >= middle))).detach()
-        return through(value, soft).to(weight.dtype)
+        return straight_through(value, soft).to(weight.dtype)

@@ -21,7 +21,7 @@ from torch import Tensor
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
-from paretorch.methods.precision.rivals.rival import TINY, Quantized, Rival, Stack, deviation, through
+from paretorch.methods.precision.rivals.rival import TINY, Quantized, Rival, Stack, deviation, straight_through
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole, write
 
@@ -73,7 +73,7 @@ class _Basis(Quantized):
         value = self.inner.expand(levels[0])
         for low, high in itertools.pairwise(levels):
             value = torch.where(w >= self.inner.expand((low + high) / 2), self.inner.expand(high), value)
-        return through(value.expand(weight.shape).to(weight.dtype), weight)
+        return straight_through(value.expand(weight.shape).to(weight.dtype), weight)
 
     def best_basis(self, w: Tensor, v: Tensor) -> Tensor:
         """v*: the normal equations, from the number of weights at each level and their sum."""

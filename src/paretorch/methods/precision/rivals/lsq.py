@@ -20,7 +20,7 @@ from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.step.optimizers import sgd
 from paretorch.core.step.schedules import progress
-from paretorch.methods.precision.rivals.rival import TINY, Quantized, Rival, through
+from paretorch.methods.precision.rivals.rival import TINY, Quantized, Rival, straight_through
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole, write
 
@@ -73,4 +73,4 @@ class _Stepped(Quantized):
             s = fixed + (s - fixed) * (self.slowness * self.scalar(0))
         step = self.grouping.expand(s)
         v = (weight.to(torch.float32) / step).clamp(-self.high - 1.0, self.high)
-        return (through(torch.round(v.detach()), v) * step).to(weight.dtype)
+        return (straight_through(torch.round(v.detach()), v) * step).to(weight.dtype)

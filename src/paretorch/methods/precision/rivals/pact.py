@@ -31,7 +31,7 @@ from paretorch.edits import QuantizeActivation
 from paretorch.edits.quantize_activation import QuantizedActivation, clip, quantize_uniform
 from paretorch.methods.precision.activations import learned_end
 from paretorch.methods.precision.activations_fixed import GivenBits
-from paretorch.methods.precision.rivals.rival import TINY, Quantized, Rival, through
+from paretorch.methods.precision.rivals.rival import TINY, Quantized, Rival, straight_through
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole, write
 
@@ -64,7 +64,7 @@ class _Binned(Quantized):
     def forward(self, weight: Tensor) -> Tensor:
         alpha, n = self.grouping.expand(self.grid()), 2.0**self.precision - 1.0
         position = ((weight.to(torch.float32) / alpha).clamp(-1.0, 1.0) + 1.0) * (n / 2.0)
-        code = through(torch.round(position.detach()), position)
+        code = straight_through(torch.round(position.detach()), position)
         return ((2.0 * code - n) * (alpha / n)).to(weight.dtype)
 
     def clip(self, weight: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ class Stack(Grouping):
         return self.inner.reduce(values)
 
 
-def through(value: Tensor, soft: Tensor) -> Tensor:
+def straight_through(value: Tensor, soft: Tensor) -> Tensor:
     """Exactly `value`, with the gradient of `soft`: the straight-through estimator."""
     return value + (soft - soft.detach())
 

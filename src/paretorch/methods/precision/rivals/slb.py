@@ -23,7 +23,15 @@ from paretorch.core.groups import Broadcast, Grouping
 from paretorch.core.method import Term
 from paretorch.core.step.optimizers import adam
 from paretorch.core.step.schedules import geometric, progress
-from paretorch.methods.precision.rivals.rival import TINY, Quantized, Rival, Stack, deviation, outermost, through
+from paretorch.methods.precision.rivals.rival import (
+    TINY,
+    Quantized,
+    Rival,
+    Stack,
+    deviation,
+    outermost,
+    straight_through,
+)
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole, write
 
@@ -96,7 +104,7 @@ class _Searched(Quantized):
         last = 2.0**self.precision - 1.0
         place = ((chosen + moved.detach()) / self.c + 1.0) * (last / 2.0)
         value = (2.0 * torch.round(place).clamp(0.0, last) - last) * (self.c / last)
-        return through(value, moved).to(weight.dtype)
+        return straight_through(value, moved).to(weight.dtype)
 
     def average(self, s: Tensor) -> Tensor:
         return self.c * (torch.softmax(s / self.scalar(0), 0) * self.values).sum(0)

@@ -15,7 +15,7 @@ from torch import Tensor
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
 from paretorch.methods.precision.grid import MAX_BITS, power_of_two, quantize, require_digits
-from paretorch.methods.precision.rivals.rival import Quantized, Rival, through
+from paretorch.methods.precision.rivals.rival import Quantized, Rival, straight_through
 from paretorch.methods.precision.scales import check_scale, exponent_for, scale_offset
 
 
@@ -54,7 +54,7 @@ class Fixed(Quantized):
     def forward(self, weight: Tensor) -> Tensor:
         p, scale = self.grouping.expand(self.grid()).to(torch.int32), power_of_two(self.exponent)
         value = (quantize(weight.detach().to(torch.float32) / scale, p) * scale).to(weight.dtype)
-        return through(value, weight * (p > 0))
+        return straight_through(value, weight * (p > 0))
 
     def bits(self, s: Tensor) -> Tensor:
         return self.grouping.expand(s)
