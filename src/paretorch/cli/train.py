@@ -1,5 +1,6 @@
 """`pare train`."""
 
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +74,13 @@ def train(
     checkpoint_steps: Annotated[
         int, typer.Option(help="And every N steps within an epoch; 0: not.", rich_help_panel=WHERE)
     ] = 0,
+    shard: Annotated[
+        bool,
+        typer.Option("--shard", help="Under torchrun, share weights and states out (FSDP2).", rich_help_panel=WHERE),
+    ] = False,
+    accumulate: Annotated[
+        int, typer.Option(min=1, help="Take each batch in N parts, one after another.", rich_help_panel=WHERE)
+    ] = 1,
     track: options.Track = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="The same as --track tensorboard.", rich_help_panel=WHERE)
@@ -106,6 +114,8 @@ def train(
         pare train --network digits-cnn --data digits --sparsity 0.9 --track wandb --track mlflow
 
         pare train --out runs/mine --resume
+
+        torchrun --nproc-per-node 4 --no-python pare train --network resnet20 --data cifar10 --shard --out runs/many --resume
     """
     if config is None and resume and out is not None:
         if (out / "config.json").exists():
@@ -124,6 +134,8 @@ def train(
         graph=graph,
         checkpoint_epochs=checkpoint_epochs,
         checkpoint_steps=checkpoint_steps,
+        shard=shard,
+        accumulate=accumulate,
         progress="quiet" if quiet else "auto",
         track=tuple(dict.fromkeys([*(track or ()), *(["tensorboard"] if tensorboard else [])])),
     )
@@ -134,12 +146,12 @@ def train(
 
 
 def _train(recipe: Recipe, out: Path | None, runtime: Runtime, resume: bool, quiet: bool) -> None:
-    from paretorch.training.run import train as run
+    from paretorch.training.launch import train as run
 
     name = f"{short_name(recipe.network)}-{short_name(recipe.data.name)}-seed{recipe.seed}"
     folder = out or Path("runs") / name
     result = run(recipe, folder, runtime, resume=resume)
-    if not quiet:
+    if not quiet and os.environ.get("RANK", "0") == "0":
         typer.echo(f"{folder}: {_summary(result)}")
 
 

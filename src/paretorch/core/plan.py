@@ -459,6 +459,7 @@ class Plan:
             raise ConfigError(
                 f"this is no state of this plan, it has {min(unknown)!r}: give what plan.state_dict() returned"
             )
+        self._engine.batches()  # lays decisions out as the weights are, which may have been sharded since `compress`
         for term in self._terms:
             load_state(term, state.get(term.method.kind))
 

@@ -53,6 +53,15 @@ def write(target: Tensor, value: Tensor) -> None:
         target.copy_(shard_like(value.to(target.dtype), target))
 
 
+def shard_state(optimizer: torch.optim.Optimizer) -> None:
+    """Shard what an optimizer has for each sharded parameter, where full tensors were loaded."""
+    for parameter, state in optimizer.state.items():
+        if isinstance(parameter, Tensor) and is_sharded(parameter):
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape and not is_sharded(value):
+                    state[name] = shard_like(value, parameter)
+
+
 def total(function: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
     """Return Σ function(x) over the whole tensor, whichever part of it this rank has."""
     return gather(function(tensor.detach()).sum())

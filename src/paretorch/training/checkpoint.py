@@ -61,6 +61,11 @@ class Checkpoint:
             raise ArtefactError(f"{error}; {_REMEDY}") from error
         if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
             raise ArtefactError(f"{path} is a checkpoint of another format; {_REMEDY}")
+        return cls.checked(content, path)
+
+    @classmethod
+    def checked(cls, content: dict[str, Any], path: Path) -> "Checkpoint":
+        """A checkpoint of these parts, once they are known to be sound; `path` is where they are from."""
         if set(content) != set(cls.__dataclass_fields__):
             raise ArtefactError(f"{path} lacks parts of a checkpoint; {_REMEDY}")
         for name, kind in _KINDS.items():

@@ -15,9 +15,8 @@ from torch import nn
 
 from paretorch.errors import ArtefactError, DivergenceError
 from paretorch.optim.peers import set_mode
-from paretorch.support import checked_files
 from paretorch.support.processes import on_sigterm
-from paretorch.training import optimizers, schedules
+from paretorch.training import optimizers, schedules, shards
 from paretorch.training.checkpoint import Checkpoint, random_state, restore_random
 from paretorch.training.compression import harden
 from paretorch.training.folder import RunFolder
@@ -52,6 +51,16 @@ _DIVERGED = 1e5
 _MIN_STEPS_TO_COMPILE = 30_000
 
 
+FIT_ERRORS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What loading a state into another network raises."""
+
+
+def does_not_fit(folder: RunFolder) -> ArtefactError:
+    """The error for a checkpoint of another network."""
+    told = f"{folder.checkpoint} does not fit this network; it comes from another version of it."
+    return ArtefactError(f"{told} Choose another --out")
+
+
 class Trainer:
     """Trains one model on one task by one recipe, into one run folder."""
 
@@ -83,22 +92,25 @@ class Trainer:
         self._compiles = self.device.type == "cuda" and self._should_compile()
         if self._compiles and plan is not None:
             plan.compile()
-        self.stepper = Stepper(
-            model,
-            task,
-            self.optimizer,
-            plan,
-            device=self.device,
-            rate=rate,
-            compile=self._compiles,
-            samples=recipe.compression.samples if plan is not None else 1,
-        )
+        self.stepper = self._make_stepper(rate)
         self.after_step: Callable[[int], None] | None = None
         """Called on the host after each step, with the number of steps taken so far; None: nothing is."""
         self._tracking: Tracking | None = None
         self._is_to_stop = False
         self._epoch, self._step, self._offset = 0, 0, 0
         self._record: torch.Tensor | None = None
+
+    def _make_stepper(self, rate: torch.Tensor | None) -> Stepper:
+        return Stepper(
+            self.model,
+            self.task,
+            self.optimizer,
+            self.plan,
+            device=self.device,
+            rate=rate,
+            compile=self._compiles,
+            samples=self.recipe.compression.samples if self.plan is not None else 1,
+        )
 
     @property
     def epochs(self) -> int:
@@ -114,7 +126,7 @@ class Trainer:
             return self._run(resume)
 
     def _run(self, resume: bool) -> dict[str, Any]:
-        if resume and checked_files.exists(self.folder.checkpoint):
+        if resume and self.folder.has_checkpoint():
             self._restore()
         if self.runtime.track:
             told = len(self.folder.history()) if self._epoch else 0
@@ -130,7 +142,7 @@ class Trainer:
                 self._harden_when_due(progress)
                 self._evaluate_and_log(self.train_epoch(progress), progress)
                 ends = self._epoch in (self.recipe.epochs, self.epochs)
-                if ends or self._epoch % self.runtime.checkpoint_epochs == 0 or self._is_to_stop:
+                if ends or self._epoch % self.runtime.checkpoint_epochs == 0 or self._stops():
                     self._save()
                 self._end_if_asked()
             self._harden_when_due(progress)
@@ -152,7 +164,7 @@ class Trainer:
             done = step + 1
             if self.after_step is not None:
                 self.after_step(epoch * steps + done)
-            due = done < steps and (self._is_to_stop or self._keeps(done))
+            due = done < steps and (self._stops() or self._keeps(done))
             if due or self.device.type == "cpu":
                 self._require_finite(self.stepper.record(done, self._step if due else step), done)
             if due:
@@ -180,8 +192,12 @@ class Trainer:
             raise KeyboardInterrupt
         self._is_to_stop = True
 
+    def _stops(self) -> bool:
+        """Whether to keep the steps taken so far, and end."""
+        return self._is_to_stop
+
     def _end_if_asked(self) -> None:
-        if self._is_to_stop:
+        if self._stops():
             raise KeyboardInterrupt
 
     def _harden_when_due(self, progress: Progress) -> None:
@@ -241,7 +257,11 @@ class Trainer:
 
     def _save(self, record: torch.Tensor | None = None) -> None:
         self.folder.restore()
-        Checkpoint(
+        self._moment(record).save(self.folder.checkpoint)
+        shards.remove(self.folder.path)
+
+    def _moment(self, record: torch.Tensor | None) -> Checkpoint:
+        return Checkpoint(
             recipe=self.recipe.as_dict(),
             model=self.model.state_dict(),
             optimizer=self.optimizer.state_dict(),
@@ -251,25 +271,32 @@ class Trainer:
             offset=self._offset,
             record=torch.zeros(0) if record is None else record,
             random=random_state(self.device),
-        ).save(self.folder.checkpoint)
+        )
 
     def _restore(self) -> None:
-        stored = Checkpoint.load(self.folder.checkpoint, self.device, resume=True)
+        if shards.exists(self.folder.path):
+            self._continue(shards.load(shards.find(self.folder.path)))
+        else:
+            self._continue(Checkpoint.load(self.folder.checkpoint, self.device, resume=True))
+
+    def _continue(self, stored: Checkpoint) -> None:
         require_same_recipe(self.recipe, stored.recipe, self.folder.path)
         try:
             self._require_fit(stored)
-            self.model.load_state_dict(stored.model)
+            self._load_model(stored)
             optimizers.load_state(self.optimizer, stored.optimizer)
             if self.plan is not None and stored.plan is not None:
                 self.plan.load_state_dict(stored.plan)
             restore_random(stored.random, self.device)
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            told = f"{self.folder.checkpoint} does not fit this network; it comes from another version of it."
-            raise ArtefactError(f"{told} Choose another --out") from error
+        except FIT_ERRORS as error:
+            raise does_not_fit(self.folder) from error
         self._epoch, self._step, self._offset = stored.epoch, stored.step, stored.offset
         self._record = stored.record if stored.step else None
         self.folder.rewind(stored.offset)
         self._require_same_steps()
+
+    def _load_model(self, stored: Checkpoint) -> None:
+        self.model.load_state_dict(stored.model)
 
     def _require_fit(self, stored: Checkpoint) -> None:
         """Raise ValueError for parts that would fail only later, or be passed over."""

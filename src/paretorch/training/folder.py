@@ -15,6 +15,7 @@ from paretorch.errors import ArtefactError, ConfigError, warn
 from paretorch.optim.kernels.compiled import find_compiler
 from paretorch.support import __version__, checked_files
 from paretorch.support.files import parse_json, read_json, read_text, sweep
+from paretorch.training import shards
 from paretorch.training.files import write_atomically, write_error
 from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import require_same_recipe
@@ -35,7 +36,7 @@ class RunFolder:
         self.report = path / "report.html"
         self.samples = path / "samples.png"
         check_folder(path, recipe, resume=resume)
-        begun = checked_files.exists(self.checkpoint)
+        begun = self.has_checkpoint()
         here = environment(device or torch.device("cpu"))
         if begun:
             self._content = self.config.read_bytes()
@@ -48,6 +49,15 @@ class RunFolder:
             write_atomically(self.config, self._content)
         sweep(path)
         self.rewind(None if begun else 0)
+
+    @property
+    def rows(self) -> bytes:
+        """What is in metrics.jsonl."""
+        return self._rows
+
+    def has_checkpoint(self) -> bool:
+        """Whether there is a checkpoint, of one process or of several ranks."""
+        return checked_files.exists(self.checkpoint) or shards.exists(self.path)
 
     def _make(self) -> None:
         try:
@@ -104,7 +114,8 @@ def check_folder(path: Path, recipe: Recipe, *, resume: bool) -> None:
 
     A run is in a folder once it has a checkpoint or a result; what was stopped before that is begun anew.
     """
-    if not (checked_files.exists(path / "checkpoint.pt") or (path / "result.json").exists()):
+    begun = checked_files.exists(path / "checkpoint.pt") or shards.exists(path)
+    if not (begun or (path / "result.json").exists()):
         return
     if not resume:
         raise ConfigError(f"{path} already holds a run; continue it with --resume or choose another --out")

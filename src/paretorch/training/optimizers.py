@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from paretorch.optim.peers import PEERS, RATE_SHARE, peer
+from paretorch.support.sharded import shard_state
 from paretorch.training.recipe import OptimizerRecipe
 
 UNCAPTURED = frozenset(PEERS)
@@ -67,6 +68,7 @@ def load_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     groups = [{**own, "params": saved["params"]} for own, saved in zip(settings, state["param_groups"], strict=True)]
     optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
     _require_shapes(optimizer)
+    shard_state(optimizer)
     # Loading copies; a rate that a captured step reads must stay the very tensor that is written to.
     for group, own in zip(optimizer.param_groups, settings, strict=True):
         group.update(own)

@@ -18,6 +18,10 @@ class Runtime:
         checkpoint_epochs: Write a checkpoint every so many epochs.
         checkpoint_steps: And every so many steps within an epoch; 0: none within.
         progress: "bar", "plain", "quiet", or "auto": a bar on a terminal, else one line per epoch.
+        shard: Under torchrun, whether the ranks share weights, gradients and states out among them (FSDP2), rather than have
+            all of them each (DDP).
+        accumulate: Take the batch of a step in so many parts, one after another, so that less of it is in memory. Batch norms
+            see a part at a time.
         track: Where to write the metrics too: "tensorboard", "wandb", "mlflow".
     """
 
@@ -30,8 +34,11 @@ class Runtime:
     checkpoint_steps: int = 0
     progress: str = "auto"
     track: tuple[str, ...] = ()
+    shard: bool = False
+    accumulate: int = 1
 
     def __post_init__(self) -> None:
         require_one_of("progress", self.progress, ("auto", "bar", "plain", "quiet"))
         require_at_least("checkpoint_epochs", self.checkpoint_epochs, 1)
         require_at_least("checkpoint_steps", self.checkpoint_steps, 0)
+        require_at_least("accumulate", self.accumulate, 1)

@@ -13,7 +13,7 @@ from paretorch.core.step.engine import OF_DECISIONS
 from paretorch.errors import ConfigError
 from paretorch.support.blocks import ON_CPU, row_blocks
 from paretorch.support.checks import require_number
-from paretorch.support.sharded import is_sharded, on_one_gpu
+from paretorch.support.sharded import is_sharded, on_one_gpu, shard_state
 
 _OF_DEVICES = ("fused", "foreach", "capturable")
 _DROP = 0.1  # what a drop multiplies the rate by
@@ -56,6 +56,7 @@ def load_state(term: Term, state: dict[str, Any] | None) -> None:
         try:
             groups = [_as_here(*pair) for pair in zip(optimizer.param_groups, state["param_groups"], strict=True)]
             optimizer.load_state_dict({**state, "param_groups": groups})
+            shard_state(optimizer)  # another number of ranks leaves whole tensors
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"this is no state of this plan, that of {term.method.kind} does not fit the decisions: "

@@ -19,7 +19,8 @@ from paretorch.workflows.queue.claims import LOST_CODE, Claim, Claims, beat_inte
 
 Log = Callable[[str], None]
 _PAUSE = 0.1  # seconds between two looks at the processes
-_PROBES = 64  # claims to look at before the processes are looked at again
+_PROBES = 16  # claims of others to meet before waiting
+_LOOKING = 1.0  # seconds to look for a free job before the processes are looked at again
 _DEATHS = 3  # of processes, after which a job has failed
 _INTERRUPTED = 130
 
@@ -154,8 +155,6 @@ class _Worker:
         while len(self._running) < self._engine.places and time.monotonic() >= self._look_again:
             taken = self._take()
             if taken is None:
-                self._look_again = time.monotonic() + beat_interval() / 5
-                self._tell_waiting()
                 return
             job, claim = taken
             if claim.taken_from:
@@ -175,15 +174,15 @@ class _Worker:
         Jobs are taken in their order. A worker that meets the claim of another one goes on at random, so that a thousand
         workers do not all ask for the same jobs.
         """
-        for _ in range(_PROBES):
-            if not self._waiting:
-                return None
+        held, until = 0, time.monotonic() + _LOOKING
+        while self._waiting and held < _PROBES and time.monotonic() < until:
             self._at %= len(self._waiting)
             job = self._waiting[self._at]
             told = self._is_over(job)
             if told is None:
                 claim = self._claims.take(job.folder, on_lost=lambda sentence: None)
                 if claim is None:
+                    held += 1
                     self._at = self._order.randrange(len(self._waiting))
                     continue
                 told = self._is_over(job)  # another worker may have ended it between the two looks
@@ -193,6 +192,9 @@ class _Worker:
                 claim.release()
             del self._waiting[self._at]
             self._tell(job, told)
+        if held:
+            self._look_again = time.monotonic() + beat_interval() / 5
+            self._tell_waiting()
         return None
 
     def _look_at(self, each: _Running) -> None:

@@ -1,0 +1,79 @@
+"""Studies on a Ray cluster of two nodes on this machine: processes and a node are killed, and results equal a serial run's."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paretorch.workflows.queue import choose_engine
+from paretorch.workflows.studies import run_study
+from paretorch.workflows.studies.study import parse_study
+from tests.workflows.queue.test_jobs import _STUDY, process_of, results
+
+pytestmark = [
+    pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are found in /proc"),
+    pytest.mark.filterwarnings("ignore"),  # of Ray
+]
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A head without cores and two nodes with one each; `auto` finds it."""
+    pytest.importorskip("ray")
+    import ray
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    memory = {"object_store_memory": 80 * 2**20}
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **memory})
+    made.nodes = [made.add_node(num_cpus=1, **memory) for _ in range(2)]
+    monkeypatch.setenv("RAY_ADDRESS", made.address)
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def compare(cluster: Any, folder: Path, seeds: int, *, kill_node: bool) -> None:
+    """Run every setting with so many seeds, serially and on the cluster, where things are killed."""
+    study = parse_study("small", _STUDY.replace("[0, 1]", str(list(range(seeds)))))
+    words = ("--device", "cpu", "--checkpoint-steps", "2")
+    serial = folder / "serial"
+    run_study(study, serial / "results", serial / "runs", options=words, log=lambda line: None)
+    runs, told, killed = folder / "runs" / "small", list[str](), list[int]()
+
+    def kill(done: int, total: int) -> None:
+        process = process_of(runs / "slow-seed1")
+        if process and not killed:
+            killed.append(process)
+            os.kill(process, signal.SIGKILL)
+        if kill_node and len(cluster.nodes) == 2 and any(folder.glob("results/small/*-seed*.json")):
+            cluster.remove_node(cluster.nodes.pop(), allow_graceful=False)
+
+    engine = choose_engine("auto", None, "cpu")
+    assert engine.places == 2
+    run_study(study, folder / "results", folder / "runs", engine=engine, options=words, log=told.append, watch=kill)
+    assert killed
+    assert any("was killed by SIGKILL; another one continues it" in line for line in told)
+    assert results(folder) == results(serial)
+    ended = [line.split("] ")[1].split(":")[0] for line in told if line.startswith("[")]
+    assert sorted(ended) == sorted(name for name, _ in study.jobs()), "each job ended once"
+
+
+@pytest.mark.timeout(280)
+def test_a_process_of_the_cluster_is_killed(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARE_PATIENCE", "10")
+    compare(cluster, tmp_path, 2, kill_node=False)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+def test_twenty_jobs_lose_a_process_and_a_node(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARE_PATIENCE", "20")
+    begun = time.monotonic()
+    compare(cluster, tmp_path, 10, kill_node=True)
+    assert time.monotonic() - begun < 900
