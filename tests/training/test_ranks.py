@@ -149,12 +149,14 @@ def kill_a_rank_after(process: subprocess.Popen[str], checkpoint: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_equally_many_ranks_continue_bit_for_bit(folder: Path) -> None:
-    out, steps = folder / "again", ("--checkpoint-steps", "1", "--resume")
+@pytest.mark.parametrize("how", ["ddp", "--shard"])
+def test_equally_many_ranks_continue_bit_for_bit(folder: Path, how: str) -> None:
+    out, whole = folder / f"again{how}", folder / f"two{how}"
+    steps = ["--checkpoint-steps", "1", "--resume", *([] if how == "ddp" else [how])]
     kill_a_rank_after(start(2, out, small(folder), *steps), out / "checkpoint.ranks" / "3")
     run(2, out, small(folder), *steps)
-    assert rows(out) == rows(folder / "twoddp")
-    assert (out / "model.pare").read_bytes() == (folder / "twoddp" / "model.pare").read_bytes()
+    assert rows(out) == rows(whole)
+    assert (out / "model.pare").read_bytes() == (whole / "model.pare").read_bytes()
 
 
 @pytest.mark.timeout(240)
