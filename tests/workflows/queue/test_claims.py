@@ -113,3 +113,38 @@ def test_a_wrong_patience_is_named(monkeypatch: pytest.MonkeyPatch, text: str) -
     monkeypatch.setenv("PARE_PATIENCE", text)
     with pytest.raises(ConfigError, match="PARE_PATIENCE"):
         patience()
+
+
+def test_behind_a_slow_storage_one_look_tells_little() -> None:
+    """The observer may have waited for the storage itself, and a worker that waits for it is alive."""
+    now = [0.0]
+    silence = Silence(8.0, lambda: now[0], is_slow=True)
+    assert not silence.lasts("worker", 0)
+    for _ in range(3):
+        now[0] += 100.0  # each look took so long
+        assert not silence.lasts("worker", 0)
+    now[0] += 100.0
+    assert silence.lasts("worker", 0), "four looks are enough"
+
+
+def test_who_beats_slowly_is_waited_for_longer_but_not_for_ever() -> None:
+    now = [0.0]
+    silence = Silence(8.0, lambda: now[0], is_slow=True)
+    for beat in range(4):  # every six seconds, seen every second
+        for _ in range(6):
+            now[0] += 1.0
+            assert not silence.lasts("slow", beat)
+    silent = 0
+    while not silence.lasts("slow", 3):
+        now[0] += 1.0
+        silent += 1
+    assert 18 <= silent <= 24, "four times the interval of its beats"
+    for beat in range(4, 8):
+        for _ in range(20):
+            now[0] += 1.0
+            silence.lasts("slow", beat)
+    silent = 0
+    while not silence.lasts("slow", 7):
+        now[0] += 1.0
+        silent += 1
+    assert silent <= 48, "six times the patience at most"

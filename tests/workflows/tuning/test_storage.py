@@ -83,6 +83,45 @@ def test_a_zombie_or_a_stopped_worker_holds_nobody_up(tmp_path, monkeypatch, kin
     worker.join()
 
 
+def _slow(place, mark: Path) -> None:
+    """Trains for six seconds, with beats that take longer than others are patient."""
+    write = tuning.storage.Beat.write
+
+    def late(beat) -> None:
+        if mark.exists():
+            time.sleep(1.5)
+        write(beat)
+
+    def train(alpha: float, eps: float, beat) -> float:
+        mark.touch()
+        time.sleep(6)
+        beat()
+        with mark.open("a") as file:
+            file.write(f"{alpha} {eps}\n")
+        return alpha
+
+    tuning.storage.Beat.write = late  # of this process alone
+    tuning.search(train, [1.0], [1.0], method="grid", trials=1, storage=place)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "journal"])
+def test_a_living_worker_whose_beats_are_slow_keeps_its_trial(tmp_path, monkeypatch, kind) -> None:
+    monkeypatch.setenv("PARE_PATIENCE", "1")
+    place, mark = place_of(kind, tmp_path), tmp_path / "mark"
+    worker = multiprocessing.get_context("fork").Process(target=_slow, args=(place, mark))
+    worker.start()
+    while not mark.exists():
+        time.sleep(0.02)
+    again: list[float] = []
+    found = tuning.search(
+        lambda a, e, beat: again.append(a) or 9.0, [1.0], [1.0], method="grid", trials=1, storage=place
+    )
+    worker.join()
+    assert not again, "it was trained by who began it"
+    assert mark.read_text() == "1.0 1.0\n"
+    assert found.best == (1.0, 1.0, 1.0)
+
+
 def test_a_worker_that_was_given_up_stores_nothing(tmp_path) -> None:
     place = tmp_path / "s.journal"
     first = True

@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
 
@@ -47,26 +48,54 @@ def beat_interval() -> float:
     return patience() / _BEATS_PER_PATIENCE
 
 
+_LOOKS = 4
+"""Looks, at least, before silence is believed where storages are slow."""
+_SLOWER = 4
+"""How many times as long as the slowest beats of late somebody may be silent."""
+_MOST_PATIENCE = 6
+"""Times the patience, at most, that slow beats are waited for."""
+_GAPS = 64
+"""Beats that count as of late."""
+
+
 class Silence:
     """Watches the beats of others.
 
     Args:
         limit: Seconds without a change after which one counts as dead; by default `patience()`.
         clock: The observer's clock, in seconds; it must not jump.
+        is_slow: Beats go through a storage that may keep writers and readers waiting. One look then counts for a quarter of the
+            limit at most, since the observer may have waited itself; and if beats come slowly, the limit is four times their
+            interval, up to six times itself.
     """
 
-    def __init__(self, limit: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limit: float | None = None, clock: Callable[[], float] = time.monotonic, *, is_slow: bool = False
+    ) -> None:
         self._limit = patience() if limit is None else limit
-        self._clock = clock
-        self._seen: dict[Hashable, tuple[Hashable, float]] = {}
+        self._clock, self._is_slow = clock, is_slow
+        self._seen: dict[Hashable, tuple[Hashable, float, float]] = {}  # the beat, how long it stands, the last look
+        self._gaps: deque[float] = deque(maxlen=_GAPS)
 
     def lasts(self, who: Hashable, beat: Hashable) -> bool:
         """Whether `who` has shown this same beat for too long."""
-        known, since = self._seen.get(who, (None, 0.0))
-        if who not in self._seen or known != beat:
-            self._seen[who] = (beat, self._clock())
+        now = self._clock()
+        if who not in self._seen:
+            self._seen[who] = (beat, 0.0, now)
             return False
-        return self._clock() - since >= self._limit
+        known, silent, looked = self._seen[who]
+        silent += min(now - looked, self._limit / _LOOKS) if self._is_slow else now - looked
+        if known != beat:
+            self._gaps.append(silent)
+            silent = 0.0
+        self._seen[who] = (beat, silent, now)
+        return known == beat and silent >= self._patience()
+
+    def _patience(self) -> float:
+        if not self._is_slow:
+            return self._limit
+        measured = _SLOWER * max(self._gaps, default=0.0)
+        return min(max(self._limit, measured), _MOST_PATIENCE * self._limit)
 
 
 _BEGINS = ".claim-"

@@ -228,13 +228,17 @@ class Beat:
         self._trial.set_user_attr(_BEAT, [socket.gethostname(), os.getpid(), self._count])
 
     def _go_on(self) -> None:
-        while not self._over.wait(beat_interval()):
+        pause = beat_interval()
+        while not self._over.wait(pause):
+            begin = time.monotonic()
             try:
                 self.write()
             except optuna.exceptions.UpdateFinishedTrialError:
                 return  # given to another worker: the next call says so
             except Exception:
-                continue  # a storage that does not answer now: others see silence
+                pause = beat_interval() / 4  # a storage that does not answer now: others see silence until it does
+            else:
+                pause = max(beat_interval() / 4, beat_interval() - (time.monotonic() - begin))
 
     @contextlib.contextmanager
     def going_on(self) -> Iterator[None]:

@@ -119,7 +119,7 @@ def _work(
         "random" if method == "grid" else method, seed if method in ("gld", "cgld", "cmaes") else seed + begun
     )
     wanted, repeats = min(trials, len(alphas) * len(epsilons)), 0
-    silence = Silence()
+    silence = Silence(is_slow=True)
     while (found := _known(study, alphas, epsilons)).tried.sum() < wanted:
         _take_over(study, silence)
         if len(_busy(study, silence)) >= wanted - found.tried.sum():
