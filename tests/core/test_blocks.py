@@ -55,10 +55,11 @@ def test_in_parts_it_is_what_it_is_in_one(monkeypatch: pytest.MonkeyPatch, case:
     monkeypatch.setattr("paretorch.core.step.optimizers.ON_CPU", 128)
     parts = _trained(case)
     assert whole.keys() == parts.keys()
-    near = 5e-3 if case == "saliency" else 1e-4  # logarithms of what is next to nothing
     for name, value in whole.items():
-        if value.is_floating_point():
-            torch.testing.assert_close(parts[name], value, rtol=1e-4, atol=near)
+        if case == "saliency" and name.endswith(".s"):  # logarithms, of what is next to nothing perhaps
+            torch.testing.assert_close(parts[name].exp(), value.exp(), rtol=1e-3, atol=1e-3)
+        elif value.is_floating_point():
+            torch.testing.assert_close(parts[name], value, rtol=1e-4, atol=1e-4)
         elif value.dtype == torch.int32 and value.dim() == 1:  # schedule values, kept as bits
             torch.testing.assert_close(parts[name].view(torch.float32), value.view(torch.float32), rtol=1e-4, atol=1e-5)
         else:

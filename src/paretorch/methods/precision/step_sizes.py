@@ -134,8 +134,13 @@ def _all_magnitudes(term: Term, index: int) -> Tensor:
 
 def _by_rows(term: Term, index: int, function: Callable[[Part], Tensor]) -> Tensor:
     """One value per group of a weight, from those of its parts."""
-    found = [function(part) for part in term.parts(index)]
-    return found[0] if len(found) == 1 else torch.cat(found)
+    parts, r = term.parts(index), term.relaxations[index]
+    if len(parts) == 1:
+        return function(parts[0])
+    found = torch.empty(r.grouping.grid, dtype=torch.float32, device=r.decision.device)
+    for part in parts:
+        found[part.rows] = function(part)
+    return found
 
 
 def start(term: Term, target: float, alone: bool) -> None:

@@ -96,7 +96,10 @@ def _means(parameters: Sequence[nn.Parameter]) -> tuple[list[Tensor], Tensor]:
 def _magnitude(gradient: Tensor) -> Tensor:
     if is_sharded(gradient) or gradient.numel() <= block_size(gradient.device):
         return gather(gradient.abs().sum())
-    return torch.stack([block.abs().sum() for block in blocks(gradient)]).sum()
+    total = gradient.new_zeros(())
+    for block in blocks(gradient):
+        total += block.abs().sum()  # a list of sums, each behind its block, would keep the memory of all blocks apart
+    return total
 
 
 Blocks = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
