@@ -222,7 +222,7 @@ def model_card(
     lines = [
         f"# {(repo_id or found.name).rpartition('/')[2]}",
         *([text] if text else []),
-        "A network made smaller with [paretorch](https://pypi.org/project/paretorch/).",
+        "A network made smaller with paretorch.",
         "| | |\n|---|---|\n" + "\n".join(f"| {label} | {said} |" for label, said in facts),
         f"```python\n{get}model = {use}\n```",
         "| layer | shape | zero | bits | bytes |\n|---|---|---|---|---|\n" + "\n".join(layers),
