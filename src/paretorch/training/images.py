@@ -45,7 +45,10 @@ class ImageClassification:
         self._autocast = autocast
         self.steps = len(images.train[1]) // batch
         if self.steps == 0:
-            raise ConfigError(f"A batch of {batch} is larger than the training set of {len(images.train[1])} images")
+            count = len(images.train[1])
+            raise ConfigError(
+                f"A batch of {batch} is larger than the training set of {count} images: give --batch {count} or fewer"
+            )
         shape = (1, len(images.mean), 1, 1)
         self._centre = torch.tensor(images.mean, device=self._device).view(shape) * 255
         self._scale = 1 / (torch.tensor(images.std, device=self._device).view(shape) * 255)

@@ -55,10 +55,14 @@ class Images:
         )
 
 
+_CONSTANT = 1e-9  # below what one pixel of another value makes in a set that fits into memory
+
+
 def statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation per channel of uint8 `pixels`, scaled to [0, 1].
 
-    Computed from the histogram of the 256 values: exact, and without a float copy of the set.
+    Computed from the histogram of the 256 values: exact, and without a float copy of the set. A channel that is the same everywhere
+    has a deviation of 1, by which it can be divided.
     """
     values = torch.arange(256, dtype=torch.float64) / 255
     means, deviations = [], []
@@ -66,7 +70,8 @@ def statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         frequency = torch.bincount(channel.flatten(), minlength=256).to(torch.float64).cpu() / channel.numel()
         mean = frequency @ values
         means.append(float(mean))
-        deviations.append(float((frequency @ (values - mean) ** 2).sqrt()))
+        deviation = float((frequency @ (values - mean) ** 2).sqrt())
+        deviations.append(deviation if deviation > _CONSTANT else 1.0)
     return tuple(means), tuple(deviations)
 
 

@@ -1,0 +1,112 @@
+"""From an empty folder: a network in mine.py and a folder of pictures, trained, shrunk and reported by `pare`; and what can be wrong."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import paretorch as pt
+from paretorch.cli.app import app
+
+_MINE = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+def build():
+    return nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 2))
+
+def number():
+    return 3
+
+def narrow():
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 1))
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3 * 64, 2)
+
+    def forward(self, x):
+        return {"a": self.layer(x.flatten(1)), "b": x}
+
+def sixteen():
+    data = TensorDataset(torch.randn(16, 3, 8, 8), torch.arange(16))
+    return DataLoader(data, 8), DataLoader(data, 8)
+"""
+
+
+def pare(*words: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, [*words], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert done.exit_code == code, done.output
+    assert "Traceback" not in done.output
+    return done.output
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """mine.py and photos/: two classes of tiny pictures, of which one channel is the same everywhere."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(_MINE)
+    for label, name in enumerate(("cats", "dogs")):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(12):
+            Image.new("RGB", (8, 8), (120 * label + i, 50, 200 - i)).save(tmp_path / "photos" / name / f"{i}.png")
+    return tmp_path
+
+
+def test_train_shrink_report(folder: Path) -> None:
+    own = ["--network", "mine.py:build", "--data", "folder:photos", "--batch", "8", "--device", "cpu"]
+    pare("train", *own, "--epochs", "2", "--lr", "0.01", "--out", "dense")
+    dense = (folder / "dense" / "model.pare").stat().st_size
+    pare("shrink", *own, "--weights", "dense/model.pare", "--budget", "1200", "--steps", "4", "--output", "small.pare")
+    assert (folder / "small.pare").stat().st_size <= 1200 < dense
+    assert "bits per weight" in pare("report", "small.pare")
+    sys.path.insert(0, str(folder))
+    try:
+        from mine import build  # type: ignore[import-not-found]
+    finally:
+        sys.path.remove(str(folder))
+        sys.modules.pop("mine", None)
+    small = pt.load(folder / "small.pare", into=build())
+    assert bool(torch.isfinite(small(torch.rand(2, 3, 8, 8))).all())
+
+
+@pytest.mark.parametrize(
+    ("network", "data", "said"),
+    [
+        ("mine.py:number", "folder:photos", "--network mine.py:number returns int, not a module"),
+        ("mine.py:nowhere", "folder:photos", "mine.py has no function 'nowhere'"),
+        ("mine.py:narrow", "folder:photos", "mine.py:narrow gives 1 classes, and folder:photos has labels up to 1"),
+        ("mine.py:Odd", "folder:photos", "mine.py:Odd gives dict for images of folder:photos: return logits"),
+        ("mine.py:build", "mine.py:sixteen", "cannot take a batch of --data mine.py:sixteen: IndexError: Target"),
+        ("mine.py:build", "folder:empty", "--data: empty has no classes"),
+        ("mine.py:build", "folder:alone", "--data folder:alone: there is one class, 'cats'"),
+        ("mine.py:build", "folder:broken", "dogs/3.png is not a readable image; replace or delete it"),
+        ("mine.py:build", "folder:nowhere", "--data folder:nowhere: there is no folder nowhere"),
+    ],
+)
+def test_one_sentence_names_the_file_or_the_option(folder: Path, network: str, data: str, said: str) -> None:
+    (folder / "empty").mkdir()
+    (folder / "alone").mkdir()
+    (folder / "broken").mkdir()
+    for where, names in (("alone", ["cats"]), ("broken", ["cats", "dogs"])):
+        for name in names:
+            (folder / where / name).mkdir()
+            for picture in (folder / "photos" / name).iterdir():
+                (folder / where / name / picture.name).write_bytes(picture.read_bytes())
+    (folder / "broken" / "dogs" / "3.png").write_text("no image")
+    words = ["train", "--network", network, "--data", data, "--task", "classify", "--epochs", "1", "--batch", "8"]
+    done = CliRunner().invoke(app, [*words, "--out", "run"], env={"COLUMNS": "200"})
+    assert done.exit_code in (1, 2), done.output
+    assert said in done.output
+    assert done.output.strip().count("\n") == 0
+    assert not (folder / "run" / "model.pare").exists()
+
+
+def test_a_batch_larger_than_the_folder(folder: Path) -> None:
+    said = pare("train", "--network", "mine.py:build", "--data", "folder:photos", "--out", "run", code=2)
+    assert "give --batch 20 or fewer" in said
