@@ -9,7 +9,7 @@ from accelerate.state import AcceleratorState
 
 import paretorch as pt
 from tests.meeting import both_ranks
-from tests.training.test_frameworks import Net, Same, _numbers, by_hand, check_alike, compressed
+from tests.training.ten_lines import Net, Same, by_hand, check_alike, compressed, numbers
 
 
 def test_two_processes_train_like_one(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
     both_ranks("tests.training.accelerate_rank", tmp_path, str(port))
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
-    check_alike(*({name: _numbers(value) for name, value in one.items()} for one in (first, by_hand(ranks=2))))
+    check_alike(*({name: numbers(value) for name, value in one.items()} for one in (first, by_hand(ranks=2))))
     small = pt.load(tmp_path / "small.pare", into=Net())
     assert 0.2 < float((small.body[0].weight == 0).float().mean()) < 0.8
 
