@@ -8,7 +8,7 @@ import torch
 from accelerate import Accelerator
 
 import paretorch as pt
-from tests.training.test_frameworks import _CLIP, _SEARCH, STEPS, Net, Same, compressed
+from tests.training.ten_lines import CLIP, SEARCH, STEPS, Net, Same, compressed
 
 
 def main(folder: Path, port: str, rank: int) -> None:
@@ -27,11 +27,11 @@ def main(folder: Path, port: str, rank: int) -> None:
         batch = torch.utils.data.default_collate([Same(rank)[0]] * 2)
         for step in range(start, stop):
             accelerator.backward(model(**batch)["loss"])
-            accelerator.clip_grad_norm_(model.parameters(), _CLIP)
+            accelerator.clip_grad_norm_(model.parameters(), CLIP)
             optimizer.step()
             plan.step()
             optimizer.zero_grad()
-            if step + 1 == _SEARCH:
+            if step + 1 == SEARCH:
                 plan.harden(optimizer.optimizer)
         if not start:
             accelerator.save_state(str(folder / "state"))
