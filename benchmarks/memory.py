@@ -6,7 +6,8 @@
 Each case runs in a process of its own, whose peak is read after each phase; what the process takes before the network is made, with all
 modules loaded, is subtracted. `dense` is the same loop without a plan: weights, gradients and momentum, three times the weights.
 `held` is what a plan keeps by its nature: θ, the decisions, their gradients and the state of their optimizer. The claim: a step and
-`harden` take the dense step, what is held, and at most half the weights more at 100 million weights. One layer is the worst case.
+`harden` take the dense step, what is held, and at most half the weights more for one layer of 100 million weights. With many layers, what the
+allocator of the C library keeps between them comes on top, unless MALLOC_MMAP_THRESHOLD_ is set.
 """
 
 from __future__ import annotations
