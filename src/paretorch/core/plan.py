@@ -5,6 +5,7 @@ loss.backward(); optimizer.step(); plan.step(); optimizer.zero_grad()
 plan.harden(optimizer); small = plan.finalize()
 """
 
+import contextlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,10 +17,11 @@ from torch import Tensor, nn
 from paretorch.core.attach.activations import OutputSite
 from paretorch.core.attach.sites import Site
 from paretorch.core.attach.weights import RelaxedWeight
+from paretorch.core.decisions import Decisions
 from paretorch.core.finish.byte_budget import ByteBudget, Edit
 from paretorch.core.finish.finalize import Attached
 from paretorch.core.finish.recalibrate import recalibrate_norms
-from paretorch.core.method import Method, Recordable, Steered, Term
+from paretorch.core.method import Method, Recordable, Term
 from paretorch.core.relaxation import Chain
 from paretorch.core.state import PlanState
 from paretorch.core.step.engine import Engine, Scaling
@@ -31,13 +33,10 @@ from paretorch.core.step.update import (
     add_prices,
     advance,
     check_finite,
-    clear_dropped_weights,
     price_now,
-    require_finite,
     warn_undecided,
 )
 from paretorch.errors import ConfigError, DivergenceError
-from paretorch.support.sharded import local, whole, write
 
 _ATTRIBUTE = "_paretorch_plan"
 
@@ -71,13 +70,13 @@ class Plan:
         self.model = model
         self._attached = Attached(model, sites, chains, outputs)
         self._sites, self._chains, self._terms, self._state = sites, chains, terms, state
-        self._budget: ByteBudget | None = None
         self._is_finalized = False  # once finalized
         self._weights = [chain for chain in chains if isinstance(chain, RelaxedWeight)]
         self._checks = LoopChecks(model, terms)  # before the engine, whose hook moves weights
         self._engine = Engine(
             model, self._weights, frozenset(t.method.kind for t in terms if t.method.trains_decisions)
         )
+        self._decisions = Decisions(terms, self._weights, state, self._engine, self._attached)
         self._recorded = Recorded()
         self._compiled: Compiled | None = None
         self._guard = StaleGuard(model, [term for term in terms if not term.is_on_weights])
@@ -135,7 +134,7 @@ class Plan:
         if scaler is not None and not hasattr(scaler, "unscale_"):
             raise ConfigError(f"plan.step takes a GradScaler or nothing, not {type(scaler).__name__}")
         self._checks.before_plan_step(scaler)
-        with torch.no_grad(), self._exactly():
+        with torch.no_grad(), self._state.without_autocast():
             overflow = scaler is not None and _has_overflown(scaler)
             scaling = None if scaler is None else _scaling(scaler, self._state.step.device)
             self._engine.collect(overflow, scaling, self.is_hard)
@@ -185,10 +184,6 @@ class Plan:
     def _record(self, body: Callable[[], None], key: tuple[Hashable, ...] | None) -> None:
         self._recorded.run(body, self._state.step.device, self._engine.version, key)
 
-    def _exactly(self) -> torch.autocast:
-        """Counts and averages are not those of a loop's autocast."""
-        return torch.autocast(self._state.step.device.type, enabled=False)
-
     def _update(
         self,
         scaler: torch.amp.GradScaler | None,
@@ -221,7 +216,7 @@ class Plan:
                 term.method = replace(term.method, **estimates)
                 for relaxation, site in zip(term.relaxations, term.sites, strict=True):
                     relaxation.adopt(term.method.for_site(site))
-        self._set_phase(hard)
+        self._decisions.set_phase(hard)
         self._engine.take_loaded()
         for term in self._terms:
             follow_decisions(term)
@@ -256,7 +251,7 @@ class Plan:
         """Step, sparsity, bits, temperature … as numbers; reads them from the device, so call it when you log."""
         self._require_active()
         values: dict[str, Tensor] = {}
-        with self._exactly():
+        with self._state.without_autocast():
             for term in self._terms:
                 values |= term.method.measure(term)
         numbers = {name: float(value) for name, value in values.items()}
@@ -298,126 +293,44 @@ class Plan:
             self.require_finite()
             for term in self._terms:
                 warn_undecided(term, self._state.step)
-            self._engine.settle()
-            self._round(optimizer)
+            self._decisions.round(optimizer)
         if recalibrate is not None:
             recalibrate_norms(self.model, recalibrate)
 
     def require_finite(self) -> None:
         """Refuse to round where a weight or a decision is not finite; the error names it."""
-        self._engine.settle()
-        require_finite(self._weights, self._terms)
-
-    def _round(self, optimizer: torch.optim.Optimizer | None = None) -> None:
-        if not self.is_hard:
-            if self._budget is not None:
-                before = [whole(decision).clone() for decision in self._decisions()]
-                self.round_again(before, 1.0)
-                self._budget.fit(self, before)  # which moves the targets
-            else:
-                self.round_again(None, 1.0)
-                for term in self._terms:
-                    if isinstance(term.method, Steered):
-                        term.method.warn_missed_target(term)
-            if optimizer is not None:
-                clear_dropped_weights(self._weights, optimizer)
-            self._engine.write(clip=True)
-
-    def round_again(self, before: list[Tensor] | None, factor: float, given: frozenset[str] = frozenset()) -> None:
-        """Round the trained decisions `before` (None: as they are), with every target scaled by `factor`, but those of `given` kinds never up."""
-        self._restore(before)
-        # Masks first: a dropped weight costs no bits, whatever its precision.
-        for term in sorted(self._terms, key=lambda one: -one.method.order):
-            if not term.is_on_weights:
-                self._engine.write()  # coefficients of templates are rounded for the templates as they will be
-            with torch.no_grad(), self._exactly():
-                term.method.round(term, self._scaled(term, factor, given))
-            for relaxation in term.relaxations:
-                relaxation.hard = True
-            self._engine.invalidate()
-        self._set_phase(True)
-        self._engine.write()
-
-    def _scaled(self, term: Term, factor: float, given: frozenset[str]) -> float:
-        """By how much one target is scaled.
-
-        Beside bits that can be scaled, masks never grow, and never shrink if they were to drop nothing: weights that the search has
-        dropped, or has not tried to, would change the network.
-        """
-        bits = [one.method.share for one in self._terms if one.method.unit == "bits"]
-        if term.method.unit == "kept" and any(share is not None for share in bits):
-            return 1.0 if term.method.share == 1.0 else min(factor, 1.0)
-        return min(factor, 1.0) if term.method.kind in given else factor
-
-    def resume_search(self, before: list[Tensor]) -> None:
-        """Back to searching, with these decisions."""
-        self._restore(before)
-        self._engine.write()
-
-    def _restore(self, before: list[Tensor] | None) -> None:
-        self._set_phase(False)
-        if before is None:
-            return
-        for decision, value in zip(self._decisions(), before, strict=True):
-            write(decision, value)
-
-    def _decisions(self) -> list[nn.Parameter]:
-        return [decision for term in self._terms for decision in term.decisions()]
+        self._decisions.require_finite()
 
     def set_budget(self, budget: ByteBudget) -> None:
         """Hold the saved file to a number of bytes."""
-        self._budget = budget
+        self._decisions.budget = budget
 
     def check_budget(self) -> None:
         """Refuse a budget that rounding could not meet, before any training; the plan is no good afterwards."""
-        assert self._budget is not None
-        self._budget.check(self, [whole(decision).clone() for decision in self._decisions()])
+        self._decisions.check_budget()
 
     @contextmanager
     def hardened(self) -> Iterator[nn.Module]:
         """Preview: inside, the model computes with rounded decisions; afterwards everything is as before, unless it was finalized."""
         self._require_active()
-        if self.is_hard:
+        with contextlib.nullcontext() if self.is_hard else self._decisions.rounded():
             yield self.model
-            return
-        self.require_finite()
-        own = [tensor for term in self._terms for r in term.relaxations for tensor in (*r.parameters(), *r.buffers())]
-        own += [decision for term in self._terms for decision in term.decisions()]
-        own += [weight.latent for weight in self._weights]
-        saved = [local(tensor).detach().clone() for tensor in own]
-        try:
-            self._round()
-            yield self.model
-        finally:
-            if not self._is_finalized:
-                self._set_phase(False)
-                with torch.no_grad():
-                    for tensor, value in zip(own, saved, strict=True):
-                        local(tensor).copy_(value)
-                self._engine.write()
-
-    def _set_phase(self, hard: bool) -> None:
-        self._state.is_hard = hard
-        self._engine.invalidate()
-        for term in self._terms:
-            for relaxation in term.relaxations:
-                relaxation.hard = hard
 
     # Leaving
 
     def dense_state_dict(self) -> dict[str, Tensor]:
         """A copy of the state of the plain network: its own keys, effective weights, whole on every rank."""
         self._require_active()
-        self._engine.settle()
-        return self._attached.dense_state(self._state.order)
+        return self._decisions.dense_state_dict()
 
     def plain_state_dict(self) -> dict[str, Tensor]:
         """The state that `finalize` would leave: dropped channels are gone, quantized activations have their own."""
-        return self._attached.plain_state(self.dense_state_dict(), self.edits())
+        self._require_active()
+        return self._decisions.plain_state_dict()
 
     def edits(self) -> list[Edit]:
         """What the file must say beside the values: channels that are gone, quantized activations, scales of grids."""
-        return self._attached.edits(self._terms)
+        return self._decisions.edits()
 
     def finalize(self) -> nn.Module:
         """The model as an ordinary module again, with the same outputs and its original keys; hardens if need be."""
@@ -431,11 +344,11 @@ class Plan:
         self._engine.close()
         self._checks.close()
         del self.model.__dict__[_ATTRIBUTE]
-        self._is_finalized = True
-        if self._budget is not None:
-            self._attached.trim(self._budget, edits)
-            if self._budget.finish is not None:
-                self._budget.finish(self.model)
+        self._is_finalized = self._decisions.are_final = True
+        if (budget := self._decisions.budget) is not None:
+            self._attached.trim(budget, edits)
+            if budget.finish is not None:
+                budget.finish(self.model)
         self._attached.note(edits)
         return self.model
 

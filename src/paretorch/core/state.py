@@ -84,6 +84,10 @@ class PlanState:
         counter: Tensor = getattr(self.root, f"{PREFIX}step")
         return counter
 
+    def without_autocast(self) -> torch.autocast:
+        """Inside, counts and averages are not those of a loop's autocast."""
+        return torch.autocast(self.step.device.type, enabled=False)
+
     def count_step(self) -> int | None:
         """The number of the step that is under way, on the host; None in a CUDA graph, which repeats it without the host."""
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
