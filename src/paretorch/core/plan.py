@@ -25,8 +25,7 @@ from paretorch.core.method import Method, Recordable, Term
 from paretorch.core.relaxation import Chain
 from paretorch.core.state import PlanState
 from paretorch.core.step.engine import Engine, Scaling
-from paretorch.core.step.guard import StaleGuard
-from paretorch.core.step.loop_checks import LoopChecks
+from paretorch.core.step.loop import LoopChecks, StaleGuard
 from paretorch.core.step.optimizers import follow_decisions, load_state, optimizer_of
 from paretorch.core.step.recorded import Compiled, Recorded
 from paretorch.core.step.update import (
