@@ -2,10 +2,13 @@
 
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import ClassVar
 
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 from typer.testing import CliRunner
 
 import paretorch as pt
@@ -75,6 +78,46 @@ def test_train_shrink_report(folder: Path) -> None:
     assert bool(torch.isfinite(small(torch.rand(2, 3, 8, 8))).all())
 
 
+@pytest.mark.usefixtures("folder")
+def test_a_folder_smaller_than_the_default_batch_is_used_as_it_is() -> None:
+    own = ["--network", "mine.py:build", "--data", "folder:photos", "--device", "cpu"]
+    assert "small" in pare("shrink", *own, "--budget", "1200", "--steps", "2")
+    pare("train", *own, "--epochs", "1", "--out", "dense")
+
+
+class _Timm(ModuleType):
+    """What the library calls of timm, which needs a torchvision that is not there for every torch."""
+
+    asked: ClassVar[dict[str, object]] = {}
+
+    def create_model(self, name: str, num_classes: int, **options: object) -> nn.Module:
+        if name != "vit_tiny":
+            raise RuntimeError(f"Unknown model ({name})")
+        self.asked.update(options, num_classes=num_classes)
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, num_classes))
+
+
+def test_networks_of_timm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", _Timm("timm"))
+    own = ["--data", "folder:photos", "--batch", "8", "--device", "cpu", "--epochs", "1", "--sparsity", "0.5"]
+    options = ["--set", "network_options.drop_rate=0.5"]
+    assert "sparsity 50.00 %" in pare("train", "--network", "timm:vit_tiny", *options, *own, "--out", "run")
+    assert _Timm.asked == {"num_classes": 2, "drop_rate": 0.5}
+    small = pt.load(folder / "run" / "model.pare", into=_Timm("timm").create_model("vit_tiny", 2))
+    assert int((small[1].weight == 0).sum()) == 192
+    said = pare("train", "--network", "timm:vit_huge", *own, code=2)
+    assert "--network timm:vit_huge cannot be built: Unknown model (vit_huge)" in said
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_timm_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ["train", "--network", "timm:vit_tiny", "--data", "folder:photos", "--device", "cpu"]
+    (Path.cwd() / "timm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    said = pare(*own, code=2)
+    assert "timm cannot be imported (operator torchvision::nms does not exist): install the torchvision" in said
+
+
 @pytest.mark.parametrize(
     ("network", "data", "said"),
     [
@@ -108,5 +151,5 @@ def test_one_sentence_names_the_file_or_the_option(folder: Path, network: str, d
 
 
 def test_a_batch_larger_than_the_folder(folder: Path) -> None:
-    said = pare("train", "--network", "mine.py:build", "--data", "folder:photos", "--out", "run", code=2)
+    said = pare("train", "--network", "mine.py:build", "--data", "folder:photos", "--batch", "100", code=2)
     assert "give --batch 20 or fewer" in said

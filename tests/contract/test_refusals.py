@@ -36,7 +36,7 @@ def with_value(value: float) -> nn.Module:
 
 def already_compressed() -> nn.Module:
     model = build("linear")
-    compress(model, CS(), steps=STEPS)
+    compress(model, CS(target=0.5), steps=STEPS)
     return model
 
 

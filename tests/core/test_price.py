@@ -78,7 +78,9 @@ def test_the_price_comes_on_top_of_the_loss() -> None:
     found = []
     for penalty in (0.0, 0.5):
         model, gradients = small_net(), Gradients()
-        plan = compress(model, ContinuousSparsification(penalty=penalty, optimizer=gradients), steps=10)
+        plan = compress(
+            model, ContinuousSparsification(start="uniform", penalty=penalty, anneal=1.0, optimizer=gradients), steps=10
+        )
         model(batch()).square().sum().backward()
         torch.optim.SGD(plan.param_groups(), lr=0.1).step()
         plan.step()

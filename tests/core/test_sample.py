@@ -29,7 +29,7 @@ def number(model: nn.Module, kind: str) -> None:
 
 
 def test_small_layers_are_read_whole() -> None:
-    plan, (term,) = stepped(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)), ContinuousSparsification())
+    plan, (term,) = stepped(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)), ContinuousSparsification(target=0.5))
     number(plan.model, "sparsity")
     assert term.read("sparsity").tolist() == [*range(15), *(1e5 + i for i in range(10))]
     torch.testing.assert_close(term.sample.share, torch.full((25,), 1 / 25))
@@ -40,7 +40,7 @@ def test_estimates_are_close_on_large_layers(group: str | tuple[int, ...], monke
     monkeypatch.setattr(sample, "WHOLE", 0)
     monkeypatch.setattr(sample, "_SIZE", 2**15)
     model = nn.Sequential(nn.Conv2d(64, 96, 3), nn.Linear(512, 300), nn.Linear(10, 10))
-    _, terms = stepped(model, ContinuousSparsification(group=group), SMOL(group=group))
+    _, terms = stepped(model, ContinuousSparsification(target=0.5, group=group), SMOL(group=group))
     generator = torch.Generator().manual_seed(0)
     for term in terms:
         assert float(term.sample.share.sum()) == pytest.approx(1.0, abs=1e-5)
@@ -62,7 +62,7 @@ def test_all_rooms_are_read_at_the_same_weights(group: str | tuple[int, ...], la
     """Each decision of the mask is set to the number of its weight's group of precision: both kinds must read alike."""
     model = nn.Sequential(nn.Conv2d(40, 50, 3), nn.Conv2d(6, 5, 2))
     model.to(memory_format=layout)
-    _, terms = stepped(model, ContinuousSparsification(), SMOL(group=group))
+    _, terms = stepped(model, ContinuousSparsification(target=0.5), SMOL(group=group))
     number(model, "precision")
     for chain in relaxed(model).values():
         grouping = chain.precision.grouping
@@ -106,7 +106,7 @@ def test_a_weight_without_a_decision_reads_as_kept() -> None:
 
 def test_a_change_of_layout_makes_a_new_sample() -> None:
     model = nn.Sequential(nn.Conv2d(4, 5, 3))
-    plan, (term,) = stepped(model, ContinuousSparsification(group="weight"))
+    plan, (term,) = stepped(model, ContinuousSparsification(target=0.5, group="weight"))
     before = term.sample
     plan.step()
     assert term.sample is before
@@ -119,7 +119,7 @@ def test_the_steps_see_every_weight_once(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(sample, "WHOLE", 0)
     monkeypatch.setattr(sample, "_LEAST", 2**8)
     monkeypatch.setattr(sample, "_SIZE", 2**8)
-    plan, (term,) = stepped(nn.Linear(90, 70), ContinuousSparsification(), steps=100)
+    plan, (term,) = stepped(nn.Linear(90, 70), ContinuousSparsification(target=0.5), steps=100)
     number(plan.model, "sparsity")
     k = math.ceil(6300 / len(term.sample.share))
     seen = []

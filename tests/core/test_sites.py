@@ -90,7 +90,7 @@ def test_a_state_that_names_tied_weights_once_is_loaded(tmp_path: Path) -> None:
     torch.manual_seed(0)
     one, other = Net(), Net()
     for model in (one, other):
-        compress(model, ContinuousSparsification(include="embed"), SMOL(include="embed"), steps=4)
+        compress(model, ContinuousSparsification(target=0.5, include="embed"), SMOL(include="embed"), steps=4)
     save_model(one, str(tmp_path / "net.safetensors"))
     load_model(other, tmp_path / "net.safetensors")
     assert all(torch.equal(value, other.state_dict()[key]) for key, value in one.state_dict().items())
@@ -109,7 +109,9 @@ def test_the_last_matching_override_wins() -> None:
 
 
 def test_methods_may_act_on_different_layers() -> None:
-    plan = compress(Net(), ContinuousSparsification(include="body*"), SMOL(include=["body.0", "scaled"]), steps=4)
+    plan = compress(
+        Net(), ContinuousSparsification(target=0.5, include="body*"), SMOL(include=["body.0", "scaled"]), steps=4
+    )
     kinds = {name: [one.kind for one in own.relaxations()] for name, own in relaxed(plan.model).items()}
     assert kinds == {
         "body.0.weight": ["precision", "sparsity"],
@@ -134,7 +136,7 @@ def test_patterns_that_match_nothing_are_refused(option: str) -> None:
 
 def test_patterns_may_be_about_what_no_method_acts_on() -> None:
     exclude = ["*.bias", "body.1", "scaled.gain", "position", "head", nn.Bilinear]
-    plan = compress(Net(), ContinuousSparsification(exclude=exclude), steps=1)
+    plan = compress(Net(), ContinuousSparsification(target=0.5, exclude=exclude), steps=1)
     assert list(relaxed(plan.model)) == ["body.0.weight", "body.2.weight", "conv.weight"]
 
 

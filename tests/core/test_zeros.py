@@ -32,8 +32,8 @@ def test_a_pruned_weight_that_is_quantized_is_told(method: Method) -> None:
 @pytest.mark.parametrize(
     ("share", "methods"),
     [
-        (0.9, (ContinuousSparsification(), SMOL())),
-        (0.9, (ContinuousSparsification(),)),
+        (0.9, (ContinuousSparsification(target=0.95), SMOL())),
+        (0.9, (ContinuousSparsification(target=0.95),)),
         (0.9, (SMOL(target_bits=2.0, zero_precision=True),)),
         (0.9, (SMOL(exclude="1"),)),
         (0.1, (SMOL(),)),

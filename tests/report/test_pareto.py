@@ -74,6 +74,9 @@ def test_the_picture_says_what_it_shows() -> None:
     assert "d, 70,000" not in str(root[1].text), "not on the front"
     tips = [one.text for one in root.iter(f"{SVG}title")]
     assert "e, others: 20,000 bytes, 10.00% (below the picture)" in tips
+    said = "marks on the lower edge: below"
+    assert said in draw("all", POINTS)
+    assert said not in draw("without e", POINTS[:-1])
     words = [one.text for one in root.iter(f"{SVG}text")]
     assert {"ours", "dense", "others", HOSTILE} <= set(words)
     assert {"20 kB", "50 kB", "100 kB", "1 MB"} <= set(words)

@@ -19,6 +19,7 @@ from paretorch.cli.data import data
 from paretorch.cli.demo import demo
 from paretorch.cli.export import export
 from paretorch.cli.fold import fold
+from paretorch.cli.lines import say
 from paretorch.cli.report import report
 from paretorch.cli.shrink import shrink
 from paretorch.cli.study import study
@@ -49,7 +50,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             with on_sigterm(_interrupt), warnings.catch_warnings():
-                warnings.showwarning = functools.partial(_warn, warnings.showwarning)
+                warnings.showwarning = functools.partial(_warn, warnings.showwarning, set())
                 command(*args, **kwargs)
         except KeyboardInterrupt:
             raise _stop(f"Stopped. {_how_to_resume()}", 130) from None
@@ -98,16 +99,20 @@ def _interrupt(*_: object) -> Never:
     raise KeyboardInterrupt
 
 
-def _warn(others: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any) -> None:
-    """Our own warnings as a line, without the place in the code; all others as they are."""
+def _warn(
+    others: Callable[..., None], shown: set[str], message: Warning | str, category: type[Warning], *where: Any
+) -> None:
+    """Our own warnings as a line, without the place in the code, each of them once; all others as they are."""
     if issubclass(category, PareWarning):
-        typer.echo(f"pare: warning: {message}", err=True)
+        if str(message) not in shown:
+            shown.add(str(message))
+            say(f"pare: warning: {message}", err=True)
     else:
         others(message, category, *where)
 
 
 def _stop(message: str, code: int) -> typer.Exit:
-    typer.echo(f"pare: {message}", err=True)
+    say(f"pare: {message}", err=True)
     return typer.Exit(code)
 
 

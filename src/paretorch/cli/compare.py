@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paretorch.cli.lines import say
 from paretorch.errors import ArtefactError, ConfigError
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ def compare(
         typer.echo(as_text(points))
     for run in found:
         if not run.numbers:
-            typer.echo(f"{run.name} is not finished: its curves are on the page")
-    typer.echo(f"The page is {html}")
+            say(f"{run.name} is not finished: its curves are on the page")
+    say(f"The page is {html}")
 
 
 def _names(paths: list[Path]) -> list[str]:

@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from paretorch.cli.lines import say
+
 
 def demo(
     out: Annotated[Path, typer.Option(help="Where to write.")] = Path("demo-run"),
@@ -27,7 +29,7 @@ def demo(
 
     rows = run_demo(out, budget=parse_bytes(budget), seed=seed, device=device)
     Console().print(_table(*rows))
-    typer.echo(f"{out}/model.pare and {out}/report.html are yours to look at.")
+    say(f"The compressed network is {out}/model.pare, a page about it {out}/report.html.")
 
 
 def _table(dense: dict[str, Any], small: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paretorch.cli import options
+from paretorch.cli.lines import say
 from paretorch.cli.options import SMALL, WHAT, WHERE
 from paretorch.cli.recipe_flags import RecipeFields, make_recipe, recipe_flags
 from paretorch.errors import ConfigError
@@ -156,4 +157,4 @@ def _print_comparison(
     table.add_row("bytes", f"{record['dense_bytes']:,}", f"{record['bytes']:,}")
     table.add_row("seconds", "", f"{sum(record['seconds'].values()):.0f}")
     Console().print(table)
-    typer.echo(f"{target}: {record['bytes']:,} bytes, {record['dense_bytes'] / record['bytes']:.1f} times smaller")
+    say(f"{target}: {record['bytes']:,} bytes, {record['dense_bytes'] / record['bytes']:.1f} times smaller")

@@ -11,6 +11,7 @@ import typer
 from torch import Tensor, nn
 
 from paretorch.cli import options
+from paretorch.cli.lines import say
 from paretorch.cli.options import WHERE
 from paretorch.cli.recipe_flags import RecipeFields, make_recipe, recipe_flags
 from paretorch.errors import ConfigError, UndecidedWarning
@@ -152,7 +153,7 @@ def _train(recipe: Recipe, out: Path | None, runtime: Runtime, resume: bool, qui
     folder = out or Path("runs") / name
     result = run(recipe, folder, runtime, resume=resume)
     if not quiet and os.environ.get("RANK", "0") == "0":
-        typer.echo(f"{folder}: {_summary(result)}")
+        say(f"{folder}: {_summary(result)}")
 
 
 def _summary(result: dict[str, Any]) -> str:

@@ -69,6 +69,9 @@ def compress(
             trial = _Draft(copy.deepcopy(model), methods, steps, example, budget, seed, meter, finish)
             trial.prepare()
             trial.attach().check_budget()
+    if budget is None:
+        for method in methods:
+            method.check_goal()
     plan = draft.attach()
     if compile:
         plan.compile()

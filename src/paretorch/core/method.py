@@ -48,6 +48,9 @@ class Method(Selection, ABC):
         if self.optimizer is not None and not callable(self.optimizer):
             raise ConfigError("optimizer: give a function that takes a list of parameters and returns an optimizer")
 
+    def check_goal(self) -> None:
+        """Refuse options by which nothing says how much goes; asked after all other checks, if there is no budget."""
+
     @abstractmethod
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Relaxation:
         """The relaxation of one weight; `together` names all kinds that act on it."""

@@ -63,6 +63,8 @@ svg text.over { paint-order: stroke; stroke: var(--card); stroke-width: 4px; str
 svg .s0 { stroke: var(--a); } svg .s1 { stroke: var(--c); stroke-dasharray: 7 4; }
 svg .s2 { stroke: var(--b); stroke-dasharray: 2 4; } svg .s3 { stroke: var(--d); stroke-dasharray: 9 3 2 3; }
 svg .s4 { stroke: var(--e); stroke-dasharray: 12 3; } svg .s5 { stroke: var(--f); stroke-dasharray: 4 2; }
+@media (max-width: 40rem) { caption { position: sticky; left: 0; max-width: calc(100vw - 4rem); }
+  tbody th, tfoot th, td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 8rem; } }
 footer { padding: 2rem 1rem 3rem; font-size: .85rem; }
 footer p { max-width: none; }
 @media print { body { background: #fff; } .card { break-inside: avoid; } .scroll { overflow: visible; border: 0; }

@@ -84,6 +84,9 @@ def chart(title: str, points: Sequence[Point]) -> str:
         body += [_mark(i, x, y - 4, family), text(x + 12, y, family)]
     last = foot + _ROW * ((len(families) + 1) // 2)
     body.append(text(_LEFT, last, "line and rings: the Pareto front"))
+    if any(point.accuracy < low for point in points):
+        last += _ROW
+        body.append(text(_LEFT, last, f"marks on the lower edge: below {100 * low:.4g}%"))
     listed = "; ".join(f"{point.name}, {point.bytes:,} bytes, {point.accuracy:.2%}" for point in front)
     said = f"{len(points)} files, accuracy against bytes on disk. On the Pareto front: {listed}."
     return figure("pareto", title, said, last + 12, body)

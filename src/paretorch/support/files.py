@@ -35,13 +35,17 @@ def replacing(path: Path, suffix: str = "") -> Iterator[str]:
         _sync(temporary, os.O_RDWR)
         with contextlib.suppress(FileNotFoundError):
             os.chmod(temporary, stat.S_IMODE(os.stat(target).st_mode))
+        if os.name == "nt":  # Windows renames no open file, and has no lock to keep
+            os.close(descriptor)
+            descriptor = -1
         os.replace(temporary, target)
         with contextlib.suppress(OSError):  # the file is in place; some systems cannot flush folders
             _sync(folder, os.O_RDONLY)
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
-        os.close(descriptor)  # which releases the lock
+        if descriptor >= 0:
+            os.close(descriptor)  # which releases the lock
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -101,7 +101,7 @@ def _row(name: str, report: Any) -> dict[str, Any]:
 
 
 def _latency(report: Any, name: str) -> dict[str, Any]:
-    """The median of a network under the runtime that is fastest here; the range of its rounds if those of both overlap, which is no difference."""
+    """The median of a network under the runtime that is fastest here; the range of its rounds if those of both overlap."""
     pairs = report.timed_against_dense
     if not pairs:
         return {"latency": None, "runtime": None}
@@ -109,5 +109,5 @@ def _latency(report: Any, name: str) -> dict[str, Any]:
     dense, small = pairs[runtime]
     own = dense if name == "dense" else small
     differs = runtime in report.speedups
-    said = f"{own.median_ms:.2f} ms" if differs else f"{own.low_ms:.2f} to {own.high_ms:.2f} ms, no difference"
-    return {"latency": said, "runtime": runtime}
+    said = f"{own.median_ms:.2f} ms" if differs else f"{own.low_ms:.2f} to {own.high_ms:.2f} ms"
+    return {"latency": said if differs or name == "dense" else f"{said}, no difference", "runtime": runtime}

@@ -138,7 +138,9 @@ def test_the_share_follows_a_cubic_schedule_and_rounding_then_changes_little() -
 @pytest.mark.parametrize("anneal", [0.3, 0.75, 1.0])
 def test_temperature_is_a_function_of_the_step(anneal: float) -> None:
     steps = 40
-    plan = compress(nn.Linear(3, 3), ContinuousSparsification(final_temperature=200.0, anneal=anneal), steps=steps)
+    plan = compress(
+        nn.Linear(3, 3), ContinuousSparsification(target=0.5, final_temperature=200.0, anneal=anneal), steps=steps
+    )
     for t in range(steps + 1):
         expected = 200.0 ** min(t / (anneal * steps), 1.0)
         assert plan.metrics()["temperature"] == pytest.approx(expected, rel=2e-6)
@@ -151,7 +153,7 @@ def test_the_gradients_are_those_of_a_softer_mask(gate: str) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 3, bias=False)
     seen = Gradients(lr=0.5)
-    method = ContinuousSparsification(gate=gate, anneal=0.5, gradient_anneal=0.9, penalty=0.0, optimizer=seen)
+    method = ContinuousSparsification(init=0.1, gate=gate, anneal=0.5, gradient_anneal=0.9, optimizer=seen)
     plan = compress(model, method, steps=steps)
     optimizer = torch.optim.SGD(plan.param_groups(), lr=0.1)
     x = torch.randn(8, 4)
@@ -164,7 +166,7 @@ def test_the_gradients_are_those_of_a_softer_mask(gate: str) -> None:
     theta, s = model.paretorch_weight.latent.detach().clone(), mask.s.detach().clone()
     step = torch.tensor(at / steps)
     steep, soft = (200.0 ** float(step / share) for share in (0.5, 0.9))
-    scale = 1 / float(GATES[gate](torch.tensor(0.0), 1.0))
+    scale = 1 / float(GATES[gate](torch.tensor(0.1), 1.0))
     torch.testing.assert_close(model.weight, scale * theta * GATES[gate](s, steep))
     model.weight.sum().backward()
     before = theta.clone()
@@ -182,7 +184,7 @@ def test_the_gradients_are_those_of_a_softer_mask(gate: str) -> None:
 @pytest.mark.parametrize("init", [-2.0, -0.3, 0.0, 0.5])
 @pytest.mark.parametrize("gate", list(GATES))
 def test_the_mask_keeps_the_scale_and_the_grid(gate: str, init: float) -> None:
-    method = ContinuousSparsification(init=init, gate=gate)
+    method = ContinuousSparsification(target=0.5, init=init, gate=gate)
     alone, together = small_net(), small_net()
     plain = alone[0].weight.detach().clone()
     compress(alone, method, steps=5)

@@ -16,7 +16,8 @@ def _settled(s: list[float], target: float | None) -> Plan:
     """A plan over the rows of one layer, at its final temperature, with these decisions."""
     model = nn.Linear(3, len(s), bias=False)
     nn.init.constant_(model.weight, 1.0)
-    plan = compress(model, ContinuousSparsification(target=target, group="channel", final_temperature=1e4), steps=1)
+    options = {"target": target, "group": "channel", "final_temperature": 1e4}
+    plan = compress(model, ContinuousSparsification(start="uniform", gradient_anneal=0.5, **options), steps=1)
     plan.step()  # the only one, after which the temperature is the final one
     (decision,) = decisions(model)
     decision.data.copy_(torch.tensor(s)[:, None])

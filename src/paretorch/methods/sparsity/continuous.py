@@ -57,7 +57,8 @@ STARTS = ("auto", "saliency", "uniform")
 class ContinuousSparsification(Couples, Automatic, Recordable, Pruning):
     """Learn which weights to drop.
 
-    target: share of the selected weights to drop, met exactly at `harden`; None: `init` and `penalty` decide.
+    target: share of the selected weights to drop, met exactly at `harden`; None: the budget of `compress` decides, or `init` and
+    `penalty`, one of which must then be given.
     start: "saliency" (for trained networks; needs a target), "uniform" (for training from scratch), or "auto".
     init: s at the start, if that is uniform. penalty: λ, the price of one kept weight. final_temperature: β at the end.
     anneal: share of the steps after which β and the target are reached. gradient_anneal: share after which the gradient is as
@@ -148,6 +149,15 @@ class ContinuousSparsification(Couples, Automatic, Recordable, Pruning):
             raise ConfigError(f'multiple={self.multiple} needs group="channel"')
         if self.count == "macs" and self.group != "channel":
             raise ConfigError('count="macs" needs group="channel": single zeros save no multiply-adds')
+
+    def check_goal(self) -> None:
+        chooses_init = self.init != 0.0 or any("init" in options for options in self.overrides.values())
+        is_printed = self.start == "uniform" and self.gradient_anneal <= self.anneal  # there init=0 is as good as any
+        if self.target is None and not (chooses_init or self.penalty or is_printed):
+            raise ConfigError(
+                f"{type(self).__name__} has nothing to say how many weights to drop: give target=, such as 0.95, or compress a "
+                "budget=, or choose init= and penalty= as the thesis does"
+            )
 
     @property
     def counts(self) -> str:

@@ -8,7 +8,7 @@ import torch
 from paretorch.errors import ConfigError
 from paretorch.training.images import ImageClassification
 from paretorch.training.networks import is_zoo
-from paretorch.training.recipe import Recipe
+from paretorch.training.recipe import DataRecipe, Recipe
 from paretorch.training.runtime import Runtime
 from paretorch.training.task import Task
 from paretorch.training.tasks.batches import BatchTask
@@ -81,9 +81,22 @@ def _images(recipe: Recipe, runtime: Runtime, images: "Images | None", how: dict
     if latent is not None:
         return _gan(recipe, images, {"latent": latent, **options}, how)
     task = ImageClassification(
-        images, batch=recipe.data.batch, how=_augmentation(recipe), label_smoothing=recipe.data.label_smoothing, **how
+        images,
+        batch=_batch(recipe, images),
+        how=_augmentation(recipe),
+        label_smoothing=recipe.data.label_smoothing,
+        **how,
     )
     return task, {"classes": images.classes}
+
+
+def _batch(recipe: Recipe, images: "Images") -> int:
+    """The recipe's batch; the default one is halved until a user's folder has enough images for it."""
+    batch = recipe.data.batch
+    if recipe.data.name.startswith("folder:") and batch == DataRecipe.batch:
+        while batch > len(images.train[1]):
+            batch //= 2  # what divides the default, such as a number of ranks, divides most of its halves too
+    return batch
 
 
 def _image_batches(recipe: Recipe, images: "Images", how: dict[str, Any]) -> Task:

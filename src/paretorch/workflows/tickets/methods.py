@@ -180,6 +180,7 @@ class CS(TicketMethod):
 
     def relaxation(self, exclude: Selector) -> ContinuousSparsification:
         return ContinuousSparsification(
+            start="uniform",
             init=self.init,
             penalty=self.penalty,
             final_temperature=self.final_temperature,
