@@ -120,11 +120,11 @@ def test_behind_a_slow_storage_one_look_tells_little() -> None:
     now = [0.0]
     silence = Silence(8.0, lambda: now[0], is_slow=True)
     assert not silence.lasts("worker", 0)
-    for _ in range(3):
+    for _ in range(7):
         now[0] += 100.0  # each look took so long
         assert not silence.lasts("worker", 0)
     now[0] += 100.0
-    assert silence.lasts("worker", 0), "four looks are enough"
+    assert silence.lasts("worker", 0), "eight looks are enough, while no interval of beats is known"
 
 
 def test_who_beats_slowly_is_waited_for_longer_but_not_for_ever() -> None:

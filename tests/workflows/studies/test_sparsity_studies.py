@@ -120,7 +120,7 @@ def test_a_subset_is_run_kept_and_added_to(tmp_path: Path) -> None:
     study = replace(load_study("sparsity-resnet20", _TINY), seeds=(0,))
     told: list[str] = []
     places = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
-    run = {**places, "options": ["--device", "cpu"], "log": told.append, "parallel": 2}
+    run = {**places, "options": ["--device", "cpu"], "log": told.append}
     first = run_study(study, only=["dense", "gmp-0.9"], **run)  # type: ignore[arg-type]
     assert list(first["settings"]) == ["dense", "gmp-0.9"]
     assert [line[:5] for line in told] == ["[1/2]", "[2/2]"]

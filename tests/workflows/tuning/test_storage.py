@@ -84,17 +84,17 @@ def test_a_zombie_or_a_stopped_worker_holds_nobody_up(tmp_path, monkeypatch, kin
 
 
 def _slow(place, mark: Path) -> None:
-    """Trains for six seconds, with beats that take longer than others are patient."""
+    """Trains for nine seconds, with beats that take longer than others are patient."""
     write = tuning.storage.Beat.write
 
     def late(beat) -> None:
         if mark.exists():
-            time.sleep(1.5)
+            time.sleep(2.5)
         write(beat)
 
     def train(alpha: float, eps: float, beat) -> float:
         mark.touch()
-        time.sleep(6)
+        time.sleep(9)
         beat()
         with mark.open("a") as file:
             file.write(f"{alpha} {eps}\n")
@@ -106,7 +106,7 @@ def _slow(place, mark: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
 def test_a_living_worker_whose_beats_are_slow_keeps_its_trial(tmp_path, monkeypatch, kind) -> None:
-    monkeypatch.setenv("PARE_PATIENCE", "1")
+    monkeypatch.setenv("PARE_PATIENCE", "2")
     place, mark = place_of(kind, tmp_path), tmp_path / "mark"
     worker = multiprocessing.get_context("fork").Process(target=_slow, args=(place, mark))
     worker.start()

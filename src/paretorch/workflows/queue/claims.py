@@ -54,6 +54,8 @@ _SLOWER = 4
 """How many times as long as the slowest beats of late somebody may be silent."""
 _MOST_PATIENCE = 6
 """Times the patience, at most, that slow beats are waited for."""
+_UNMEASURED = 2
+"""Times the patience that is waited while no interval of beats is known."""
 _GAPS = 64
 """Beats that count as of late."""
 
@@ -66,7 +68,7 @@ class Silence:
         clock: The observer's clock, in seconds; it must not jump.
         is_slow: Beats go through a storage that may keep writers and readers waiting. One look then counts for a quarter of the
             limit at most, since the observer may have waited itself; and if beats come slowly, the limit is four times their
-            interval, up to six times itself.
+            interval, up to six times itself. Until two beats have told an interval, it is twice itself.
     """
 
     def __init__(
@@ -94,7 +96,9 @@ class Silence:
     def _patience(self) -> float:
         if not self._is_slow:
             return self._limit
-        measured = _SLOWER * max(self._gaps, default=0.0)
+        if not self._gaps:
+            return _UNMEASURED * self._limit
+        measured = _SLOWER * max(self._gaps)
         return min(max(self._limit, measured), _MOST_PATIENCE * self._limit)
 
 
