@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tests.faults.kills import wait
 from tests.faults.postgres import programs, server
@@ -83,7 +84,11 @@ def place_of(kind: str, folder: Path) -> Iterator[str]:
 
 def run(kind: str, workers: int, kills: int, seed: int, patience: float = PATIENCE) -> dict[str, Any]:
     """One run; returns what happened."""
-    os.environ["PARE_PATIENCE"] = str(patience)
+    with mock.patch.dict(os.environ, PARE_PATIENCE=str(patience)):
+        return _run(kind, workers, kills, seed)
+
+
+def _run(kind: str, workers: int, kills: int, seed: int) -> dict[str, Any]:
     chance = random.Random(f"{kind} {seed}")
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:

@@ -10,6 +10,7 @@ import tempfile
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -123,12 +124,13 @@ def tickets(data: bytes) -> bool:
 
 def journal(data: bytes) -> bool:
     """A journal of trials; workers of whom it tells, and who are not there, are given up at once."""
-    os.environ["PARE_PATIENCE"] = "0.02"
-    worker._PAUSE = 0.01
     path = _folder / "trials.journal"
     path.write_bytes(data)
     check(path)
-    return _accepts(lambda: search(lambda a, e, beat: 1.0, [1.0, 2.0], [1.0], trials=2, method="grid", storage=path))
+    with mock.patch.dict(os.environ, PARE_PATIENCE="0.02"), mock.patch.object(worker, "_PAUSE", 0.01):
+        return _accepts(
+            lambda: search(lambda a, e, beat: 1.0, [1.0, 2.0], [1.0], trials=2, method="grid", storage=path)
+        )
 
 
 TARGETS: dict[str, Target] = {

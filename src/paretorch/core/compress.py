@@ -71,7 +71,8 @@ def compress(
             trial.attach().check_budget()
     if budget is None:
         for method in methods:
-            method.check_goal()
+            if isinstance(method, Steered):
+                method.check_goal()
     plan = draft.attach()
     if compile:
         plan.compile()

@@ -48,9 +48,6 @@ class Method(Selection, ABC):
         if self.optimizer is not None and not callable(self.optimizer):
             raise ConfigError("optimizer: give a function that takes a list of parameters and returns an optimizer")
 
-    def check_goal(self) -> None:
-        """Refuse options by which nothing says how much goes; asked after all other checks, if there is no budget."""
-
     @abstractmethod
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Relaxation:
         """The relaxation of one weight; `together` names all kinds that act on it."""
@@ -125,6 +122,9 @@ class Steered:
     def undecided(self, term: "Term") -> Tensor | None:
         """How far the decisions are from discrete ones, on average over the weights, from 0 to ½; None: not at all."""
         return None
+
+    def check_goal(self) -> None:
+        """Refuse options by which nothing says how much goes; asked after all other checks, if there is no budget."""
 
     def check_groups(self, smallest: float, total: float) -> None:
         """Refuse a target that leaves less than one group; sizes are in weights."""
