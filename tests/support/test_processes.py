@@ -66,6 +66,7 @@ def test_runs_of_a_study_are_of_the_package(trap: Path, tmp_path: Path) -> None:
     assert not trap.exists()
 
 
+@pytest.mark.faults  # the processes are started as those of runs are
 def test_ticket_searches_of_a_study_are_of_the_package(trap: Path, tmp_path: Path) -> None:
     study = parse_study("small", _STUDY + '[[tickets]]\nmethod = "imp"\nrounds = 1\n')
     run_tickets(study, tmp_path / "results", tmp_path / "runs", options=["--device", "cpu"])

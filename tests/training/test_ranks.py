@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from paretorch.cli.app import app
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.training import Runtime, shards, train
 from paretorch.training.recipe_values import recipe_from
@@ -60,6 +63,11 @@ def start(ranks: int, out: Path, words: list[str], *more: str) -> subprocess.Pop
 
 
 def run(ranks: int, out: Path, words: list[str], *more: str) -> str:
+    """What the run tells. One rank is run in this process, which has imported all of it."""
+    if ranks == 1:
+        done = CliRunner().invoke(app, ["train", *words, "--device", "cpu", "--out", str(out), *more])
+        assert done.exit_code == 0, done.output
+        return done.output
     process = start(ranks, out, words, *more)
     told, _ = process.communicate()
     assert process.returncode == 0, told
@@ -110,20 +118,32 @@ def small(folder: Path) -> list[str]:
     return ["--network", f"{folder / 'mine.py'}:build", *_SMALL]
 
 
+@pytest.fixture(scope="module")
+def two(folder: Path) -> Callable[[str], Path]:
+    """Begins a run of two ranks on the first call for each way, and returns its folder on every call."""
+
+    def made(how: str) -> Path:
+        out = folder / f"two{how}"
+        if not out.exists():
+            told = run(2, out, small(folder), *([] if how == "ddp" else [how]))
+            assert told.count("finetune 7/7") == 1, "one rank writes"
+        return out
+
+    return made
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("how", ["ddp", "--shard"])
-def test_two_ranks_take_the_steps_of_one_process(folder: Path, how: str) -> None:
-    out = folder / f"two{how}"
-    told = run(2, out, small(folder), *([] if how == "ddp" else [how]))
-    assert told.count("finetune 7/7") == 1, "one rank writes"
+def test_two_ranks_take_the_steps_of_one_process(folder: Path, two: Callable[[str], Path], how: str) -> None:
+    out = two(how)
     assert_alike(folder / "one", out)
     assert not (out / "checkpoint.pt").exists()
 
 
 @pytest.mark.timeout(240)
-def test_a_shared_run_is_killed_and_goes_on_with_one_rank_and_with_four(folder: Path) -> None:
-    out, steps = folder / "killed", ("--checkpoint-steps", "1", "--resume", "--shard")
-    process = start(2, out, small(folder), *steps)
+def test_a_shared_run_is_killed_and_goes_on_with_one_rank_and_with_three(folder: Path) -> None:
+    out = folder / "killed"
+    process = start(2, out, small(folder), "--checkpoint-steps", "1", "--shard")
     kill_a_rank_after(process, out / "checkpoint.ranks" / "4")
     saved = shards.load(shards.find(out))
     assert (saved.epoch, saved.step) > (0, 0)
@@ -133,7 +153,7 @@ def test_a_shared_run_is_killed_and_goes_on_with_one_rank_and_with_four(folder: 
     one.send_signal(signal.SIGTERM)  # keeps its last step
     told, _ = one.communicate()
     assert not shards.exists(out), told
-    run(4, out, small(folder), *steps)
+    run(3, out, small(folder), "--resume", "--shard")
     assert_alike(folder / "one", out)
 
 
@@ -149,12 +169,12 @@ def kill_a_rank_after(process: subprocess.Popen[str], checkpoint: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("how", ["ddp", "--shard"])
-def test_equally_many_ranks_continue_bit_for_bit(folder: Path, how: str) -> None:
-    out, whole = folder / f"again{how}", folder / f"two{how}"
-    steps = ["--checkpoint-steps", "1", "--resume", *([] if how == "ddp" else [how])]
-    kill_a_rank_after(start(2, out, small(folder), *steps), out / "checkpoint.ranks" / "3")
-    run(2, out, small(folder), *steps)
+@pytest.mark.parametrize("how", [pytest.param("ddp", marks=pytest.mark.faults), "--shard"])
+def test_equally_many_ranks_continue_bit_for_bit(folder: Path, two: Callable[[str], Path], how: str) -> None:
+    out, whole = folder / f"again{how}", two(how)
+    shard = [] if how == "ddp" else [how]
+    kill_a_rank_after(start(2, out, small(folder), "--checkpoint-steps", "1", *shard), out / "checkpoint.ranks" / "3")
+    run(2, out, small(folder), "--resume", *shard)
     assert rows(out) == rows(whole)
     assert (out / "model.pare").read_bytes() == (whole / "model.pare").read_bytes()
 
@@ -200,8 +220,8 @@ def test_launchers_that_are_none_are_named(tmp_path: Path, monkeypatch: pytest.M
     assert not (tmp_path / "run").exists()
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(folder: Path, tmp_path: Path) -> None:
-    source = folder / "twoddp" / "checkpoint.ranks"
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(two: Callable[[str], Path], tmp_path: Path) -> None:
+    source = two("ddp") / "checkpoint.ranks"
     numbers = sorted(int(path.name) for path in source.iterdir())
     shutil.copytree(source, tmp_path / "checkpoint.ranks")
     assert len(numbers) == 2
