@@ -62,7 +62,7 @@ def mutate(name: str, count: int, seed: int = 0) -> dict[str, object]:
         "slowest_s": round(slowest, 3),
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "seconds": round(time.monotonic() - start),
-        "command": f"python -m tests.fuzz.run {name} --mutations {count}",
+        "command": f"python -m tests.fuzz.run {name} --mutations {count}" + (f" --seed {seed}" if seed else ""),
     }
 
 
@@ -125,7 +125,8 @@ def main() -> None:
     text = json.dumps(record, indent=2) + "\n"
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
-        (given.out / f"{'fuzz' if given.runs else 'mutate'}-{given.target}.json").write_text(text)
+        seed = f"-seed{given.seed}" if given.seed else ""
+        (given.out / f"{'fuzz' if given.runs else 'mutate'}-{given.target}{seed}.json").write_text(text)
     print(text, end="")
     return None
 
