@@ -9,7 +9,7 @@ demo: $(STAMP)
 	$(BIN)/pare demo
 
 test: lint types
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not contract and not faults"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not contract and not faults"  # for two cores: many tests wait for processes
 
 contract: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/contract -m "contract or not contract"

@@ -140,6 +140,7 @@ def test_two_ranks_take_the_steps_of_one_process(folder: Path, two: Callable[[st
     assert not (out / "checkpoint.pt").exists()
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(240)
 def test_a_shared_run_is_killed_and_goes_on_with_one_rank_and_with_three(folder: Path) -> None:
     out = folder / "killed"

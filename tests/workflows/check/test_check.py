@@ -259,9 +259,9 @@ def test_results_of_a_study(tmp_path: Path) -> None:
 
 
 def test_code_that_a_folder_names_is_not_run(copied: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("raise SystemExit(9)\n")
+    (tmp_path / "never_run.py").write_text("raise SystemExit(9)\n")
     stored = json.loads((copied / "config.json").read_text())
-    stored["recipe"]["network"] = f"{tmp_path}/mine.py:build"
+    stored["recipe"]["network"] = f"{tmp_path}/never_run.py:build"
     (copied / "config.json").write_text(json.dumps(stored))
     check(copied)
-    assert "mine" not in sys.modules
+    assert "never_run" not in sys.modules

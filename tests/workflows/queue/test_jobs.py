@@ -76,6 +76,7 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     return results(folder)
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(280)
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are found in /proc")
 def test_two_commands_share_a_study_and_killed_processes_cost_nothing(
