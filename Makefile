@@ -50,6 +50,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || python3 -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt setuptools torch
 	$(BIN)/python -m pip install --quiet --no-build-isolation --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt --upgrade --target $(VENV)/timm timm torchvision  # see tests/timm_package.py
 	touch $(STAMP)
 
 clean:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import paretorch as pt
 from paretorch.support.inputs import named_tensors, read_example
+from tests.timm_package import import_timm
 
 _STEPS = 3
 TOKENS = {"input_ids": torch.arange(20).reshape(2, 10) % 30, "attention_mask": torch.ones(2, 10, dtype=torch.int64)}
@@ -101,38 +102,10 @@ class Detector(nn.Module):
         }
 
 
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.fc1, self.fc2 = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows, count, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).reshape(rows, count, 3, self.heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        seen = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(rows, count, width)
-        x = x + self.proj(seen)
-        out: Tensor = x + self.fc2(nn.functional.gelu(self.fc1(self.norm2(x))))
-        return out
-
-
-class ViT(nn.Module):
-    """A vision transformer as timm writes it: patches by a convolution, a class token, one layer for q, k and v."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patch_embed = nn.Conv2d(3, 16, 4, 4)
-        self.cls_token, self.pos_embed = (nn.Parameter(0.02 * torch.randn(1, n, 16)) for n in (1, 17))
-        self.blocks = nn.Sequential(Block(16, 2), Block(16, 2))
-        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        patches = self.patch_embed(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], 1) + self.pos_embed
-        logits: Tensor = self.head(self.norm(self.blocks(x))[:, 0])
-        return logits
+def vit() -> nn.Module:
+    options = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
+    built: nn.Module = import_timm().create_model("vit_tiny_patch16_224", **options)
+    return built
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
@@ -142,7 +115,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "tagger": (Tagger, TOKENS["input_ids"]),
     "unet": (UNet, PIXELS),
     "detector": (Detector, PIXELS),
-    "vit": (ViT, PIXELS),
+    "vit": (vit, PIXELS),
 }
 # With masks of channels where they can be removed, which is all of the way; `make contract` also has those with masks of weights.
 CHANNELS = ("bert", "two_inputs", "unet", "detector", "vit")

@@ -1,9 +1,9 @@
 """From an empty folder: a network in mine.py and a folder of pictures, trained, shrunk and reported by `pare`; and what can be wrong."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
-from typing import ClassVar
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import paretorch as pt
 from paretorch.cli.app import app
+from tests.timm_package import FOLDER, import_timm
 
 _MINE = """
 import torch
@@ -85,37 +86,40 @@ def test_a_folder_smaller_than_the_default_batch_is_used_as_it_is() -> None:
     pare("train", *own, "--epochs", "1", "--out", "dense")
 
 
-class _Timm(ModuleType):
-    """What the library calls of timm, which needs a torchvision that is not there for every torch."""
-
-    asked: ClassVar[dict[str, object]] = {}
-
-    def create_model(self, name: str, num_classes: int, **options: object) -> nn.Module:
-        if name != "vit_tiny":
-            raise RuntimeError(f"Unknown model ({name})")
-        self.asked.update(options, num_classes=num_classes)
-        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, num_classes))
+_VIT = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
 
 
-def test_networks_of_timm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "timm", _Timm("timm"))
-    own = ["--data", "folder:photos", "--batch", "8", "--device", "cpu", "--epochs", "1", "--sparsity", "0.5"]
-    options = ["--set", "network_options.drop_rate=0.5"]
-    assert "sparsity 50.00 %" in pare("train", "--network", "timm:vit_tiny", *options, *own, "--out", "run")
-    assert _Timm.asked == {"num_classes": 2, "drop_rate": 0.5}
-    small = pt.load(folder / "run" / "model.pare", into=_Timm("timm").create_model("vit_tiny", 2))
-    assert int((small[1].weight == 0).sum()) == 192
-    said = pare("train", "--network", "timm:vit_huge", *own, code=2)
+def test_networks_of_timm(folder: Path) -> None:
+    timm = import_timm()
+    options = [word for name, value in _VIT.items() for word in ("--network-options", f"{name}={value}")]
+    vit = ["--network", "timm:vit_tiny_patch16_224", *options]
+    own = ["--data", "folder:photos", "--batch", "8", "--device", "cpu"]
+    assert "sparsity 50.00 %" in pare("train", *vit, *own, "--epochs", "1", "--sparsity", "0.5", "--out", "run")
+    small = pt.load(
+        folder / "run" / "model.pare", into=timm.create_model("vit_tiny_patch16_224", num_classes=2, **_VIT)
+    )
+    weights = torch.cat([each.weight.flatten() for each in small.modules() if isinstance(each, nn.Linear | nn.Conv2d)])
+    assert int((weights == 0).sum()) == len(weights) // 2
+    pare("shrink", *vit, *own, "--weights", "run/model.pare", "--budget", "1/3", "--steps", "2", "--output", "s.pare")
+    assert (folder / "s.pare").stat().st_size < (folder / "run" / "model.pare").stat().st_size
+
+    said = pare("train", "--network", "timm:vit_huge", *own, "--epochs", "1", code=2)
     assert "--network timm:vit_huge cannot be built: Unknown model (vit_huge)" in said
+    said = pare("train", "--network", "timm:resnet10t", "--network-options", "depht=1", *own, "--epochs", "1", code=2)
+    assert "--network timm:resnet10t cannot be built: " in said
+    assert "'depht'" in said
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_timm_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = ["train", "--network", "timm:vit_tiny", "--data", "folder:photos", "--device", "cpu"]
-    (Path.cwd() / "timm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
-    monkeypatch.syspath_prepend(str(Path.cwd()))
-    said = pare(*own, code=2)
-    assert "timm cannot be imported (operator torchvision::nms does not exist): install the torchvision" in said
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="torchvision fits torch here")
+def test_a_torchvision_that_does_not_fit_torch() -> None:
+    words = [sys.executable, "-m", "paretorch.cli", "train", "--network", "timm:resnet10t", "--data", "folder:photos"]
+    paths = os.pathsep.join([str(FOLDER), *sys.path])
+    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False)
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2, said
+    assert "--network timm:resnet10t: timm cannot be imported (operator torchvision::nms does not exist)" in said
+    assert f"install the torchvision that was built for torch {torch.__version__}" in said
 
 
 @pytest.mark.parametrize(

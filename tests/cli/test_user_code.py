@@ -56,8 +56,18 @@ def test_network_loaders_and_task(mine: Path, tmp_path: Path) -> None:
 
 def test_the_folder_has_the_short_names(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    _train("--network", f"{mine}:mlp", "--data", f"{mine}:loaders", "--set", "network_options.width=4")
-    assert (tmp_path / "runs" / f"{mine.stem}-{mine.stem}-seed0" / "model.pare").exists()
+    _train("--network", f"{mine}:mlp", "--data", f"{mine}:loaders", "--network-options", "width=4")
+    run = tmp_path / "runs" / f"{mine.stem}-{mine.stem}-seed0"
+    assert (run / "model.pare").exists()
+    assert json.loads((run / "config.json").read_text())["recipe"]["network_options"] == {"width": 4}
+
+
+def test_options_of_the_network(mine: Path) -> None:
+    words = ["--network", f"{mine}:mlp", "--data", f"{mine}:loaders"]
+    said = _train(*words, "--network-options", "widht=4", code=2)
+    assert f"--network-options: {mine}:mlp has no argument 'widht'; it has: width" in said
+    said = _train(*words, "--network-options", "width", code=2)
+    assert "--network-options takes NAME=VALUE, such as --network-options width=32, not 'width'" in said
 
 
 def test_a_folder_of_images(tmp_path: Path) -> None:

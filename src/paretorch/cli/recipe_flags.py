@@ -8,7 +8,7 @@ A command names those it has, and receives what was given, by the places of the 
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -123,6 +123,20 @@ FLAGS = (
 _MAY_BE_CODE = ("network", "data.name", "task")
 _BY_NAME = {flag.name: flag for flag in FLAGS}
 
+_NETWORK_OPTIONS = inspect.Parameter(
+    "network_options",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="An option of the network's builder, such as width=32; may be given several times.",
+            show_default=False,
+            rich_help_panel=WHAT,
+        ),
+    ],
+)
 _SET = inspect.Parameter(
     "set_",
     inspect.Parameter.KEYWORD_ONLY,
@@ -143,6 +157,8 @@ def recipe_flags(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command these flags, and --set, at the place of its parameter `flags`, which receives the fields by place.
 
+    Next to --network there is --network-options.
+
     Args:
         names: Names of `FLAGS`.
         help, default: What --help says instead, by name, if a flag means something more special here.
@@ -161,21 +177,32 @@ def recipe_flags(
         def run(**given: Any) -> None:
             fields = {flag.place: _value(flag, given.pop(flag.name)) for flag in chosen}
             texts = given.pop(_SET.name)
+            built = assignments(given.pop(_NETWORK_OPTIONS.name, None), "--network-options width=32")
             left = {place: value for place, value in fields.items() if value is not None}
-            fields = by_place(left, assignments(texts))
+            fields = by_place(
+                left, assignments(texts), {f"{_NETWORK_OPTIONS.name}.{name}": built[name] for name in built}
+            )
             allow_code(*(fields.get(place) for place in _MAY_BE_CODE))  # the user typed these names
             command(**given, flags=fields)
 
         parameters = []
         for one in inspect.signature(command, eval_str=True).parameters.values():
             own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
-            parameters += [flag.parameter() for flag in chosen] + [_SET] if one.name == "flags" else own
+            parameters += [*_options_of(chosen), _SET] if one.name == "flags" else own
         # typer reads both.
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {one.name: one.annotation for one in parameters}
         return run
 
     return decorate
+
+
+def _options_of(chosen: Sequence[Flag]) -> list[inspect.Parameter]:
+    """The options for these flags, in their order."""
+    found = []
+    for flag in chosen:
+        found += [flag.parameter(), _NETWORK_OPTIONS] if flag.name == "network" else [flag.parameter()]
+    return found
 
 
 def _value(flag: Flag, given: Any) -> Any:

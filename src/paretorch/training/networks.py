@@ -99,7 +99,7 @@ def _from_user(name: str, options: Mapping[str, Any], wanted: Mapping[str, Any])
     open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     if unknown := [option for option in options if parameters and not open_ended and option not in parameters]:
         has = ", ".join(parameters)
-        raise ConfigError(f"--set network_options: {name} has no argument {unknown[0]!r}; it has: {has}")
+        raise ConfigError(f"--network-options: {name} has no argument {unknown[0]!r}; it has: {has}")
     suited = {option: value for option, value in wanted.items() if option in parameters}
     built = call_function(name, "--network", **{**suited, **options})
     if not isinstance(built, nn.Module):
