@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 from paretorch import zoo
 from paretorch.training.folder import environment
-from paretorch.training.images import ImageClassification
+from paretorch.training.tasks.images import ImageClassification
 from paretorch.workflows.tuning import alpha_grid, eps_grid
 from paretorch.zoo.data import Augment, Images
 from paretorch.zoo.data.images import normalise

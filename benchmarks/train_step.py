@@ -28,9 +28,9 @@ import torch
 
 from paretorch.training import RunFolder, Runtime, Trainer, prepare
 from paretorch.training.folder import environment
-from paretorch.training.global_state import fast_on_gpu
 from paretorch.training.progress import Progress
 from paretorch.training.recipe_values import recipe_from
+from paretorch.training.runtime import fast_on_gpu
 from paretorch.zoo.data import Images
 
 VARIANTS = {

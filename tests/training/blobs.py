@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paretorch.training import Recipe, Trainer
-from paretorch.training.task import Batch, derive_seed, shuffled
+from paretorch.training.tasks import Batch, derive_seed, shuffled
 
 
 class Blobs:

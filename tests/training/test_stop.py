@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from paretorch.cli.app import app
-from paretorch.training.task import Batch
+from paretorch.training.tasks import Batch
 
 from .blobs import Blobs, Make, rows_of
 

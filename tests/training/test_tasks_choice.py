@@ -16,8 +16,10 @@ from paretorch.training.optimizers import clip_gradients
 from paretorch.training.recipe import OptimizerRecipe
 from paretorch.training.recipe_values import recipe_from
 from paretorch.training.run import choose_device
-from paretorch.training.task import runtime_for
-from paretorch.training.tasks import LanguageModel, ShortestPaths, Translation
+from paretorch.training.tasks import runtime_for
+from paretorch.training.tasks.language import LanguageModel
+from paretorch.training.tasks.shortest_paths import ShortestPaths
+from paretorch.training.tasks.translation import Translation
 
 from .test_tasks_promises import RECIPES, root
 

@@ -18,9 +18,8 @@ from paretorch.errors import ConfigError
 from paretorch.training import Recipe, RunFolder, Runtime, Trainer, prepare, train
 from paretorch.training.recipe_values import recipe_from
 from paretorch.training.run import trainer_of
-from paretorch.training.task import Batch, derive_seed
-from paretorch.training.tasks import Gan
-from paretorch.training.tasks.gan import CRITIC, LOSSES, distance
+from paretorch.training.tasks import Batch, derive_seed
+from paretorch.training.tasks.gan import CRITIC, LOSSES, Gan, distance
 from paretorch.zoo.data import Images
 from paretorch.zoo.networks.dcgan import Discriminator
 

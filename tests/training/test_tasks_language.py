@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from paretorch import zoo
 from paretorch.errors import ConfigError
-from paretorch.training.tasks import LanguageModel
-from paretorch.training.tasks.language import CARRIED
+from paretorch.training.tasks.language import CARRIED, LanguageModel
 from paretorch.zoo.data.text import Text
 from paretorch.zoo.networks.lstm import detach
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from paretorch.training import Recipe, RunFolder, Runtime, Trainer, prepare, train
 from paretorch.training.recipe_values import changed, recipe_from
 from paretorch.training.run import trainer_of
-from paretorch.training.task import Batch
+from paretorch.training.tasks import Batch
 
 from .blobs import rows_of, state_of
 

@@ -6,8 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
-from paretorch.training.tasks import ShortestPaths
-from paretorch.training.tasks.shortest_paths import make_grids
+from paretorch.training.tasks.shortest_paths import ShortestPaths, make_grids
 from paretorch.zoo.data.shortest_paths import Grids, f1
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from paretorch import zoo
 from paretorch.errors import MissingExtraError
-from paretorch.training.tasks import Translation
+from paretorch.training.tasks.translation import Translation
 from paretorch.zoo.data import translation as data
 
 

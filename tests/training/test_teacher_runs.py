@@ -17,8 +17,8 @@ from paretorch.training import Runtime, prepare, train
 from paretorch.training.distillation import Teacher
 from paretorch.training.recipe_values import recipe_from
 from paretorch.training.run import trainer_of
-from paretorch.training.tasks import LanguageModel, Translation
-from paretorch.training.tasks.language import CARRIED, CARRIED_TEACHER
+from paretorch.training.tasks.language import CARRIED, CARRIED_TEACHER, LanguageModel
+from paretorch.training.tasks.translation import Translation
 from paretorch.zoo.data.translation import PAD
 from tests.training.test_tasks_language import _network, _text
 from tests.training.test_tasks_translation import _network as _transformer

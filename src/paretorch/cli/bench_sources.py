@@ -10,9 +10,9 @@ from pathlib import Path
 
 from paretorch.cli.inputs import SHAPES, recipe_of
 from paretorch.errors import ConfigError
-from paretorch.training.images import IMAGES
 from paretorch.training.recipe import Recipe
 from paretorch.training.runtime import Runtime
+from paretorch.training.tasks.images import IMAGES
 
 _OURS = {"cs": "CS", "smol": "SMOL", "smol-printed": "SMOL", "given": "SMOL"}
 

@@ -28,7 +28,7 @@ from paretorch.workflows.folding_curve import Folded, folding_curve
 
 if TYPE_CHECKING:
     from paretorch.training.recipe import Recipe
-    from paretorch.training.task import Task
+    from paretorch.training.tasks import Task
 
 Matrix = list[list[float]]
 _NOT_SHARED = "the network of {} shares no templates: train it with SoftSharing"

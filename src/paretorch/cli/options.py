@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from paretorch.errors import ConfigError
-from paretorch.training.images import IMAGES
+from paretorch.training.tasks.images import IMAGES
 
 DATA = (*IMAGES, "ptb", "ptb-char", "multi30k", "shortest-paths")
 """What --data takes."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from paretorch.training.recipe import Recipe
     from paretorch.training.runtime import Runtime
-    from paretorch.training.task import Task
+    from paretorch.training.tasks import Task
 
 _AT_ONCE = 64  # batches that are in memory as numbers; every epoch is shuffled anew
 _METRICS = ("test_accuracy", "test_f1", "test_loss")

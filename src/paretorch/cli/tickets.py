@@ -18,9 +18,9 @@ from paretorch.cli import options
 from paretorch.cli.options import SEARCH, Number, Text, Whole, assignments, epochs_bar, given, integers, numbers
 from paretorch.cli.recipe_flags import RecipeFields, recipe_flags, require_drops, source_of, with_held_out
 from paretorch.errors import ConfigError, PareError, UndecidedWarning
-from paretorch.training.images import IMAGES
 from paretorch.training.recipe_values import by_place, read_config, recipe_from
 from paretorch.training.runtime import Runtime
+from paretorch.training.tasks.images import IMAGES
 from paretorch.workflows.queue import Engine, choose_engine
 from paretorch.workflows.tickets import METHODS, Bench, Result, Storage, collect, make_searches, work
 from paretorch.workflows.tickets.jobs import require_done, run_units

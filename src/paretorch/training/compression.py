@@ -16,7 +16,7 @@ from paretorch.methods.registry import entries
 from paretorch.methods.sharing.soft import SoftSharing
 from paretorch.training.norms import meter_of
 from paretorch.training.recipe import LEARNED, Recipe
-from paretorch.training.task import Task
+from paretorch.training.tasks import Task
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan

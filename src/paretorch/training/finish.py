@@ -15,7 +15,7 @@ from paretorch.training.files import write_atomically
 from paretorch.training.folder import RunFolder
 from paretorch.training.norms import fold_norms
 from paretorch.training.progress import headline
-from paretorch.training.task import ImageTask, Task
+from paretorch.training.tasks import ImageTask, Task
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan

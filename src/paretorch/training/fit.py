@@ -20,13 +20,12 @@ from paretorch.training import optimizers, schedules, shards
 from paretorch.training.checkpoint import Checkpoint, random_state, restore_random
 from paretorch.training.compression import harden
 from paretorch.training.folder import RunFolder
-from paretorch.training.global_state import fast_on_gpu, own_random
 from paretorch.training.progress import Progress
 from paretorch.training.recipe import THROUGH, Recipe
 from paretorch.training.recipe_values import require_same_recipe
-from paretorch.training.runtime import Runtime
+from paretorch.training.runtime import Runtime, fast_on_gpu, own_random
 from paretorch.training.stepper import Stepper
-from paretorch.training.task import Task, derive_seed
+from paretorch.training.tasks import Task, derive_seed
 from paretorch.training.tracking import Tracking
 
 if TYPE_CHECKING:

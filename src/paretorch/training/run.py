@@ -1,6 +1,7 @@
-"""A whole run from a recipe: network and data from the zoo, the plan, training, the artefact and the report."""
+"""A whole run from a recipe: network, data, teacher and plan, training, the artefact and the report."""
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,24 +9,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.errors import ConfigError
+from paretorch.errors import ArtefactError, ConfigError
 from paretorch.support.eval_mode import in_eval, run_example
+from paretorch.support.inputs import ModelCall
+from paretorch.training.checkpoint import Checkpoint
 from paretorch.training.compression import SAMPLED_MASKS, attach
+from paretorch.training.distillation import Teacher, distillation_loss
 from paretorch.training.files import alone_in
 from paretorch.training.finish import finish, read_result
 from paretorch.training.fit import Trainer
 from paretorch.training.folder import RunFolder, check_folder
-from paretorch.training.global_state import fast_on_gpu, own_random
-from paretorch.training.images import ImageClassification
 from paretorch.training.networks import build_network, is_zoo, load_weights
 from paretorch.training.optimizers import clip_gradients
 from paretorch.training.recipe import Recipe
-from paretorch.training.recipe_values import changed
-from paretorch.training.runtime import Runtime
-from paretorch.training.task import ImageTask, StatefulTask, Task, runtime_for
+from paretorch.training.recipe_values import changed, stored_recipe
+from paretorch.training.runtime import Runtime, fast_on_gpu, own_random
+from paretorch.training.tasks import ImageTask, StatefulTask, Task, runtime_for
 from paretorch.training.tasks.batches import BatchTask
 from paretorch.training.tasks.choose import choose
-from paretorch.training.teacher import set_teacher
+from paretorch.training.tasks.images import ImageClassification
+from paretorch.training.tasks.language import CARRIED
+from paretorch.training.tasks.translation import Translation
 from paretorch.training.tracking import require_trackers
 
 if TYPE_CHECKING:
@@ -172,3 +176,68 @@ def train(recipe: Recipe, out: Path, runtime: Runtime | None = None, *, resume: 
             else None
         )
         return finish(setup.model, setup.task, setup.plan, folder, last, test, recipe.compression.norms)
+
+
+def set_teacher(task: Task, model: nn.Module, recipe: Recipe, wanted: Mapping[str, Any]) -> None:
+    """Let the task mix in the loss of the recipe's teacher, if it names one; raise if their outputs do not match.
+
+    Args:
+        model: The student, on its device and not compressed yet.
+        wanted: Options of networks that follow from the data.
+    """
+    asked = recipe.distillation
+    if asked.teacher is None:
+        return
+    if not hasattr(task, "teacher"):
+        raise ConfigError(f"{recipe.data.name} is not learned from a teacher: leave --teacher out")
+    network = _network(Path(asked.teacher), recipe, wanted)
+    network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    teacher = Teacher(network, asked.alpha, asked.temperature)
+    teacher.prepare(model)
+    try:
+        _compare(teacher, model, task)
+    except ConfigError as error:
+        raise ConfigError(f"the teacher {asked.teacher} does not fit {recipe.network}: {error}") from error
+    task.teacher = teacher
+
+
+def _compare(teacher: Teacher, model: nn.Module, task: Task) -> None:
+    example = task.example()
+    inputs: Tensor = example.float() if example.is_floating_point() else example
+    # A sentence of the source is a target as good as any.
+    call = ModelCall((inputs, inputs) if isinstance(task, Translation) else (inputs,))
+    with in_eval(model):
+        distillation_loss(run_example(model, call), teacher.outputs(lambda network: run_example(network, call)))
+
+
+def _network(path: Path, recipe: Recipe, wanted: Mapping[str, Any]) -> nn.Module:
+    from paretorch import deploy
+
+    if not path.is_file():
+        raise ConfigError(f"there is no teacher {path}: give a model.pare, or the checkpoint.pt of a dense run")
+    if path.suffix == ".pt":
+        return _from_checkpoint(path, wanted)
+    network, _ = deploy.artefact.open_artefact(path)
+    if isinstance(network, nn.Module):
+        return network
+    # A file that names no network of the zoo has the weights of the student's.
+    same = build_network(recipe.network, recipe.network_options, wanted)
+    return deploy.load(path, into=same)
+
+
+def _from_checkpoint(path: Path, wanted: Mapping[str, Any]) -> nn.Module:
+    try:
+        stored = Checkpoint.load(path, torch.device("cpu"))
+        recipe = stored_recipe(stored.recipe, str(path))
+    except ArtefactError as error:
+        raise ConfigError(
+            f"the teacher {path} is not a checkpoint of a run that can be read: give a model.pare"
+        ) from error
+    if stored.plan is not None:
+        raise ConfigError(f"the teacher {path} is the checkpoint of a compressed run: give the model.pare beside it")
+    network = build_network(recipe.network, recipe.network_options, wanted)
+    try:
+        network.load_state_dict({name: value for name, value in stored.model.items() if not name.startswith(CARRIED)})
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"the teacher {path} has not the weights of {recipe.network}: give a model.pare") from error
+    return network

@@ -1,6 +1,13 @@
-"""Where and how a run is executed: device, compilation, checkpoints, progress."""
+"""Where and how a run is executed: device, compilation, checkpoints, progress; torch's generators and flags while it runs.
 
+The generators and flags are the user's: training sets them while it runs, and restores them.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+import torch
 
 from paretorch.support.checks import require_at_least, require_one_of
 
@@ -42,3 +49,32 @@ class Runtime:
         require_at_least("checkpoint_epochs", self.checkpoint_epochs, 1)
         require_at_least("checkpoint_steps", self.checkpoint_steps, 0)
         require_at_least("accumulate", self.accumulate, 1)
+
+
+@contextmanager
+def own_random(device: torch.device) -> Iterator[None]:
+    """Inside, seeds and draws from torch's global generators leave no trace outside."""
+    before = torch.get_rng_state()
+    on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+        if on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu, device)
+
+
+@contextmanager
+def fast_on_gpu(device: torch.device) -> Iterator[None]:
+    """Inside, a GPU chooses its convolutions by trial and multiplies in TF32; elsewhere nothing changes."""
+    if device.type != "cuda":
+        yield
+        return
+    benchmark, precision = torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = benchmark
+        torch.set_float32_matmul_precision(precision)

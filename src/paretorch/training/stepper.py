@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paretorch.core.step.recorded import copy_code
 from paretorch.training.optimizers import set_rate
-from paretorch.training.task import Batch, Task
+from paretorch.training.tasks import Batch, Task
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan

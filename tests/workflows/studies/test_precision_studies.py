@@ -149,7 +149,7 @@ def test_generators(tmp_path: Path, setting: str, monkeypatch: pytest.MonkeyPatc
 def test_the_transformer_is_quantized_but_for_its_norms() -> None:
     from paretorch import zoo
     from paretorch.training.compression import attach
-    from paretorch.training.tasks import Translation
+    from paretorch.training.tasks.translation import Translation
     from tests.training.test_tasks_translation import _pairs
 
     study = load_study("precision-transformer")

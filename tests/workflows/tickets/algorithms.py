@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from paretorch.core.step.noise import seed_for, uniform
-from paretorch.training.task import derive_seed
+from paretorch.training.tasks import derive_seed
 from tests.workflows.tickets.points import MASKED, RECIPE, Points
 
 Tensors = dict[str, Tensor]

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from paretorch.training import Runtime
 from paretorch.training.recipe_values import recipe_from
-from paretorch.training.task import Batch, derive_seed, shuffled
+from paretorch.training.tasks import Batch, derive_seed, shuffled
 from paretorch.workflows.tickets import Bench
 
 RECIPE = recipe_from(

@@ -1,8 +1,88 @@
-"""What can be learned beside images: text, translation, shortest paths, generators. Each is a `Task` for the one loop."""
+"""What can be trained: a `Task` has batches, a loss and an evaluation. The loop knows nothing else about the data."""
 
-from paretorch.training.tasks.gan import Gan
-from paretorch.training.tasks.language import LanguageModel
-from paretorch.training.tasks.shortest_paths import ShortestPaths
-from paretorch.training.tasks.translation import Translation
+import hashlib
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
-__all__ = ["Gan", "LanguageModel", "ShortestPaths", "Translation"]
+import torch
+from torch import Tensor, nn
+
+from paretorch.training.runtime import Runtime
+
+Batch = tuple[Tensor, ...]
+
+
+class Task(Protocol):
+    """A thing to learn.
+
+    An epoch comes as a whole: tensors of shape [steps, ...] on the device, of which the loop takes row i at step i. So
+    a captured step finds its batch by a counter on the device and waits for nothing. `epoch` must be a pure function of
+    its argument (and the task's seed), with the same shapes every time; `loss` must not look at values on the host.
+
+    Three attributes may be there too. Two are True where they are not: `fixed_shapes` is False where `loss` does look at
+    values on the host, to find the shape of its batch, so that a step cannot be replayed from a CUDA graph; `compiles`
+    is False where `torch.compile` would not pay. One is False where it is not: `splits` is True where every tensor of a
+    batch has a row for each example, so that a step may take the batch in parts. A method `inputs(number, count)` may be
+    there: up to `count` training batches of an epoch as the model sees them, to estimate statistics with. A task with an
+    attribute `teacher`, None or a `Teacher`, can be distilled: `loss` mixes in the teacher's, run on the same batch.
+    """
+
+    tallies: tuple[str, ...]
+    """Names of what `loss` reports beside the loss, such as ("accuracy",)."""
+    steps: int
+    """Steps per epoch."""
+
+    def epoch(self, number: int) -> Batch:
+        """All batches of an epoch, in training order."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The loss to minimise and the tallies, 0-dim tensors, means over the batch."""
+        ...
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Metrics on held-out data; `model` is in eval mode."""
+        ...
+
+    def example(self) -> Tensor:
+        """A small input as the model sees it, for tracing shapes and timing."""
+        ...
+
+
+@runtime_checkable
+class StatefulTask(Protocol):
+    """A task that keeps something on the model from step to step."""
+
+    def attach(self, model: nn.Module) -> None:
+        """Before training, and before a checkpoint is loaded."""
+        ...
+
+    def release(self, model: nn.Module) -> None:
+        """After training."""
+        ...
+
+
+@runtime_checkable
+class ImageTask(Protocol):
+    """A task whose network makes images."""
+
+    def draw(self, model: nn.Module) -> Tensor:
+        """What a network on the CPU makes, as one picture: bytes [channels, height, width], the same every time."""
+        ...
+
+
+def runtime_for(runtime: Runtime, task: Task) -> Runtime:
+    """The runtime without what the task cannot have: see `fixed_shapes` and `compiles` in `Task`."""
+    fixed, compiles = getattr(task, "fixed_shapes", True), getattr(task, "compiles", True)
+    return replace(runtime, graph=runtime.graph and fixed, compile=runtime.compile if compiles else False)
+
+
+def derive_seed(*parts: int) -> int:
+    """One seed from several integers, far apart for neighbours, the same on every machine."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def shuffled(count: int, seed: int) -> Tensor:
+    """A permutation of 0 .. count - 1, drawn on the CPU so that every device sees the same order."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from paretorch.errors import ConfigError, DataError, PareError
 from paretorch.support.eval_mode import first_sentence, in_eval
 from paretorch.support.inputs import LABELS, ModelCall, main_output, parameters_of, parts_of
-from paretorch.training.task import Batch, derive_seed
+from paretorch.training.tasks import Batch, derive_seed
 from paretorch.zoo.user_code import load_function
 
 TASKS = ("classify", "language", "regress")

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paretorch.errors import ConfigError
-from paretorch.training.images import ImageClassification
 from paretorch.training.networks import is_zoo
 from paretorch.training.recipe import DataRecipe, Recipe
 from paretorch.training.runtime import Runtime
-from paretorch.training.task import Task
+from paretorch.training.tasks import Task
 from paretorch.training.tasks.batches import BatchTask
+from paretorch.training.tasks.images import ImageClassification
 from paretorch.zoo.data import user_data
 from paretorch.zoo.user_code import names_code
 

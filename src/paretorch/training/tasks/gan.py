@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import run_example
 from paretorch.training.optimizers import load_state
-from paretorch.training.task import Batch, derive_seed, shuffled
+from paretorch.training.tasks import Batch, derive_seed, shuffled
 from paretorch.zoo.data import Images
 from paretorch.zoo.networks import dcgan
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
 from paretorch.training.distillation import Teacher
-from paretorch.training.task import Batch, derive_seed
+from paretorch.training.tasks import Batch, derive_seed
 from paretorch.zoo.data.text import Text, batchify, chunks
 from paretorch.zoo.networks.lstm import LanguageModel as Network
 from paretorch.zoo.networks.lstm import State

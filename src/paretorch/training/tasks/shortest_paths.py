@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
-from paretorch.training.task import Batch, derive_seed, shuffled
+from paretorch.training.tasks import Batch, derive_seed, shuffled
 from paretorch.zoo.data.shortest_paths import Grids, generate
 
 _EVALUATION_BATCH = 500

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from paretorch.errors import DataError, MissingExtraError
 from paretorch.training.distillation import Teacher
-from paretorch.training.task import Batch, derive_seed
+from paretorch.training.tasks import Batch, derive_seed
 from paretorch.zoo.data import translation as data
 from paretorch.zoo.data.registry import data_root
 from paretorch.zoo.networks.transformer import Transformer

@@ -17,10 +17,10 @@ from paretorch.support.files import open_regular, read_json
 from paretorch.training.checkpoint import Checkpoint
 from paretorch.training.finish import read_result
 from paretorch.training.folder import environment, environment_differences, read_history
-from paretorch.training.images import IMAGES
 from paretorch.training.networks import is_zoo
 from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import by_place, stored_recipe
+from paretorch.training.tasks.images import IMAGES
 from paretorch.workflows.check.record import DAMAGED, NOTE, OK, Checked, names
 
 _CLASSES = {"cifar100": 100}

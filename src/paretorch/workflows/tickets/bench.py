@@ -16,7 +16,7 @@ from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import changed
 from paretorch.training.run import Setup, prepare, trainer_of
 from paretorch.training.runtime import Runtime
-from paretorch.training.task import Task
+from paretorch.training.tasks import Task
 from paretorch.training.tasks.choose import choose
 from paretorch.workflows.tickets.state import Weights
 from paretorch.workflows.tickets.storage import Row

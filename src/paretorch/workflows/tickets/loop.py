@@ -26,7 +26,7 @@ from paretorch.errors import ArtefactError, PareError
 from paretorch.support import checked_files
 from paretorch.training.files import write_atomically
 from paretorch.training.runtime import Runtime
-from paretorch.training.task import derive_seed
+from paretorch.training.tasks import derive_seed
 from paretorch.workflows.queue import owner_of
 from paretorch.workflows.tickets.bench import Bench
 from paretorch.workflows.tickets.methods import hold

@@ -11,12 +11,12 @@ from paretorch.errors import DivergenceError
 from paretorch.support import checked_files
 from paretorch.support.files import sweep
 from paretorch.training.folder import RunFolder
-from paretorch.training.images import IMAGES
 from paretorch.training.progress import headline
 from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import changed
 from paretorch.training.run import prepare, trainer_of
 from paretorch.training.runtime import Runtime
+from paretorch.training.tasks.images import IMAGES
 
 # Of each metric, the error that is made of it, smaller the better: its name and its unit.
 _ERRORS = {

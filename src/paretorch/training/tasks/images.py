@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
 from paretorch.training.distillation import Teacher
-from paretorch.training.task import Batch, derive_seed, shuffled
+from paretorch.training.tasks import Batch, derive_seed, shuffled
 from paretorch.zoo.data import Augment, Images, augment
 
 IMAGES = ("digits", "cifar10", "cifar100")
