@@ -25,6 +25,7 @@ def compress(
     seed: int = 0,
     compact: bool = False,
     compile: bool = False,
+    runtime: str | None = None,
 ) -> Plan:
     """Attach the methods to the model's weights and return the plan that trains, rounds and removes them.
 
@@ -35,6 +36,8 @@ def compress(
     vectors (norms, biases) to bfloat16. The network is not for further training then.
     compile: have torch's compiler make one piece of schedules and feedback, which takes 5 to 30 seconds once; for loops that are captured
     as one CUDA graph. Nothing is compiled otherwise.
+    runtime: where the network will run, such as "onnxruntime-int4" or "gguf:Q4_0": `SMOL` or `LSQ` then trains weights on the values that it
+    stores, and `export` writes exactly these. Layers that it has no codes for stay in fp16.
     Load pretrained weights before; wrap in DDP, FSDP2, compile or an average after.
 
     Example:
@@ -51,6 +54,12 @@ def compress(
         raise ConfigError(
             "compact=True says what a budget counts: give a budget, or save the model with fold_norms=True"
         )
+    if runtime is not None:
+        from paretorch.deploy.runtimes import restrict
+
+        if budget is not None:
+            raise ConfigError(f"runtime={runtime!r} says what a weight takes: leave out budget=, or give target_bits")
+        methods = restrict(model, methods, runtime, cuts=example is not None)
     meter: Meter | None = None
     finish = None
     if budget is not None:

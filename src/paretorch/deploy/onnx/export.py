@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paretorch.core.formats import FORMATS
 from paretorch.deploy.artefact import StrPath
 from paretorch.deploy.calibrate import calls_of, check_percentile
 from paretorch.deploy.codec.container import require_plain_values
+from paretorch.deploy.onnx.blocks import DEQUANTIZE, MATMULNBITS, is_blocked, is_half, store_blocks, store_halves
+from paretorch.deploy.onnx.blocks import OPSET as BLOCK_OPSET
 from paretorch.deploy.onnx.graph import Model, merge_equal, optimize, prune, shared, trace
 from paretorch.deploy.onnx.int8 import SIGNS, narrow, quantize_int8, share_codes
+from paretorch.deploy.onnx.openvino import run_openvino
 from paretorch.deploy.onnx.pack import CODES, FORMS, LOW, STEPS, Packing, find_packing, finished, pack
 from paretorch.deploy.plain import copied
 from paretorch.deploy.plain import plain as plain_module
+from paretorch.deploy.runtimes.read import Stored, read_stored
+from paretorch.deploy.runtimes.registry import Runtime, find_runtime
 from paretorch.edits import QuantizedActivation
 from paretorch.errors import ConfigError, MissingExtraError
 from paretorch.support.checks import require_number
@@ -41,6 +47,7 @@ def export_onnx(
     tolerance: float = 1e-4,
     calibrate: Iterable[Any] | None = None,
     percentile: float | None = None,
+    runtime: str | None = None,
 ) -> Path:
     """Write the module, in eval mode, as one ONNX file and return its path.
 
@@ -63,6 +70,9 @@ def export_onnx(
             channel, those on a grid with their own values (in fewer bits on disk if "packed"), and activations by their ranges
             on these batches. The file is run but not compared: measure its accuracy.
         percentile: With `calibrate`, cut the ranges at this percentile instead of the smallest and largest value.
+        runtime: "onnxruntime-int4", "onnxruntime-int8" or "openvino": weights that lie on blocks of inputs with a step each, as
+            `compress(runtime=)` trains them, are stored so, bit for bit. Others are stored as with "packed", or in fp16 if that is exact.
+            The file is run by that runtime.
 
     Example:
         >>> import tempfile, torch, paretorch as pt
@@ -75,6 +85,7 @@ def export_onnx(
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(package) is None:
             raise MissingExtraError(f"export_onnx needs {package}: pip install 'paretorch[export]'")
+    target_runtime = None if runtime is None else _onnx_runtime(runtime, weights)
     call = read_example(example).map(lambda tensor: tensor.detach()).to("cpu")
     if weights not in (*FORMS, "fp32"):
         raise ConfigError(f'weights={weights!r}: use "packed", "qdq" or "fp32"')
@@ -92,12 +103,19 @@ def export_onnx(
         raise ConfigError(f"{target} is a folder: give the file, such as {target / 'model.onnx'}")
     wanted = [(part, _outputs(plain, part)) for part in (call, call.first())]
     form = weights
+    stored: dict[str, Stored] = {}
+    if target_runtime is not None and calibrate is None:
+        stored = {
+            name: one for name, one in read_stored(plain, target_runtime).items() if is_blocked(one) or is_half(one)
+        }
     if calibrate is not None:
         form = "int8" if weights == "packed" else "fp32"  # what onnxruntime's quantizer reads
     with replacing_checked(target, ".onnx") as temporary:
-        _export(plain, call, temporary, form)
+        _export(plain, call, temporary, form, stored, DEQUANTIZE if runtime == "openvino" else MATMULNBITS)
         for part, expected in wanted:
             _verify(temporary, plain, part, expected, tolerance)
+            if runtime == "openvino":
+                _compare(run_openvino(temporary, _feed(plain, part)), expected, tolerance, "OpenVINO")
         if calibrate is not None:
             names = call.names(plain)
             feeds = (dict(zip(names, one.tensors, strict=True)) for one in calls_of(plain, calibrate, call))
@@ -105,6 +123,17 @@ def export_onnx(
             _finish_int8(temporary)
             _verify(temporary, plain, *wanted[0], math.inf)
     return target
+
+
+def _onnx_runtime(name: str, weights: str) -> Runtime:
+    """Return a runtime that reads ONNX files."""
+    found = find_runtime(name)
+    if found.kind != "onnx":
+        raise ConfigError(f"runtime={name!r} reads no ONNX file: use paretorch.export")
+    if weights != "packed":
+        raise ConfigError(f"runtime={name!r} says how weights are stored: leave out weights={weights!r}")
+    found.require_package()
+    return found
 
 
 def _least_tolerance(model: nn.Module, call: ModelCall, int8: bool) -> float:
@@ -133,24 +162,32 @@ def _outputs(model: nn.Module, call: ModelCall) -> dict[str, Tensor]:
     return {f"output_{name}" if name in taken else name: tensor for name, tensor in found.items()}
 
 
-def _export(model: nn.Module, call: ModelCall, path: str, weights: str) -> None:
+def _export(
+    model: nn.Module, call: ModelCall, path: str, weights: str, stored: Mapping[str, Stored], block_form: str
+) -> None:
     inputs, outputs = call.names(model), list(_outputs(model, call))
     module = model
     # No tensor may be named like an input or output of the graph.
     if inputs != ["input"] or outputs != ["output"] or {*inputs, *outputs} & {*model._parameters, *model._buffers}:
         module = TensorFunction(model, call)
+    by_weight = {id(one.site.weight): one for one in stored.values()}
+    named = dict(module.named_parameters(remove_duplicate=False))
+    own = {name: by_weight[id(parameter)] for name, parameter in named.items() if id(parameter) in by_weight}
     values = {
         name: parameter.detach().numpy()
-        for name, parameter in module.named_parameters(remove_duplicate=False)
-        if parameter.dtype in ((torch.float32, torch.float16) if weights in FORMS else (torch.float32,))
+        for name, parameter in named.items()
+        if name not in own
+        and parameter.dtype in ((torch.float32, torch.float16) if weights in FORMS else (torch.float32,))
     }
     packing = find_packing(values, weights) if weights != "fp32" else Packing({}, {})
-    graph = trace(module, call, outputs, inputs, packing.opset)
+    graph = trace(module, call, outputs, inputs, max(packing.opset, BLOCK_OPSET if own else 0))
     if weights == "int8":
         packing = Packing({}, {})  # onnxruntime's quantizer needs plain weights; the opset is for the packing after it
-    graph = optimize(graph, shared(graph) | packing.grids.keys())
+    graph = optimize(graph, shared(graph) | packing.grids.keys() | own.keys())
     merged = merge_equal(graph)
     pack(graph, packing, weights)
+    store_halves(graph, {name: one for name, one in own.items() if is_half(one)})
+    store_blocks(graph, {name: one for name, one in own.items() if is_blocked(one)}, block_form)
     _write(graph, path, merged)
 
 
@@ -183,7 +220,8 @@ def _summary(graph: Model, merged: int) -> str:
     for name, kind in kinds.items():
         if not name.endswith((STEPS, SIGNS, LOW)):
             low = kinds.get(name.removesuffix(CODES) + LOW)
-            count[kind if low is None else f"{kind}+{low}"] += 1
+            blocked = FORMATS.get(name.rpartition(".")[2])
+            count[blocked.name if blocked else kind if low is None else f"{kind}+{low}"] += 1
     words = ", ".join(f"{number} {kind}" for kind, number in sorted(count.items()))
     return f"weights: {words}" + (f"; {merged} bytes of equal tensors merged" if merged else "")
 
@@ -192,14 +230,22 @@ def _verify(path: str, model: nn.Module, call: ModelCall, expected: Mapping[str,
     """Run the file with onnxruntime, and raise if an output differs from the expected one."""
     import onnxruntime
 
-    feed = {name: tensor.numpy() for name, tensor in zip(call.names(model), call.tensors, strict=True)}
     try:
         session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        found = session.run(list(expected), feed)
+        found = session.run(list(expected), _feed(model, call))
     except Exception as error:  # onnxruntime raises types of its own
         double = any(tensor.dtype == torch.float64 for tensor in expected.values())
         hint = "; export model.float(), with a float example" if double else ""
         raise ConfigError(f"onnxruntime cannot run the exported network: {str(error).splitlines()[0]}{hint}") from error
+    _compare(found, expected, tolerance, "onnxruntime")
+
+
+def _feed(model: nn.Module, call: ModelCall) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: tensor.numpy() for name, tensor in zip(call.names(model), call.tensors, strict=True)}
+
+
+def _compare(found: Sequence[Any], expected: Mapping[str, Tensor], tolerance: float, runtime: str) -> None:
+    """Raise if an output of the runtime differs from the expected one."""
     for (name, tensor), output in zip(expected.items(), found, strict=True):
         wanted = tensor.detach().numpy().astype(np.float64)
         scale = max(float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)), 1e-6)
@@ -210,5 +256,5 @@ def _verify(path: str, model: nn.Module, call: ModelCall, expected: Mapping[str,
         if not apart <= tolerance * scale:
             which = "output" if len(found) == 1 else name
             raise ConfigError(
-                f"onnxruntime's {which} differs from torch's by {apart:.2g}; tolerance is {tolerance * scale:.2g}"
+                f"{runtime}'s {which} differs from torch's by {apart:.2g}; tolerance is {tolerance * scale:.2g}"
             )

@@ -154,6 +154,11 @@ def runs(width: int, form: str) -> bool:
         return False
 
 
+def integers(name: str, codes: NDArray[Any], width: int) -> Any:
+    """Return signed integers of 2, 4 or 8 bits as a tensor."""
+    return _tensor(name, codes, "INT", width)
+
+
 def _tensor(name: str, codes: NDArray[Any], kind: str, width: int) -> Any:
     """Return integers of 2, 4 or 8 bits, several per byte, the first in the lowest bits."""
     from onnx import TensorProto

@@ -16,6 +16,7 @@ What differs from the printed algorithm, which `SMOL.as_printed` is:
   a network without norms (an LSTM, say) does not train like that.
 - While fine-tuning, w is clipped to ±(2 − 2^(1−p)), the ends of its grid, unless `clip_finetuning` is False, as printed.
 - `rounding` is "floor", as in the thesis' experiments; Algorithm 5 prints "round".
+- `format`, for trained weights: the values that a runtime stores, with learned steps (see `paretorch.methods.precision.formatted`).
 - `scale="real"`, for trained weights: a real step per group on a grid with zero, by what the loss feels (see
   `paretorch.methods.precision.stepped` and `paretorch.methods.precision.step_sizes`). Bits are those that the codes take when entropy coded.
 """
@@ -29,11 +30,13 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.core.attach.sites import Site
+from paretorch.core.formats import check_format, find_format, group_for
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Method, Recordable, Steered, Term
 from paretorch.core.step.optimizers import adam
 from paretorch.core.step.schedules import cubic, progress
 from paretorch.errors import ConfigError, MissedTargetWarning, warn
+from paretorch.methods.precision.formatted import Formatted
 from paretorch.methods.precision.grid import MAX_BITS, level_above, real_bits, require_digits, s_of_bits
 from paretorch.methods.precision.levels import (
     allocate,
@@ -81,6 +84,8 @@ class SMOL(Steered, Recordable, Method):
     any size, one per group. None: "real" if weights are grouped and have a target or a budget, else "auto".
     lr: of the decisions' Adam; None: 1e-3, or more where the steps would not suffice to reach the target.
     clip_finetuning: keep weights within their grid after `harden`, too.
+    format: of a runtime, such as "int4x32", "Q4_0": its bits, groups and steps in place of all other options. `compress(runtime=)` gives
+    one to each layer.
 
     Example:
         >>> import torch, paretorch as pt
@@ -101,13 +106,14 @@ class SMOL(Steered, Recordable, Method):
     scale: str | int | None = None
     lr: float | None = None
     clip_finetuning: bool = True
+    format: str | None = None
 
     kind: ClassVar[str] = "precision"
     unit: ClassVar[str] = "bits"
     order: ClassVar[int] = 1
     scalars: ClassVar[tuple[str, ...]] = ("price", "integral")
     per_layer: ClassVar[frozenset[str]] = frozenset(
-        {"group", "init_bits", "zero_precision", "rounding", "allowed_bits", "scale"}
+        {"group", "init_bits", "zero_precision", "rounding", "allowed_bits", "scale", "format"}
     )
 
     def __post_init__(self) -> None:
@@ -141,6 +147,8 @@ class SMOL(Steered, Recordable, Method):
 
     def check(self) -> None:
         super().check()
+        if self.format is not None:
+            self._check_format(self.format)
         hint = f"give more than 1 and at most {MAX_BITS}"
         require_number("init_bits", self.init_bits, 1.0, MAX_BITS, hint, above=True)
         if self.target_bits is not None:
@@ -184,6 +192,17 @@ class SMOL(Steered, Recordable, Method):
         """The scale of a grid of powers of two."""
         return "auto" if self.scale is None or self.scale == "real" else self.scale
 
+    def _check_format(self, name: str) -> None:
+        check_format(name)
+        given = {
+            "target_bits": self.target_bits is not None,
+            "penalty": self.penalty is not None,
+            "zero_precision": self.zero_precision,
+            "allowed_bits": bool(self.allowed_bits),
+        }
+        if options := [option for option, is_given in given.items() if is_given]:
+            raise ConfigError(f"format={name!r} says how many bits a weight takes: leave out {', '.join(options)}")
+
     def _check_real(self) -> None:
         if self.group == "weight":
             raise ConfigError(
@@ -202,6 +221,12 @@ class SMOL(Steered, Recordable, Method):
             raise ConfigError(
                 f'overrides: {site.name} cannot differ in scale="real": use it for all layers, or for none'
             )
+        if (own.format is None) != (self.format is None):
+            raise ConfigError(
+                f"overrides: {site.name} cannot differ in having a format: give one to all layers, or to none"
+            )
+        if own.format is not None:
+            return replace(own, group=group_for(own.format, site))
         return replace(own, target_bits=self.target_bits)
 
     def check_beside(self, kinds: set[str]) -> None:
@@ -218,7 +243,9 @@ class SMOL(Steered, Recordable, Method):
                 "or a sparsity method beside it"
             )
 
-    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Precision | Stepped:
+    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> Precision | Stepped | Formatted:
+        if self.format is not None:
+            return Formatted(find_format(self.format), grouping, site.weight)
         if self.is_real:
             return Stepped(grouping, site.weight.device)
         # Beside masks a target counts the dropped weights too, and so says nothing of those that are kept.
@@ -232,7 +259,7 @@ class SMOL(Steered, Recordable, Method):
         )
 
     def decisions_optimizer(self, parameters: list[nn.Parameter], steps: int) -> torch.optim.Optimizer:
-        if self.is_real:
+        if self.is_real or self.format is not None:
             return adam(parameters, _TRAVEL / steps if self.lr is None else self.lr)
         lr = 1e-3 if self.lr is None else self.lr
         if self.lr is None and self.target_bits is not None:
@@ -245,7 +272,7 @@ class SMOL(Steered, Recordable, Method):
             if term.optimizer is None and term.count is None and int(step) == 0:
                 assert self.target_bits is not None
                 start_search(term, self.target_bits)
-        elif self.target_bits is None:
+        elif self.target_bits is None and self.format is None:
             term.set_scalar("price", self._start_price(term))
 
     def recording(self, term: Term) -> str | None:
@@ -257,6 +284,8 @@ class SMOL(Steered, Recordable, Method):
         return self.penalty if self.penalty is not None else 0.27 / max(term.weights, 1)
 
     def price(self, term: Term) -> Tensor | None:
+        if self.format is not None:
+            return None
         if self.is_real:
             update_price(term)
         return term.scalar("price")
@@ -272,6 +301,8 @@ class SMOL(Steered, Recordable, Method):
         if self.is_real:
             assert self.target_bits is not None
             steer_steps(term, step, self.target_bits, corrects=self._updates_scales(term, step))
+            return
+        if self.format is not None:
             return
         # Weights move slowly, and a scale by whole powers of two: on a GPU, where launches cost, not at every step.
         if self._updates_scales(term, step):
@@ -291,6 +322,11 @@ class SMOL(Steered, Recordable, Method):
         term.set_scalar("price", self._start_price(term) * torch.exp(exponent))
 
     def round(self, term: Term, factor: float) -> None:
+        if self.format is not None:
+            for r in term.relaxations:
+                assert isinstance(r, Formatted)
+                r.settle()
+            return
         raise_unseen(term, warns=factor == 1.0)
         if self.is_real:
             assert self.target_bits is not None
@@ -324,19 +360,23 @@ class SMOL(Steered, Recordable, Method):
 
     @property
     def codes_zeros(self) -> bool:
-        return self.scale == "real"
+        return self.scale == "real" or self.format is not None
 
     @property
     def share(self) -> float | None:
         return self.target_bits
 
     def with_target(self, share: float) -> Self:
+        if self.format is not None:
+            return self
         most = MAX_BITS if self.scale == "real" else min(self.init_bits, max(self.allowed_bits, default=MAX_BITS))
         return self if self.target_bits is not None else replace(self, target_bits=min(share, most))
 
     def measure(self, term: Term) -> dict[str, Tensor]:
         if self.is_real:
             return {"bits": count_bits(term, steps_of(term))}
+        if self.format is not None:
+            return {"bits": average_bits(term)}
         return {"bits": average_bits(term), "bit_price": term.scalar("price")}
 
 
