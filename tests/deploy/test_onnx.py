@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -54,10 +55,10 @@ def test_weights_may_be_named_like_what_the_graph_takes_and_gives(weights: str, 
 def test_an_export_that_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = onnx_module._export
 
-    def wrong(model: nn.Module, rows: Tensor, path: str, weights: str) -> None:
+    def wrong(model: nn.Module, *rest: Any) -> None:
         with torch.no_grad():
             model.weight.mul_(2.0)
-        real(model, rows, path, weights)
+        real(model, *rest)
         with torch.no_grad():
             model.weight.div_(2.0)
 
