@@ -1,7 +1,7 @@
 """paretorch: smaller networks, cheaper to train."""
 
 from paretorch.core.plan import Plan
-from paretorch.deploy import export_onnx, load, optimize, save
+from paretorch.deploy import export, export_onnx, load, optimize, save
 from paretorch.errors import PareError
 from paretorch.methods.precision.activations import SMOLActivations
 from paretorch.methods.precision.smol import SMOL
@@ -24,6 +24,7 @@ __all__ = [
     "SoftSharing",
     "compress",
     "distillation_loss",
+    "export",
     "export_onnx",
     "fold",
     "layer_similarity",

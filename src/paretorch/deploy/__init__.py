@@ -4,11 +4,13 @@ artefact     `save` and `load`: one small file. codec/ is its format, `norms` pr
 measure/     sizes, MACs, accuracy and latency, and the record that a report is made of
 fast/        `optimize`: faster layers, if they are measured to be faster
 onnx/        `export_onnx`. `calibrate` measures ranges of activations
+runtimes/    the formats of inference runtimes, what `runtime=` restricts methods to, and GGUF files; `export` writes for any of them
 rivals/      files that other tools would write, to compare with
 """
 
 from paretorch.deploy.artefact import encoded_size, load, save, sizes
 from paretorch.deploy.codec.sizes import Sizes, TensorSize
+from paretorch.deploy.export import export
 from paretorch.deploy.fast import Optimized, optimize
 from paretorch.deploy.measure.latency import Latency, measure_latency
 from paretorch.deploy.measure.record import Report
@@ -21,6 +23,7 @@ __all__ = [
     "Sizes",
     "TensorSize",
     "encoded_size",
+    "export",
     "export_onnx",
     "load",
     "measure_latency",
