@@ -87,3 +87,10 @@ def test_a_target_that_a_budget_made_up_is_not_missed() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", MissedTargetWarning)
         plan.harden()
+
+
+def test_channels_that_are_only_zeroed_are_said() -> None:
+    """Without an example nothing says which channels of other layers go with them, so that none can be removed."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    with pytest.warns(PareWarning, match="sets channels to zero and removes none.*give example=, a batch of inputs"):
+        pt.compress(model, pt.ContinuousSparsification(target=0.5, group="channel"), steps=3)

@@ -232,3 +232,18 @@ def test_a_percentile_of_batches_of_any_size(tmp_path: Path) -> None:
         path = export_onnx(model, x[:2], tmp_path / "net.onnx", calibrate=batches, percentile=99.99)
         apart[name] = float((torch.from_numpy(run(path, x)) - wanted).abs().max())
     assert apart["all"] < 0.1 * float(wanted.max()) < apart["but the last"]
+
+
+@pytest.mark.parametrize("largest", [1, 2, 3, 7])
+def test_few_different_codes_stay_small_under_norms(largest: int, tmp_path: Path) -> None:
+    """A product that was rounded twice is no exact multiple of a step, unless codes are made larger by chance."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 24, 3, bias=False), nn.BatchNorm2d(24), nn.ReLU(), nn.Conv2d(24, 16, 3))
+    with torch.no_grad():
+        for layer in (model[0], model[3]):
+            steps = torch.rand(len(layer.weight), 1, 1, 1) * 0.05 + 0.01
+            layer.weight.copy_((torch.randn(layer.weight.shape) * largest).round().clamp(-largest, largest) * steps)
+    settle(model)
+    path = export_onnx(model, torch.randn(2, 3, 8, 8), tmp_path / "net.onnx", calibrate=[torch.randn(100, 3, 8, 8)])
+    kinds = {1: "INT2", 2: "INT4", 3: "INT4", 7: "INT4"}
+    assert set(types(path).values()) <= {kinds[largest], "INT4"}

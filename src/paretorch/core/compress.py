@@ -27,7 +27,7 @@ from paretorch.core.relaxation import PREFIX, Chain, Relaxation
 from paretorch.core.state import PlanState
 from paretorch.core.step.noise import seed_for
 from paretorch.core.step.sample import Sample
-from paretorch.errors import ConfigError
+from paretorch.errors import ConfigError, warn
 from paretorch.support.inputs import Example, read_example
 
 
@@ -158,6 +158,12 @@ class _Draft:
     def group(self) -> None:
         """Activations, coupled channels and templates: what shares one decision across layers."""
         cut = any(_removes(method, self.example) for method in self.targeted)
+        for method in self.targeted:
+            if isinstance(method, Couples) and method.group == "channel" and self.example is None:
+                warn(
+                    f'{type(method).__name__}(group="channel") sets channels to zero and removes none, so that no layer gets smaller or '
+                    "faster: give example=, a batch of inputs"
+                )
         self.outputs = _relax_outputs(self.on_outputs, self.model, self.example, self.seed, cut=cut)
         for method in self.targeted:
             with _name_budget(self._budget_behind(method)):

@@ -56,11 +56,13 @@ class Multiples:
         return as_floats(shortest_words(self.first, self.last))
 
 
-def fit_multiples(values: Floats, dtype: torch.dtype = torch.float32) -> Multiples:
+def fit_multiples(values: Floats, dtype: torch.dtype = torch.float32, *, enlarge: bool = True) -> Multiples:
     """Return the codes and steps of groups (groups, values); zeros have code 0 and fit any step.
 
     Args:
         dtype: The dtype that the products were rounded to.
+        enlarge: Whether groups of few codes that are near multiples of a step, and no exact ones, may have larger codes that are. Of products that
+            were rounded several times, these would be exact by chance.
     """
     sizes = np.abs(values).astype(np.float64)
     guess = _coarsest(sizes, dtype)
@@ -68,7 +70,7 @@ def fit_multiples(values: Floats, dtype: torch.dtype = torch.float32) -> Multipl
     codes = _round(sizes, guess)
     first, last = _steps(sizes, codes, dtype)
     exact = _matches(sizes, codes, first, last, dtype)
-    off = np.flatnonzero(fits & ~exact & _are_few(codes))
+    off = np.flatnonzero(fits & ~exact & _are_few(codes) & enlarge)
     for factor in _COMMON:  # for example, 3s and 9s are no exact multiples of fl(3s)
         if not off.size:
             break

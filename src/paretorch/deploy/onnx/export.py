@@ -17,6 +17,7 @@ from paretorch.core.formats import FORMATS
 from paretorch.deploy.artefact import StrPath
 from paretorch.deploy.calibrate import calls_of, check_percentile
 from paretorch.deploy.codec.container import require_plain_values
+from paretorch.deploy.onnx.advice import advice
 from paretorch.deploy.onnx.blocks import DEQUANTIZE, MATMULNBITS, is_blocked, is_half, store_blocks, store_halves
 from paretorch.deploy.onnx.blocks import OPSET as BLOCK_OPSET
 from paretorch.deploy.onnx.graph import Model, merge_equal, optimize, prune, shared, trace
@@ -28,7 +29,7 @@ from paretorch.deploy.plain import plain as plain_module
 from paretorch.deploy.runtimes.read import Stored, read_stored
 from paretorch.deploy.runtimes.registry import Runtime, find_runtime
 from paretorch.edits import QuantizedActivation
-from paretorch.errors import ConfigError, MissingExtraError
+from paretorch.errors import ConfigError, MissingExtraError, warn
 from paretorch.support.checks import require_number
 from paretorch.support.eval_mode import checked_example
 from paretorch.support.files import replacing_checked
@@ -122,6 +123,8 @@ def export_onnx(
             quantize_int8(temporary, temporary, feeds, percentile)
             _finish_int8(temporary)
             _verify(temporary, plain, *wanted[0], math.inf)
+        elif runtime is None and weights in FORMS and (sentence := advice(temporary, weights)):
+            warn(sentence)
     return target
 
 
@@ -179,7 +182,11 @@ def _export(
         if name not in own
         and parameter.dtype in ((torch.float32, torch.float16) if weights in FORMS else (torch.float32,))
     }
-    packing = find_packing(values, weights) if weights != "fp32" else Packing({}, {})
+    packing = (
+        find_packing(values, weights, BLOCK_OPSET if block_form == DEQUANTIZE else None)
+        if weights != "fp32"
+        else Packing({}, {})
+    )
     graph = trace(module, call, outputs, inputs, max(packing.opset, BLOCK_OPSET if own else 0))
     if weights == "int8":
         packing = Packing({}, {})  # onnxruntime's quantizer needs plain weights; the opset is for the packing after it

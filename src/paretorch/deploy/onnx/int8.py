@@ -36,7 +36,7 @@ _MAX_TIES = 1e-4  # share of codes that may differ by rounding
 def weight_steps(values: NDArray[Any], axis: int) -> Floats:
     """Return one step per slice along the axis."""
     top = np.abs(values).max(axis=tuple(i for i in range(values.ndim) if i != axis), initial=0.0)
-    found = fit_multiples(np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1))
+    found = fit_multiples(np.moveaxis(values, axis, 0).reshape(values.shape[axis], -1), enlarge=False)
     kept = found.fits & (found.codes.max(1, initial=0) <= _LARGEST) & (found.codes.min(1, initial=0) >= -_LARGEST - 1)
     steps = np.where(kept, found.steps, top / _LARGEST)
     some = steps[top > 0]

@@ -189,8 +189,8 @@ class Packing:
         return max((opset_of(layout.bits) for layout in self.layouts.values()), default=OPSET)
 
 
-def find_packing(weights: Mapping[str, NDArray[Any]], form: str) -> Packing:
-    """Return the weights that lie on a grid and take fewer bytes on it, in the smallest layout that onnxruntime runs."""
+def find_packing(weights: Mapping[str, NDArray[Any]], form: str, opset: int | None = None) -> Packing:
+    """Return the weights that lie on a grid and take fewer bytes on it, in the smallest layout that onnxruntime runs, up to this opset."""
     grids: dict[str, Grid] = {}
     layouts: dict[str, Layout] = {}
     known: dict[Any, Grid | None] = {}
@@ -203,7 +203,7 @@ def find_packing(weights: Mapping[str, NDArray[Any]], form: str) -> Packing:
         grid = known[place]
         if grid is None:
             continue
-        layout = choose_layout(grid.codes, form)
+        layout = choose_layout(grid.codes, form, opset)
         if layout is not None and layout.bits * values.size // 8 + grid.steps.nbytes + _OVERHEAD < values.nbytes:
             grids[name], layouts[name] = grid, layout
     return Packing(grids, layouts)
