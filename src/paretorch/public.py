@@ -117,10 +117,11 @@ def shrink(
     model: nn.Module,
     batches: Iterable[Any],
     *,
-    budget: int | str,
+    budget: int | str | None = None,
     steps: int = 1000,
     folder: str | Path | None = None,
     progress: str = "auto",
+    runtime: str | None = None,
 ) -> nn.Module:
     """Return a smaller network: a trained model rounded to a byte budget and trained to answer as before.
 
@@ -134,6 +135,8 @@ def shrink(
         batches: What the model takes: tensors, tuples of arguments or dicts of keyword arguments; labels after the inputs are left out. A list
             or a data loader is read as often as needed, an iterator must yield `steps` batches and a few more.
         budget: Bytes of the file: a number, or text such as "4 MB", "500 KiB" or "1/10" of the dense network.
+        runtime: In place of a budget: where the network will run, such as "gguf:Q4_0". Weights are rounded to and trained on the values that
+            it stores, and `export` writes exactly these.
         steps: Training steps; 0 rounds only, without any training.
         folder: Where to keep checkpoints, and at the end the file and a record. The same call with the same folder goes on if it was killed.
         progress: "bar", "plain" or "quiet"; "auto" is a bar on a terminal, and quiet elsewhere.
@@ -147,4 +150,6 @@ def shrink(
     """
     from paretorch.workflows.shrink import shrink_network  # as above
 
-    return shrink_network(model, batches, budget=budget, steps=steps, folder=folder, progress=progress).model
+    return shrink_network(
+        model, batches, budget=budget, steps=steps, folder=folder, progress=progress, runtime=runtime
+    ).model

@@ -98,3 +98,20 @@ def test_the_data_of_runs_below_count_too(tmp_path: Path) -> None:
         assert data_of(tmp_path) == ("digits" if name != "other" else "")
     (tmp_path / "config.json").write_text("{")
     assert data_of(tmp_path) == ""
+
+
+def test_a_runtime_is_named(run: Path, tmp_path: Path) -> None:
+    for runtime, name in (("openvino", "small.onnx"), ("onnxruntime-int4", "small.onnx"), ("gguf:Q8_0", "small.gguf")):
+        told = _pare("export", str(run), str(tmp_path / name), "--runtime", runtime)
+        assert f"{(tmp_path / name).stat().st_size:,} bytes" in told
+    _pare("export", str(run), "--runtime", "gguf:Q8_0")
+    assert (run / "model.gguf").exists()
+
+
+def test_options_that_do_not_go_with_a_runtime(run: Path) -> None:
+    for words, error in (
+        (["--runtime", "openvino", "--weights", "qdq"], "--runtime says how weights are stored"),
+        (["--runtime", "gguf:Q8_0", "--data", "digits"], "--data is for ONNX files"),
+        (["--runtime", "tflite"], "runtime='tflite' is not known"),
+    ):
+        assert error in " ".join(_pare("export", str(run), *words, code=2).split())

@@ -114,3 +114,22 @@ def test_wrong_words_are_one_line(
     shown = _pare(*given, code=1 if "cannot be read" in error else 2)
     assert error in shown
     assert len(shown.strip().splitlines()) == 1
+
+
+def test_a_runtime_in_place_of_a_budget(weights: Path, tmp_path: Path) -> None:
+    words = [
+        "--network",
+        "digits-cnn",
+        "--set",
+        "width=8",
+        "--data",
+        "digits",
+        "--weights",
+        str(weights / "dense.pare"),
+    ]
+    out = ["--out", str(tmp_path / "run"), "--steps", "0", "--quiet"]
+    told = _pare(*words, *out, "--runtime", "openvino", "--budget", "1/10", code=2)
+    assert "--budget and --runtime do not go together" in " ".join(told.split())
+    _pare(*words, *out, "--runtime", "openvino")
+    record = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert set(record["formats"]) <= {"int4", "int4x128", "int4x64", "int4x32", "int4x16"}

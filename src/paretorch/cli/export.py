@@ -25,6 +25,9 @@ def export(
     weights: Annotated[
         str, typer.Option(help="packed (few bits where they suffice), qdq (for other compilers) or fp32.")
     ] = "packed",
+    runtime: Annotated[
+        Text, typer.Option(help="onnxruntime-int4, onnxruntime-int8, openvino, gguf:Q8_0, gguf:Q4_0 or gguf:TQ2_0.")
+    ] = None,
     int8: Annotated[
         bool, typer.Option("--int8", help="Integer weights and activations, ranges from training images.")
     ] = False,
@@ -45,7 +48,7 @@ def export(
     ] = None,
     root: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
 ) -> None:
-    """Write a network as an ONNX file, run it once, and print its bytes and its accuracy.
+    """Write a network as a file of a runtime (ONNX, if none is named), run it once, and print its bytes and its accuracy.
 
     Examples:
 
@@ -54,8 +57,11 @@ def export(
         pare export model.pare model.onnx --shape 3,32,32
 
         pare export runs/mine small.onnx --int8 --root data
+
+        pare export model.pare --runtime gguf:Q4_0
     """
     from paretorch import deploy, zoo
+    from paretorch.deploy.runtimes import find_runtime
 
     artefact = path / "model.pare" if path.is_dir() else path
     if not artefact.exists():
@@ -64,23 +70,43 @@ def export(
     if int8 and not (data or known):
         raise ConfigError("--int8 needs images to look at: --data cifar10")
     go_with("--int8", int8, {"--percentile": percentile, "--images": images})
-    target = out or artefact.with_suffix(".onnx")
+    known_runtime = None if runtime is None else find_runtime(runtime)
+    if runtime is not None and (int8 or weights != "packed"):
+        raise ConfigError("--runtime says how weights are stored: leave out --int8 and --weights")
+    is_onnx = known_runtime is None or known_runtime.kind == "onnx"
+    target = out or artefact.with_suffix(".onnx" if is_onnx else ".gguf")
     if target.resolve() == artefact.resolve():
         raise ConfigError(f"{target} is the artefact itself, which the ONNX file would replace: give another name")
+    if not is_onnx:
+        _refuse_inputs(data, shape)
+        deploy.export(deploy.load(artefact), target, runtime=str(runtime))
+        typer.echo(_sizes(target, artefact))
+        return
     name = data or (known if int8 else None)
     if name and shape:
         raise ConfigError(f"The inputs are images of {name}, whose shape is known: leave out --shape")
     found = zoo.data.load(name, root) if name else None
     example = _example(found, shape, artefact.parent)
     model = deploy.load(artefact)
-    options: dict[str, Any] = {"weights": weights}
+    options: dict[str, Any] = {"weights": weights} if runtime is None else {"runtime": runtime}
     if int8 and found is not None:
         options |= {"calibrate": _calibration(found, images or _IMAGES), "percentile": percentile}
     deploy.export_onnx(model, example, target, **options)
-    typer.echo(f"{target}: {target.stat().st_size:,} bytes ({artefact.name}: {artefact.stat().st_size:,})")
+    typer.echo(_sizes(target, artefact))
     typer.echo(_describe(target))
     if found is not None:
         typer.echo(_accuracies(found, model, target))
+
+
+def _sizes(target: Path, artefact: Path) -> str:
+    return f"{target}: {target.stat().st_size:,} bytes ({artefact.name}: {artefact.stat().st_size:,})"
+
+
+def _refuse_inputs(data: str | None, shape: str | None) -> None:
+    """A GGUF file has weights and no graph: nothing is run."""
+    for option, value in (("--data", data), ("--shape", shape)):
+        if value is not None:
+            raise ConfigError(f"{option} is for ONNX files, which are run: leave it out for a GGUF file")
 
 
 def _example(found: "Images | None", shape: str | None, folder: Path) -> "Tensor":

@@ -33,8 +33,17 @@ def shrink(
         typer.Option(help="Trained weights: .safetensors, .pt or .pare.", rich_help_panel=WHAT),
     ] = None,
     budget: Annotated[
-        str, typer.Option(help="Bytes of the file, such as 500kB, 1.3MB, 48KiB or 1/10.", rich_help_panel=SMALL)
-    ] = "1/10",
+        options.Text,
+        typer.Option(
+            help="Bytes of the file, such as 500kB, 1.3MB, 48KiB or 1/10.", show_default="1/10", rich_help_panel=SMALL
+        ),
+    ] = None,
+    runtime: Annotated[
+        options.Text,
+        typer.Option(
+            help="In place of --budget: train on what a runtime stores, such as openvino.", rich_help_panel=SMALL
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(help="Training steps; 0 rounds only.", rich_help_panel=SMALL)] = 1000,
     output: Annotated[
         Path | None, typer.Option(help="The small file.", show_default="model.pare in the run folder")
@@ -57,16 +66,21 @@ def shrink(
         pare shrink --network mine.py:build --weights mine.safetensors --data cifar10 --budget 500kB --output small.pare
 
         pare shrink --network resnet20 --data cifar10 --weights dense.pare --budget 100kB --steps 0
+
+        pare shrink --network resnet20 --data cifar10 --weights dense.pare --runtime onnxruntime-int4
     """
     from paretorch.training.recipe_values import changed
     from paretorch.training.runtime import Runtime
 
+    if budget is not None and runtime is not None:
+        raise ConfigError("--budget and --runtime do not go together: a runtime says how many bytes a weight takes")
     recipe = changed(make_recipe(None, flags), {"dtype": "fp32"})
-    runtime = Runtime(root=root, download=download, device=device, progress="quiet" if quiet else "auto")
+    setup = Runtime(root=root, download=download, device=device, progress="quiet" if quiet else "auto")
     folder = out or Path("runs") / f"shrink-{short_name(recipe.network)}-{short_name(recipe.data.name)}"
     _check(folder, resume)
-    model, task = _prepare(recipe, runtime, weights)
-    _shrink(model, task, recipe, folder, budget, steps, output, quiet)
+    model, task = _prepare(recipe, setup, weights)
+    wanted = {"budget": budget or "1/10"} if runtime is None else {"runtime": runtime}
+    _shrink(model, task, recipe, folder, wanted, steps, output, quiet)
 
 
 def _check(folder: Path, resume: bool) -> None:
@@ -112,7 +126,7 @@ def _shrink(
     task: "Task",
     recipe: "Recipe",
     folder: Path,
-    budget: str,
+    wanted: dict[str, Any],
     steps: int,
     output: Path | None,
     quiet: bool,
@@ -122,7 +136,7 @@ def _shrink(
 
     mode = "quiet" if quiet else "bar" if sys.stderr.isatty() else "plain"
     batches = TaskInputs(task, recipe.data.name)
-    found = shrink_network(model, batches, budget=budget, steps=steps, folder=folder, progress=mode)
+    found = shrink_network(model, batches, steps=steps, folder=folder, progress=mode, **wanted)
     target = output or folder / "model.pare"
     if output is not None:
         save(found.model, output)

@@ -21,6 +21,7 @@ from paretorch.deploy.measure.latency import Latency, measure_latency
 from paretorch.deploy.measure.record import DENSE, Layer
 from paretorch.deploy.measure.structure import activations_of, built_share, count_macs, macs_by_tensor, shared_of
 from paretorch.deploy.plain import plain
+from paretorch.deploy.runtimes.sizes import runtime_sizes
 from paretorch.edits import Edit, KeepChannels, Share, edits_of, read_edits
 from paretorch.errors import ConfigError, warn
 from paretorch.report.page import write_html
@@ -107,7 +108,8 @@ def report(
     quantized = activations_of(source) if isinstance(source, nn.Module) else ()
     whole = baseline if baseline is not None else _whole(source, edits)
     before = None if whole is None else sum(tensor.nbytes for tensor in whole.state_dict().values())
-    made = Report(name, found, layers, accuracy, before, tuple(timed), quantized, shared, buffers)
+    runtimes = runtime_sizes(source) if isinstance(source, nn.Module) else {}
+    made = Report(name, found, layers, accuracy, before, tuple(timed), quantized, shared, buffers, runtimes)
     if made.excess is not None:
         warn(made.excess)
     return made

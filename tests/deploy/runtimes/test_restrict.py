@@ -202,3 +202,15 @@ def test_a_state_goes_on() -> None:
     again = pt.compress(other, pt.SMOL(), steps=4, runtime="onnxruntime-int4")
     other.load_state_dict(model.state_dict())
     assert torch.equal(plan.finalize()(batch_for(model)), again.finalize()(batch_for(model)))
+
+
+@pytest.mark.filterwarnings("ignore::paretorch.errors.LeftOutWarning")
+def test_a_report_has_the_bytes_of_each_runtime_that_holds_the_values() -> None:
+    torch.manual_seed(0)
+    report = pt.report(trained(Words(), "gguf:Q4_0"))
+    weights = 40 * 256 * 2 + 2 * 256 * 512
+    assert report.runtimes["gguf:Q4_0"] == weights * 18 // 32 + 4 * 512
+    assert "gguf:Q4_0" in str(report)
+    assert "onnxruntime-int8" not in report.runtimes, "steps per block are none per channel"
+    assert report.as_dict()["runtimes"] == dict(report.runtimes)
+    assert pt.report(Words()).runtimes == {}

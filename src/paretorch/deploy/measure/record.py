@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paretorch.deploy.codec.sizes import KINDS, Sizes, TensorSize
@@ -60,6 +60,8 @@ class Report:
         latency: By network and runtime, with spread. Entries named "dense" are the baseline's.
         activations: The quantized activations.
         shared: The groups of layers that share tensors.
+        runtimes: By runtime, bytes of the tensors as `paretorch.export` stores them, without the graph and names. Only runtimes that have codes for
+            some of the weights.
         buffers: Names of stored tensors that are not parameters (for a file without a zoo network: norm statistics).
     """
 
@@ -72,6 +74,7 @@ class Report:
     activations: tuple[Activation, ...] = ()
     shared: tuple[Shared, ...] = ()
     buffers: frozenset[str] = frozenset()
+    runtimes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def dense(self) -> int:
@@ -184,6 +187,7 @@ class Report:
             "accuracy": self.accuracy,
             "latency": [asdict(entry) for entry in self.latency],
             "speedups": self.speedups,
+            "runtimes": dict(self.runtimes),
             "activations": [asdict(one) for one in self.activations],
             "shared": [{**asdict(one), "runs": list(one.runs)} for one in self.shared],
             "layers": layers,
@@ -266,6 +270,8 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         found.append(("larger", report.excess))
     if report.dense != size.dense:
         found.insert(1, ("plain tensors", f"{human(size.dense)} for what is left"))
+    for runtime, count in report.runtimes.items():
+        found.append((runtime, f"{human(count)} of tensors ({count:,} bytes)"))
     if report.accuracy is not None:
         found.insert(0, ("accuracy", f"{report.accuracy:.2%}"))
     if report.macs is not None and report.macs_kept is not None:

@@ -181,17 +181,30 @@ def _near(base: Tensor, factors: Tensor, largest: Tensor) -> Tensor:
     return (base.clamp_min(_LEAST) * ((factors.log2() * _OCTAVE).round() / _OCTAVE).exp2()).bfloat16().float()
 
 
-def round_matrix(matrix: Tensor, curvature: Curvature, steps: Tensor, price: float) -> Tensor:
-    """Return integer codes for the weights (groups, rows, columns), as floats; steps broadcast with the weights."""
-    codes = _pass(matrix, curvature, steps, 0.0, None)
+def round_matrix(
+    matrix: Tensor, curvature: Curvature, steps: Tensor, price: float, *, limits: tuple[int, int] = (-LIMIT, LIMIT)
+) -> Tensor:
+    """Return integer codes for the weights (groups, rows, columns), as floats; steps broadcast with the weights.
+
+    Args:
+        limits: The least and the largest code, if there is no price.
+    """
+    codes = _pass(matrix, curvature, steps, 0.0, None, limits)
     for _ in range(_ROUNDS if price > 0 else 0):
         codes = _pass(matrix, curvature, steps, price, fit_lengths(codes))
     return codes
 
 
-def _pass(matrix: Tensor, curvature: Curvature, steps: Tensor, price: float, lengths: CodeLengths | None) -> Tensor:
+def _pass(
+    matrix: Tensor,
+    curvature: Curvature,
+    steps: Tensor,
+    price: float,
+    lengths: CodeLengths | None,
+    limits: tuple[int, int] = (-LIMIT, LIMIT),
+) -> Tensor:
     if curvature.factor is None:
-        return _cheapest_all(matrix, steps, price, lengths)
+        return _cheapest_all(matrix, steps, price, lengths).clamp(*limits)
     order, factor = curvature.order, curvature.factor
     work = matrix[:, :, order]
     ordered = steps.expand(matrix.shape[0], steps.shape[1], matrix.shape[2])[:, :, order]
@@ -202,7 +215,7 @@ def _pass(matrix: Tensor, curvature: Curvature, steps: Tensor, price: float, len
         errors = work.new_empty((*work.shape[:2], end - start))
         for j in range(start, end):
             own, step, root = work[:, :, j], ordered[:, :, j], factor[:, j, j, None]
-            codes[:, :, j] = _cheapest(own, step, root, price, lengths, columns[j])
+            codes[:, :, j] = _cheapest(own, step, root, price, lengths, columns[j]).clamp(*limits)
             errors[:, :, j - start] = (own - codes[:, :, j] * step) / root
             if j + 1 < end:
                 work[:, :, j + 1 : end] -= errors[:, :, j - start, None] * factor[:, None, j, j + 1 : end]

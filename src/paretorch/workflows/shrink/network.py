@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from paretorch.core.finish.recalibrate import recalibrate_norms
+from paretorch.core.formats import WeightFormat
 from paretorch.deploy import encoded_size, load
 from paretorch.deploy.plain import copied, plain
-from paretorch.errors import DivergenceError, PareWarning, warn
+from paretorch.errors import ConfigError, DivergenceError, PareWarning, warn
 from paretorch.support.checks import require_count
 from paretorch.support.text import dense_bytes, parse_bytes
 from paretorch.training.files import alone_in
@@ -26,6 +28,7 @@ from paretorch.workflows.posttraining import post_train
 from paretorch.workflows.posttraining.calibration import divergence
 from paretorch.workflows.shrink.coded import CodedWeights
 from paretorch.workflows.shrink.folder import ShrinkFolder, ShrinkProgress, describe, fingerprint
+from paretorch.workflows.shrink.formatted import FormattedWeights, formats_for, round_to_formats
 from paretorch.workflows.shrink.objective import Batches, Objective, as_given
 from paretorch.workflows.shrink.tuning import RATES, Tuner, trial_length
 
@@ -118,20 +121,22 @@ def shrink_network(
     model: nn.Module,
     batches: Iterable[Any],
     *,
-    budget: int | str,
+    budget: int | str | None = None,
     steps: int = 1000,
     folder: str | Path | None = None,
     progress: str = "auto",
+    runtime: str | None = None,
 ) -> Shrunk:
     """As `paretorch.shrink`, and with a record of what was done."""
     require_count("steps", steps, 0, "give the number of training steps, 0 for none")
     network = plain(model, "shrink")
     dense = copied(network, "shrink").requires_grad_(False)
-    limit = parse_bytes(budget, lambda: dense_bytes(dense))
+    limit, forms = _wanted(dense, budget, runtime)
     path = None if folder is None else Path(folder)
     with ShrinkProgress(progress) as shown, contextlib.nullcontext() if path is None else alone_in(path):
-        job = _Job(dense, limit, steps, shown)
-        store = ShrinkFolder(path, {"network": fingerprint(dense), "budget": limit, "steps": steps})
+        job = _Job(dense, limit, steps, shown, forms)
+        asked = {"budget": limit} if runtime is None else {"runtime": runtime}
+        store = ShrinkFolder(path, {"network": fingerprint(dense), **asked, "steps": steps})
         if (record := store.result()) is not None:
             small = load(store.artefact, into=copied(network, "shrink"))
         else:
@@ -142,10 +147,36 @@ def shrink_network(
     return Shrunk(small.eval(), record)
 
 
-class _Job:
-    """One shrink, from the batches to the small network."""
+def _wanted(
+    dense: nn.Module, budget: int | str | None, runtime: str | None
+) -> tuple[int, dict[str, WeightFormat] | None]:
+    """Return the bytes of the file, 0 with a runtime, and the formats that the runtime has for the weights."""
+    if (budget is None) == (runtime is None):
+        both = "not both: the formats of a runtime say how many bytes a weight takes" if budget is not None else "one"
+        raise ConfigError(f'shrink: give budget=, such as "1/10", or runtime=, such as "gguf:Q4_0", {both}')
+    if budget is not None:
+        return parse_bytes(budget, lambda: dense_bytes(dense)), None
+    assert runtime is not None
+    return 0, formats_for(dense, runtime)
 
-    def __init__(self, dense: nn.Module, limit: int, steps: int, shown: ShrinkProgress) -> None:
+
+class _Job:
+    """One shrink, from the batches to the small network.
+
+    Args:
+        limit: Bytes of the file.
+        forms: The format of each weight, in place of a limit.
+    """
+
+    def __init__(
+        self,
+        dense: nn.Module,
+        limit: int,
+        steps: int,
+        shown: ShrinkProgress,
+        forms: dict[str, WeightFormat] | None = None,
+    ) -> None:
+        self._forms = forms
         self._dense, self._limit, self._steps, self._shown = dense, limit, steps, shown
         first = next(iter(dense.parameters()), None)
         self._device = torch.device("cpu") if first is None else first.device
@@ -174,12 +205,14 @@ class _Job:
             else:  # training did not help on batches that it has not seen
                 small.load_state_dict(state["rounded"])
                 record["trained"] = False
-        if not record.get("trained", False):
+        if not record.get("trained", False) and self._forms is None:
             finish(small, has_short_vectors(small))
         return small, self._record(size, record)
 
     def _round(self, data: Batches, objective: Objective) -> dict[str, Any]:
         start = time.perf_counter()
+        if self._forms is not None:
+            return self._round_to_formats(data, objective, self._forms)
         found = post_train(
             self._dense,
             data.calibration,
@@ -196,12 +229,25 @@ class _Job:
             "seconds": seconds,
         }
 
+    def _round_to_formats(self, data: Batches, objective: Objective, forms: dict[str, WeightFormat]) -> dict[str, Any]:
+        start = time.perf_counter()
+        model = copied(self._dense, "shrink")
+        steps = round_to_formats(model, forms, data, self._shown.show)
+        estimate_norms(model, objective, data)
+        seconds = {"post_training": time.perf_counter() - start}
+        return {"rounded": model.state_dict(), "steps": steps, "size": size_now(model, False), "seconds": seconds}
+
+    def _weights(self, student: nn.Module, state: dict[str, Any]) -> CodedWeights | FormattedWeights:
+        if self._forms is None:
+            return CodedWeights(student, self._dense, state["steps"], state["size"])
+        return FormattedWeights(student, self._dense, self._forms, state["steps"], state["size"])
+
     def _train(
         self, student: nn.Module, state: dict[str, Any], data: Batches, objective: Objective, store: ShrinkFolder
     ) -> _Trained:
         start, before = time.perf_counter(), self._seconds.get("training", 0.0)
-        short = has_short_vectors(student)
-        coded = CodedWeights(student, self._dense, state["steps"], state["size"])
+        short = has_short_vectors(student) and self._forms is None
+        coded = self._weights(student, state)
         meter = functools.partial(size_now, student, short)
         tuner = Tuner(student, coded, objective, _AIM * self._limit, meter)
 
@@ -230,7 +276,12 @@ class _Job:
         except DivergenceError as error:
             warn(f"shrink: training was given up, the network is the post-trained one. {error}", PareWarning)
             return _Trained(tuner.rate, float("inf"), None)
-        size = land(student, coded, objective, data, self._limit, short)
+        if isinstance(coded, CodedWeights):
+            size = land(student, coded, objective, data, self._limit, short)
+        else:
+            coded.write()
+            estimate_norms(student, objective, data)
+            size = size_now(student, False)
         self._seconds["training"] = before + time.perf_counter() - start
         return _Trained(tuner.rate, objective.distance(student, data.held_out), size)
 
@@ -247,11 +298,15 @@ class _Job:
         return {
             "bytes": size,
             "dense_bytes": dense_bytes(self._dense),
-            "budget": self._limit,
+            **({"budget": self._limit} if self._forms is None else {"formats": _counts(self._forms)}),
             "steps": self._steps,
             **record,
             "seconds": {name: round(value, 1) for name, value in self._seconds.items()},
         }
+
+
+def _counts(forms: Mapping[str, WeightFormat]) -> dict[str, int]:
+    return dict(Counter(form.name for form in forms.values()))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from paretorch.errors import DivergenceError
 from paretorch.optim import AvaGradW
 from paretorch.support.inputs import ModelCall
 from paretorch.workflows.shrink.coded import MU, CodedWeights
+from paretorch.workflows.shrink.formatted import FormattedWeights
 from paretorch.workflows.shrink.objective import Objective
 
 RATES = (0.0004, 0.001, 0.0025, 0.006, 0.016, 0.04)
@@ -44,6 +45,7 @@ class Tuner:
     """Trains a student on its coded weights.
 
     Args:
+        coded: Its weights, as codes that follow a price, or in the formats of a runtime.
         aim: The bytes that the file should have.
         meter: Bytes of the student's file, as it would be if training ended now.
     """
@@ -51,7 +53,7 @@ class Tuner:
     def __init__(
         self,
         student: nn.Module,
-        coded: CodedWeights,
+        coded: CodedWeights | FormattedWeights,
         objective: Objective,
         aim: float,
         meter: Callable[[], int],
@@ -200,6 +202,8 @@ class Tuner:
 
     def _follow_bytes(self) -> None:
         """One step of Newton's method in ln μ towards the bytes that are aimed for, of bounded length."""
+        if isinstance(self.coded, FormattedWeights):
+            return
         now, mu = self.coded.expected(), self.coded.mu
         self.coded.mu = mu * _PROBE
         slope = (self.coded.expected() - now) / math.log(_PROBE)
