@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paretorch.cli.finished import DEFAULT, FLAGS, HELP
 from paretorch.cli.options import Text, Whole, go_with, numbers
+from paretorch.cli.recipe_flags import RecipeFields, recipe_flags
 from paretorch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,10 +20,16 @@ if TYPE_CHECKING:
 _FINETUNE = 40  # epochs
 
 
+@recipe_flags(
+    *FLAGS,
+    help={**HELP, "data": "What is measured on: digits, cifar10, cifar100, folder:PATH, …"},
+    default={**DEFAULT, "data": "that of the runs"},
+)
 def bench(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, folders of runs, or artefacts.", show_default=False)],
+    *,
+    flags: RecipeFields,
     out: Annotated[Path, typer.Option(help="Where bench.svg, bench.json, bench.txt and the files go.")] = Path("bench"),
-    data: Annotated[Text, typer.Option(help="What artefacts without a run are measured on.")] = None,
     prune: Annotated[
         Text, typer.Option(help="Prune the dense runs by magnitude too: shares such as 0.5,0.8,0.9.")
     ] = None,
@@ -53,6 +61,8 @@ def bench(
         pare bench runs/dense runs/small --prune 0.5,0.8,0.9 --finetune 40
 
         pare bench model.pare --data cifar10 --root data
+
+        pare bench runs/dense runs/small --network mine.py:build
     """
     from paretorch.cli.bench_points import Bench
     from paretorch.cli.bench_sources import KINDS, find_sources, pruned
@@ -65,13 +75,15 @@ def bench(
     go_with("--prune", bool(shares), {"--prune-by": prune_by, "--finetune": finetune, "--channels-by": channels_by})
     if prune_by not in (None, "both", *KINDS):
         raise ConfigError(f"--prune-by takes weights, channels or both, not {prune_by}")
-    sources, unfinished = find_sources(runs, data, out)
+    sources, unfinished = find_sources(runs, flags, out, root, device)
     dense = [source for source in sources if source.is_dense]
     if shares and not dense:
         raise ConfigError("--prune needs a dense run to prune: give its folder too")
     for folder in unfinished:
         _log(f"{folder}: not finished, left out")
-    found = Bench(sources[0].data, out, root=root, device=choose_device(device), log=_log)
+    first = sources[0].finished
+    own = (lambda: first.task) if first.own_data else None
+    found = Bench(sources[0].data, out, root=root, device=choose_device(device), log=_log, own=own)
     for source in sources:
         found.add(source)
     # What is printed may be JSON: while networks are fine-tuned, a bar on a terminal or nothing.

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,9 +24,7 @@ from paretorch.report.pareto import Point, as_rows
 from paretorch.support.eval_mode import in_eval, run_example
 from paretorch.support.files import read_json
 from paretorch.training.files import write_atomically
-
-if TYPE_CHECKING:
-    from paretorch.training import ImageClassification
+from paretorch.training.tasks import Task
 
 Log = Callable[[str], None]
 _CALIBRATION = 8  # batches of 64 training images for the ranges of int8
@@ -43,10 +41,24 @@ class File:
 
 
 class Bench:
-    """Measures files on one data set, in the folder `out`; `log` is called with a line for each point when it is measured."""
+    """Measures files on one data set, in the folder `out`.
 
-    def __init__(self, data: str, out: Path, *, root: str | None, device: torch.device, log: Log) -> None:
-        self._data, self._out, self._root, self._device, self._log = data, out, root, device, log
+    Args:
+        log: Called with a line for each point when it is measured.
+        own: Makes the task of a user's own data, which is no set of images of the zoo.
+    """
+
+    def __init__(
+        self,
+        data: str,
+        out: Path,
+        *,
+        root: str | None,
+        device: torch.device,
+        log: Log,
+        own: Callable[[], Task] | None = None,
+    ) -> None:
+        self._data, self._out, self._root, self._device, self._log, self._own = data, out, root, device, log, own
         self._measurements = out / "measured.json"
         self._known = _read_measured(self._measurements, data)
         self._rows: list[dict[str, Any]] = []
@@ -92,7 +104,7 @@ class Bench:
         from paretorch.deploy.rivals import OnnxNetwork, write_int8
 
         def write(model: nn.Module, path: Path) -> Any:
-            return write_int8(model, path, [one.cpu() for one in self._task.inputs(0, _CALIBRATION)])
+            return write_int8(model, path, self._inputs())
 
         return File("onnxruntime int8", ".int8.onnx", write, lambda path, like: OnnxNetwork(path))
 
@@ -111,7 +123,7 @@ class Bench:
         task = self._task  # first: without the data there is nothing to write a file for
         own = file.suffix == ".pare"
         path = source.artefact if own else self._out / "files" / f"{source.name}{file.suffix}"
-        _require_fit(source, network(), task.example()[:1].float())
+        _require_fit(source, network(), task.example())
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             file.write(network(), path)
@@ -122,7 +134,9 @@ class Bench:
         except ConfigError as error:  # a network that such a file cannot hold
             self.missing[f"{source.name}, {file.family}"] = str(error)
             return None
-        accuracy = task.evaluate(read.to(self._device).eval())["test_accuracy"]
+        accuracy = task.evaluate(read.to(self._device).eval()).get("test_accuracy")
+        if accuracy is None:
+            raise ConfigError(f"{source.name} has no accuracy to draw: {self._data} is not classified")
         size = path.stat().st_size
         self._log(f"{source.name}, {file.family}: {size:,} bytes, {accuracy:.2%}")
         row = {
@@ -138,13 +152,22 @@ class Bench:
         return row
 
     @functools.cached_property
-    def _task(self) -> "ImageClassification":
+    def _task(self) -> Task:
         from paretorch import zoo
         from paretorch.training import ImageClassification
         from paretorch.zoo.data import Augment
 
+        if self._own is not None:
+            return self._own()
         images = zoo.data.load(self._data, self._root)
         return ImageClassification(images, batch=64, how=Augment(0, False, 0), device=self._device)
+
+    def _inputs(self) -> list[torch.Tensor]:
+        found = getattr(self._task, "inputs", None)
+        batches = [] if found is None else found(0, _CALIBRATION)
+        if not batches or not all(isinstance(batch, torch.Tensor) for batch in batches):
+            raise ConfigError("it takes networks of one tensor here")
+        return [batch.cpu() for batch in batches]
 
     def write(self) -> Path:
         """Write bench.json and return its path."""
@@ -170,18 +193,20 @@ def _weight_int8() -> File:
 
 
 def _load(source: Source) -> nn.Module:
-    from paretorch import deploy
-
     try:
-        return deploy.load(source.artefact)
+        return source.finished.network()
+    except ConfigError:
+        raise  # it says which option is missing
     except PareError as error:
         raise ArtefactError(f"{source.artefact}: {error}") from error
 
 
-def _require_fit(source: Source, network: nn.Module, image: torch.Tensor) -> None:
+def _require_fit(source: Source, network: nn.Module, example: Any) -> None:
+    if isinstance(example, torch.Tensor) and example.is_floating_point():
+        example = example[:1].float()
     try:
         with in_eval(network):
-            run_example(network, image)
+            run_example(network, example)
     except ConfigError as error:
         raise ConfigError(f"{source.artefact} cannot take the images of {source.data}: {error}") from error
 

@@ -4,11 +4,14 @@ Each pruned network is a run of its own in the bench's folder, which is resumed 
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from paretorch.cli.inputs import SHAPES, recipe_of
+from torch import Tensor
+
+from paretorch.cli.finished import Finished, find_finished
 from paretorch.errors import ConfigError
 from paretorch.training.recipe import Recipe
 from paretorch.training.runtime import Runtime
@@ -22,9 +25,14 @@ class Source:
     """A network in an artefact: the name to show, the file, the data it was trained on, and its recipe where there is a run."""
 
     name: str
-    artefact: Path
+    finished: Finished
     data: str
     recipe: Recipe | None = None
+
+    @property
+    def artefact(self) -> Path:
+        """The file."""
+        return self.finished.path
 
     @property
     def is_dense(self) -> bool:
@@ -50,21 +58,30 @@ class Source:
         return f"paretorch, {told}" if set(methods) <= set(_OURS) else f"{told} in our file"
 
 
-def find_sources(paths: list[Path], data: str | None, out: Path) -> tuple[list[Source], list[Path]]:
+def find_sources(
+    paths: list[Path], flags: Mapping[str, Any], out: Path, root: str | None, device: str
+) -> tuple[list[Source], list[Path]]:
     """The networks, all of one data set, and the folders of runs that are not finished, which are left out.
 
     A folder without a run of its own is searched for runs, but for those below `out`, which a bench made itself. A run
-    that is named itself must be finished.
+    that is named itself must be finished. `flags` say what the files of a user's own networks do not.
     """
-    if data is not None and data not in IMAGES:
-        raise ConfigError(f"--data is {data!r}; accuracy is measured on images: choose one of {', '.join(IMAGES)}")
+    data = flags.get("data.name")
+    if data is not None and data not in IMAGES and ":" not in data:
+        raise ConfigError(
+            f"--data is {data!r}; accuracy is measured on images: choose one of {', '.join(IMAGES)}, or your own, folder:PATH"
+        )
+
+    def of_run(folder: Path) -> Source:
+        return _of_run(find_finished(folder, flags, root, device))
+
     sources: list[Source] = []
     unfinished: list[Path] = []
     for path in paths:
         if path.is_file():
-            sources.append(_of_file(path, data))
+            sources.append(_of_file(find_finished(path, flags, root, device)))
         elif (path / "config.json").exists():
-            sources.append(_of_run(path))
+            sources.append(of_run(path))
         elif path.is_dir():
             folders = sorted(
                 config.parent for config in path.rglob("config.json") if out.resolve() not in config.resolve().parents
@@ -73,7 +90,7 @@ def find_sources(paths: list[Path], data: str | None, out: Path) -> tuple[list[S
                 raise ConfigError(f"{path} holds no run: give folders that `pare train` wrote, or a folder of these")
             done = [folder for folder in folders if (folder / "model.pare").exists()]
             unfinished += [folder for folder in folders if folder not in done]
-            sources += [_of_run(folder) for folder in done]
+            sources += [of_run(folder) for folder in done]
         else:
             raise ConfigError(f"There is no {path}: give run folders, a folder of runs, or artefacts")
     sources = list({source.artefact.resolve(): source for source in sources}.values())
@@ -83,24 +100,25 @@ def find_sources(paths: list[Path], data: str | None, out: Path) -> tuple[list[S
     return _named_apart(sources), unfinished
 
 
-def _of_run(folder: Path) -> Source:
-    artefact = folder / "model.pare"
-    recipe = recipe_of(folder)
-    if recipe.data.name not in IMAGES or recipe.network == "dcgan-generator":
+def _of_run(finished: Finished) -> Source:
+    folder, recipe = finished.path.parent, finished.recipe
+    own = ":" in recipe.data.name
+    if (recipe.data.name not in IMAGES and not own) or recipe.network == "dcgan-generator":
         raise ConfigError(
             f"{folder} has no accuracy to draw: {recipe.network} on {recipe.data.name} is no classifier of images"
         )
-    if not artefact.exists():
+    if not finished.path.exists():
         raise ConfigError(f"{folder} has no artefact yet: finish it with pare train --out {folder} --resume")
-    return Source(folder.absolute().name, artefact, recipe.data.name, recipe)  # "." has no name of its own
+    return Source(folder.absolute().name, finished, recipe.data.name, recipe)  # "." has no name of its own
 
 
-def _of_file(path: Path, data: str | None) -> Source:
+def _of_file(finished: Finished) -> Source:
+    path, data = finished.path, finished.flags.get("data.name")
     if path.suffix != ".pare":
         raise ConfigError(f"{path} is no artefact: give run folders, or files that end in .pare")
     if data is None:
         raise ConfigError(f"{path} does not say what it was trained on: add --data, one of {', '.join(IMAGES)}")
-    return Source(path.stem, path, data)
+    return Source(path.stem, finished, data)
 
 
 def _require_one_data_set(sources: list[Source]) -> None:
@@ -161,7 +179,7 @@ def pruned(
                 _cut(dense, share, cut, chooser)
             recipe = _without_channels(dense.recipe, cut, epochs)
         train(recipe, out / name, runtime, resume=True)
-        found.append(Source(name, out / name / "model.pare", dense.data, recipe))
+        found.append(Source(name, replace(dense.finished, path=out / name / "model.pare"), dense.data, recipe))
     return found
 
 
@@ -181,12 +199,14 @@ def _without_channels(recipe: Recipe, start: Path, epochs: int) -> Recipe:
 
 
 def _cut(dense: Source, share: float, path: Path, chooser: str) -> None:
-    import torch
-
     from paretorch import deploy
     from paretorch.deploy.rivals import prune_channels
 
-    network = deploy.load(dense.artefact)
-    example = torch.zeros(1, *SHAPES[dense.data])
+    network = dense.finished.network()
+    example = dense.finished.example(None, 1)
+    if not isinstance(example, Tensor):
+        raise ConfigError(
+            f"--prune cuts channels of networks of one image, not of {dense.name}: add --prune-by weights"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     deploy.save(prune_channels(network, example, share, exclude=("head",), by=chooser), path)

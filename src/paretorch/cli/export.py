@@ -5,23 +5,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paretorch.cli.inputs import data_of, shape_of
+from paretorch.cli.finished import DEFAULT, FLAGS, HELP, Finished, find_finished
 from paretorch.cli.options import Number, Text, Whole, go_with, integers
+from paretorch.cli.recipe_flags import RecipeFields, recipe_flags
 from paretorch.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
+    from paretorch.support.inputs import Example
     from paretorch.zoo.data import Images
 
 _BATCH = 500
 _IMAGES = 512
 
 
+@recipe_flags(*FLAGS, help=HELP, default={**DEFAULT, "data": "with --int8, the run's"})
 def export(
-    path: Annotated[Path, typer.Argument(help="A run folder, or an artefact such as model.pare.")],
+    path: Annotated[
+        Path, typer.Argument(help="A run folder, an artefact such as model.pare, or weights with --network.")
+    ],
     out: Annotated[Path | None, typer.Argument(help="The ONNX file.", show_default="beside the artefact")] = None,
+    *,
+    flags: RecipeFields,
     weights: Annotated[
         str, typer.Option(help="packed (few bits where they suffice), qdq (for other compilers) or fp32.")
     ] = "packed",
@@ -36,12 +43,6 @@ def export(
     ] = None,
     percentile: Annotated[
         Number, typer.Option(help="Cut the ranges of --int8 here, such as 99.99.", show_default="no cut")
-    ] = None,
-    data: Annotated[
-        Text,
-        typer.Option(
-            help="Measure the accuracy on digits, cifar10 or cifar100.", show_default="with --int8, the run's"
-        ),
     ] = None,
     shape: Annotated[
         Text, typer.Option(help="Shape of one input, such as 3,32,32.", show_default="that of the data")
@@ -63,11 +64,11 @@ def export(
     from paretorch import deploy, zoo
     from paretorch.deploy.runtimes import find_runtime
 
-    artefact = path / "model.pare" if path.is_dir() else path
+    found = find_finished(path, flags, root)
+    artefact, data = found.path, flags.get("data.name")
     if not artefact.exists():
         raise ConfigError(f"There is no artefact {artefact}")
-    known = data_of(artefact.parent)
-    if int8 and not (data or known):
+    if int8 and not found.data:
         raise ConfigError("--int8 needs images to look at: --data cifar10")
     go_with("--int8", int8, {"--percentile": percentile, "--images": images})
     known_runtime = None if runtime is None else find_runtime(runtime)
@@ -79,23 +80,25 @@ def export(
         raise ConfigError(f"{target} is the artefact itself, which the ONNX file would replace: give another name")
     if not is_onnx:
         _refuse_inputs(data, shape)
-        deploy.export(deploy.load(artefact), target, runtime=str(runtime))
+        deploy.export(found.network(), target, runtime=str(runtime))
         typer.echo(_sizes(target, artefact))
         return
-    name = data or (known if int8 else None)
+    name = data or (found.data if int8 else None)
     if name and shape:
-        raise ConfigError(f"The inputs are images of {name}, whose shape is known: leave out --shape")
-    found = zoo.data.load(name, root) if name else None
-    example = _example(found, shape, artefact.parent)
-    model = deploy.load(artefact)
+        raise ConfigError(f"The inputs are those of {name}, whose shape is known: leave out --shape")
     options: dict[str, Any] = {"weights": weights} if runtime is None else {"runtime": runtime}
-    if int8 and found is not None:
-        options |= {"calibrate": _calibration(found, images or _IMAGES), "percentile": percentile}
+    own = bool(name) and ":" in str(name)
+    known = zoo.data.load(name, root) if name and not own else None
+    example = _example(known, shape, found)
+    model = found.network()
+    if int8:
+        looked_at = _own_batches(found, images or _IMAGES) if known is None else _calibration(known, images or _IMAGES)
+        options |= {"calibrate": looked_at, "percentile": percentile}
     deploy.export_onnx(model, example, target, **options)
     typer.echo(_sizes(target, artefact))
     typer.echo(_describe(target))
-    if found is not None:
-        typer.echo(_accuracies(found, model, target))
+    if name:
+        typer.echo(_own_accuracies(found, model, target) if known is None else _accuracies(known, model, target))
 
 
 def _sizes(target: Path, artefact: Path) -> str:
@@ -109,16 +112,37 @@ def _refuse_inputs(data: str | None, shape: str | None) -> None:
             raise ConfigError(f"{option} is for ONNX files, which are run: leave it out for a GGUF file")
 
 
-def _example(found: "Images | None", shape: str | None, folder: Path) -> "Tensor":
+def _example(known: "Images | None", shape: str | None, found: Finished) -> "Example":
     """Two inputs: of the images where there are any, else zeros of the shape that was given or that the run has."""
-    import torch
-
-    if found is not None:
-        return _normalised(found, found.test[0][:2])
-    size = tuple(integers(shape, "--shape")) if shape else shape_of(folder)
-    if size is None:
+    if known is not None:
+        return _normalised(known, known.test[0][:2])
+    example = found.example(tuple(integers(shape, "--shape")) if shape else None, 2)
+    if example is None:
         raise ConfigError("The shape of an input is not known: --shape 3,32,32")
-    return torch.zeros(2, *size)
+    return example
+
+
+def _own_batches(found: Finished, count: int) -> list[Any]:
+    """Training batches of a user's own data until there are so many rows."""
+    from paretorch.support.inputs import read_example
+
+    kept: list[Any] = []
+    for batch in found.inputs():
+        kept.append(batch)
+        if sum(read_example(one, dims=0).batch for one in kept) >= count:
+            break
+    return kept
+
+
+def _own_accuracies(found: Finished, model: "Module", path: Path) -> str:
+    """What the file and the network it was written from come to on a user's own data."""
+    from paretorch.deploy.rivals import OnnxNetwork
+    from paretorch.training.progress import format_metric, headline
+
+    ours, theirs = (found.task.evaluate(one) for one in (model, OnnxNetwork(path)))
+    name = headline(ours)
+    told = [format_metric(name, one[name]) for one in (theirs, ours)]
+    return f"{name.replace('_', ' ')} on {found.data}: {told[0]} in onnxruntime, {told[1]} in torch"
 
 
 def _calibration(found: "Images", count: int) -> list["Tensor"]:

@@ -12,7 +12,9 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from paretorch.cli.inputs import recipe_of
+from paretorch.cli.finished import DEFAULT, FLAGS, HELP, Finished, find_finished
+from paretorch.cli.inputs import SHAPES, recipe_of
+from paretorch.cli.recipe_flags import RecipeFields, recipe_flags
 from paretorch.core.compress import compress
 from paretorch.core.method import Method
 from paretorch.core.relaxation import PREFIX
@@ -20,6 +22,7 @@ from paretorch.errors import ArtefactError, ConfigError, PareError
 from paretorch.report.charts import Curve, curves
 from paretorch.report.files import save
 from paretorch.training.folder import environment
+from paretorch.training.networks import build_network, is_zoo
 from paretorch.training.progress import format_metric, headline
 from paretorch.training.run import choose_device
 from paretorch.training.runtime import Runtime
@@ -34,31 +37,32 @@ Matrix = list[list[float]]
 _NOT_SHARED = "the network of {} shares no templates: train it with SoftSharing"
 
 
-def shared_network(folder: Path, root: str | None = None) -> nn.Module:
-    """The zoo network of a run that shares, as its last checkpoint has it, on the CPU; `Plan.of` finds its plan.
+def shared_network(folder: Path, root: str | None = None, flags: RecipeFields | None = None) -> nn.Module:
+    """The network of a run that shares, as its last checkpoint has it, on the CPU; `Plan.of` finds its plan.
 
     Of a run without a checkpoint, the network of model.pare, which has no plan.
 
-    root: of the data, which are asked how large the vocabulary of an unfinished run is.
+    root: of the data, which are asked how large the vocabulary of an unfinished run is. flags: what the command line says of a
+    user's own network.
     """
-    from paretorch import zoo
-    from paretorch.cli.inputs import SHAPES
     from paretorch.training.checkpoint import Checkpoint
     from paretorch.training.recipe_values import by_place
     from paretorch.training.tasks.language import CARRIED
 
     path = folder / "checkpoint.pt"
     if not path.exists() and (folder / "model.pare").exists():
-        return _of_artefact(folder)
+        return _of_artefact(find_finished(folder, flags or {}, root))
     if not path.exists():
         raise ConfigError(f"{folder} holds no checkpoint.pt and no model.pare: give the folder of a run")
     checkpoint = Checkpoint.load(path, torch.device("cpu"))
     try:
-        fields = by_place(checkpoint.recipe)
-        network: nn.Module = zoo.build(fields["network"], **_options(folder, fields, root))
+        fields = by_place(checkpoint.recipe, flags or {})
+        network = build_network(fields["network"], *_options(folder, fields, root))
         config = checkpoint.model.get(f"{PREFIX}config")
         plan = json.loads(bytes(config.tolist())) if config is not None else {}
         steps, seed = plan.pop("steps", 1), plan.pop("seed", 0)
+    except PareError:
+        raise
     except (KeyError, ValueError, AttributeError) as error:
         raise ArtefactError(f"{path} is not the checkpoint of a run of this version") from error
     if "sharing" not in plan:
@@ -66,7 +70,9 @@ def shared_network(folder: Path, root: str | None = None) -> nn.Module:
     methods = [_class(one)(**_fields(one)) for one in plan.values()]
     example = None
     if any(method.on_activations for method in methods):
-        example = torch.zeros(1, *SHAPES.get(fields.get("data.name", ""), (1,)))
+        data = str(fields.get("data.name"))
+        own = find_finished(folder, flags or {}, root)
+        example = own.example(None, 1) if ":" in data else torch.zeros(1, *SHAPES.get(data, (1,)))
     compress(network, *methods, steps=steps, seed=seed, example=example)
     try:
         network.load_state_dict({key: value for key, value in checkpoint.model.items() if key != CARRIED})
@@ -75,11 +81,10 @@ def shared_network(folder: Path, root: str | None = None) -> nn.Module:
     return network.eval()
 
 
-def _of_artefact(folder: Path) -> nn.Module:
-    from paretorch.deploy import load
+def _of_artefact(found: Finished) -> nn.Module:
     from paretorch.methods.sharing.layers import read_banks
 
-    network = load(folder / "model.pare").eval()
+    folder, network = found.path.parent, found.network()
     banks = read_banks(network)
     if not banks:
         raise ConfigError(_NOT_SHARED.format(folder))
@@ -112,7 +117,7 @@ def kept_similarities(run: Path, beside: Sequence[Path], sizes: Sequence[int]) -
     return {one.resolve().name if plain else str(one): kept[-1]["similarities"] for one, kept in rows.items()}
 
 
-def batches(run: Path, root: str | None, device: torch.device, count: int) -> Iterator[Tensor]:
+def batches(run: Path, root: str | None, device: torch.device, count: int) -> Iterator[Any]:
     """Inputs of training batches of the run; the data are not looked for until the first is asked for."""
     try:
         recipe, task, _ = _chosen(run, root, device)
@@ -121,23 +126,25 @@ def batches(run: Path, root: str | None, device: torch.device, count: int) -> It
     yield from inputs_of(task, recipe, count)
 
 
-def inputs_of(task: "Task", recipe: "Recipe", count: int) -> list[Tensor]:
+def inputs_of(task: "Task", recipe: "Recipe", count: int) -> list[Any]:
     """Inputs of the last training epoch, in the precision of the weights; none if the task has no `inputs`."""
     inputs = getattr(task, "inputs", None)
-    return [] if inputs is None else [one.float() for one in inputs(max(0, recipe.epochs - 1), count)]
+    found = [] if inputs is None else inputs(max(0, recipe.epochs - 1), count)
+    return [one.float() if isinstance(one, Tensor) and one.is_floating_point() else one for one in found]
 
 
-def _options(folder: Path, recipe: dict[str, Any], root: str | None) -> dict[str, Any]:
-    """Options of the network: of a finished run those in its artefact, else those of the recipe (by place) and its data."""
+def _options(folder: Path, recipe: dict[str, Any], root: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of the network that its run gave, or its artefact has, and what follows from the data; the recipe is by place."""
     from paretorch.deploy.artefact import open_artefact
 
     if (folder / "model.pare").exists() and "zoo" in (head := open_artefact(folder / "model.pare")[1]):
-        return dict(head["zoo"][1])
-    if recipe.get("data.name") in ("ptb", "ptb-char", "multi30k"):
+        return dict(head["zoo"][1]), {}
+    data = str(recipe.get("data.name"))
+    if data in ("ptb", "ptb-char", "multi30k") or ":" in data or not is_zoo(str(recipe["network"])):
         suited = _chosen(folder, root, torch.device("cpu"))[2]
     else:
-        suited = {"classes": 100} if recipe.get("data.name") == "cifar100" else {}
-    return {**suited, **(recipe.get("network_options") or {})}
+        suited = {"classes": 100} if data == "cifar100" else {}
+    return recipe.get("network_options") or {}, suited
 
 
 def _chosen(run: Path, root: str | None, device: torch.device) -> "tuple[Recipe, Task, dict[str, Any]]":
@@ -166,8 +173,15 @@ def _fields(fields: dict[str, str]) -> dict[str, Any]:
         ) from error
 
 
+@recipe_flags(
+    *FLAGS,
+    help={**HELP, "data": "The data of the run, if they are a user's code."},
+    default={**DEFAULT, "data": "that of the run"},
+)
 def fold(
     run: Annotated[Path, typer.Argument(help="The folder of a run that was trained with SoftSharing.")],
+    *,
+    flags: RecipeFields,
     threshold: Annotated[
         float | None, typer.Option(help="The least similarity of layers that become one.", show_default="0.95")
     ] = None,
@@ -206,7 +220,7 @@ def fold(
         if threshold is not None or layers is not None or beside:
             raise ConfigError("--curve tries every number of layers: leave out --threshold, --layers and --beside")
 
-        fold_curve(run, only, recalibrate, root, device)
+        fold_curve(run, only, recalibrate, root, device, flags)
         return
     from paretorch import deploy
     from paretorch.methods import sharing
@@ -215,7 +229,7 @@ def fold(
     if threshold is None and layers is None:
         threshold = 0.95
     place = choose_device(device)
-    network = shared_network(run, root).to(place)
+    network = shared_network(run, root, flags).to(place)
     similarities = sharing.layer_similarity(network)
     groups = [one.layers for one in similarities]
     columns = kept_similarities(run, beside or [], [len(one) for one in groups])
@@ -252,10 +266,12 @@ def fold(
         typer.echo(str(write_similarities(path, title=title, groups=groups, columns=columns)))
 
 
-def fold_curve(run: Path, only: str | None, recalibrate: int, root: str | None, device: str) -> None:
+def fold_curve(
+    run: Path, only: str | None, recalibrate: int, root: str | None, device: str, flags: RecipeFields
+) -> None:
     """Measure every fold, and leave the numbers and two pictures in the folder of the run."""
     place = choose_device(device)
-    network = shared_network(run, root).to(place)
+    network = shared_network(run, root, flags).to(place)
     recipe = recipe_of(run)
     task, _ = choose(recipe, Runtime(root=root), place)
     inputs = inputs_of(task, recipe, recalibrate) if recalibrate else None

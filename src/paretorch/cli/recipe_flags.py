@@ -47,6 +47,7 @@ class Flag:
         default: What --help shows; None: the default of the field.
         parse: From the text to the value, if typer does not do it.
         field: The dotted place of the field, if it is not that of the flat name.
+        names: How the option is written, if not as `name`.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Flag:
     default: str | None = None
     parse: Callable[[str], Any] | None = None
     field: str | None = None
+    names: tuple[str, ...] = ()
 
     @property
     def place(self) -> str:
@@ -66,7 +68,7 @@ class Flag:
         """The parameter from which typer makes the option; one that is left out is None, and leaves its field as it is."""
         default = _DEFAULTS.get(self.place) if self.default is None else self.default
         shown = False if default is None or default == [] else str(default)
-        option = typer.Option(help=self.help, show_default=shown, rich_help_panel=self.panel)
+        option = typer.Option(*self.names, help=self.help, show_default=shown, rich_help_panel=self.panel)
         annotation = Annotated[self.kind | None, option]  # type: ignore[name-defined]
         return inspect.Parameter(self.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
@@ -81,7 +83,7 @@ FLAGS = (
     Flag("data", str, f"{', '.join(DATA)}; folder:PATH, FILE.py:FUNCTION or hf:NAME.", WHAT),
     Flag("task", str, f"{', '.join(TASKS)} or FILE.py:FUNCTION.", WHAT, default="that of the data"),
     Flag("validation", int, "Training images held out; of text its validation part.", WHAT),
-    Flag("start", str, "An artefact whose weights to begin with.", WHAT),
+    Flag("start", str, "Weights to begin with: .safetensors, .pt or .pare.", WHAT, names=("--weights", "--start")),
     Flag("seed", int, "Decides every random number.", WHAT),
     Flag("epochs", int, "Epochs until decisions are rounded.", HOW),
     Flag("finetune", int, "Epochs after that.", HOW),

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paretorch.cli import options
-from paretorch.cli.options import assignments, epochs_bar, integers
+from paretorch.cli.options import epochs_bar, integers
+from paretorch.cli.recipe_flags import RecipeFields, recipe_flags
 from paretorch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,10 +15,23 @@ if TYPE_CHECKING:
     from paretorch.workflows.studies.results import Found
 
 
+@recipe_flags(
+    "network",
+    "data",
+    "task",
+    help={
+        "network": "Run every setting with this network: of the zoo, FILE.py:FUNCTION, hf:NAME or timm:NAME.",
+        "data": "On these data: of the package, folder:PATH, FILE.py:FUNCTION or hf:NAME.",
+        "task": "With this task: classify, language, regress or FILE.py:FUNCTION.",
+    },
+    default=dict.fromkeys(("network", "data", "task"), "that of the study"),
+)
 def study(
     name: Annotated[
         str | None, typer.Argument(help="A study; without one, all are listed.", show_default=False)
     ] = None,
+    *,
+    flags: RecipeFields,
     only: Annotated[
         str | None, typer.Option(help="Settings to run, such as dense,cs,gmp-0.9*.", show_default="all")
     ] = None,
@@ -44,7 +58,6 @@ def study(
     runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
     root: Annotated[str | None, typer.Option(help="Folder of the data sets.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a recipe field: NAME=VALUE.")] = None,
 ) -> None:
     """Run a study over its seeds and write raw metrics and a summary; the same command resumes it.
 
@@ -62,7 +75,7 @@ def study(
 
         pare study sparsity-vgg16 --root data --engine ray://HOST
 
-        pare study mine.toml --root data --parallel 4
+        pare study mine.toml --network mine.py:build --data folder:photos --parallel 4
 
         pare study sparsity-resnet20 --table
 
@@ -87,10 +100,9 @@ def study(
         for each in studies.study_names():
             typer.echo(f"{each}: {studies.load_study(each).claim}")
         return
-    changes = assignments(set_)
-    if "seed" in changes:
-        raise ConfigError(f"Every run of a study has a seed of its own: use --seeds {changes['seed']}")
-    chosen = studies.load_study(name, changes)
+    if "seed" in flags:
+        raise ConfigError(f"Every run of a study has a seed of its own: use --seeds {flags['seed']}")
+    chosen = studies.load_study(name, flags)
     if seeds is not None:
         chosen = replace(chosen, seeds=tuple(integers(seeds, "--seeds")))
     words = ["--device", device, *(["--root", root] if root else [])]

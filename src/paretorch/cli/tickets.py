@@ -34,6 +34,7 @@ _METHODS = ", ".join(sorted(METHODS))
 @recipe_flags(
     "network",
     "data",
+    "task",
     "validation",
     "epochs",
     "batch",
@@ -42,7 +43,7 @@ _METHODS = ", ".join(sorted(METHODS))
     "schedule",
     "milestones",
     help={
-        "data": f"{', '.join(IMAGES)}.",
+        "data": f"{', '.join(IMAGES)}; folder:PATH, FILE.py:FUNCTION or hf:NAME.",
         "validation": "Training images held out; tickets are chosen by them.",
         "epochs": "Epochs of a round, and of retraining.",
         "batch": "Images per step.",

@@ -34,6 +34,7 @@ _START = {"sgd": (0.1, 0.0), "avagrad": (0.1, 0.1), "avagradw": (0.1, 0.1), "ada
 @recipe_flags(
     "network",
     "data",
+    "task",
     "validation",
     "epochs",
     "batch",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.deploy.artefact import StrPath, open_artefact, sizes, sizes_in_file
+from paretorch.deploy.artefact import StrPath, load, open_artefact, sizes, sizes_in_file
 from paretorch.deploy.codec.sizes import Sizes
 from paretorch.deploy.filling import Blank
 from paretorch.deploy.measure import record
@@ -43,6 +43,7 @@ class Report(record.Report):
 def report(
     model: nn.Module | StrPath,
     *,
+    into: nn.Module | None = None,
     example: Example | None = None,
     accuracy: float | None = None,
     data: Iterable[Any] | None = None,
@@ -55,6 +56,7 @@ def report(
     the weights take many more bytes than their bits say, and names the parts that take them.
 
     Args:
+        into: The network of an artefact that names none of the zoo, as it was built; it is filled from the file, as `load` does.
         example: A batch of inputs, to count MACs and to measure latency: a tensor, a tuple of the model's arguments, or a dict
             of keyword arguments.
         accuracy: A fraction, shown as it is. Default: measured on `data`, or read from the file's summary.
@@ -75,9 +77,12 @@ def report(
     baseline = None if baseline is None else plain(baseline, "baseline=")
     if accuracy is not None:
         require_number("accuracy", accuracy, 0.0, 1.0, "give a fraction, such as 0.912")
+    if into is not None and not isinstance(model, str | os.PathLike):
+        raise ConfigError("into= is the network of an artefact, so report needs the path of the artefact")
     if isinstance(model, str | os.PathLike):
         path = Path(model)
         source, head = open_artefact(path)
+        source = source if into is None else load(path, into=into)
         name = path.name
         found = sizes_in_file(path, source, head)
     elif isinstance(model, nn.Module):
@@ -87,7 +92,9 @@ def report(
     else:
         raise ConfigError(f"report takes a module or the path of an artefact, not {type(model).__name__}")
     if not isinstance(source, nn.Module) and (example is not None or data is not None):
-        raise ConfigError("This file names no zoo network, so nothing can run the example; load it into a module")
+        raise ConfigError(
+            "This file names no zoo network, so nothing can run the example; pass the network as it was built: into="
+        )
     if data is not None and isinstance(source, nn.Module):
         accuracy = measure_accuracy(source, data)
     summary = head.get("summary")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,10 +66,10 @@ def finish(
     counted = isinstance(example, torch.Tensor) and example.is_floating_point()
     image = example[:1].float().cpu().contiguous() if counted else None
     plain = model.to("cpu").to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-    deploy.save(plain, folder.artefact, summary=summary_of(metrics))
+    sizes = deploy.save(plain, folder.artefact, summary=summary_of(metrics))
     # The file of a user's own network cannot say how to build it.
     measured = folder.artefact if getattr(plain, "zoo_name", "") or image is None else plain
-    report = measure(measured, example=image, latency=False)
+    report = replace(measure(measured, example=image, latency=False), sizes=sizes)
     drawn = _draw(plain, task, folder.samples)
     title, history = folder.path.absolute().name, folder.history()
     write_html(folder.report, title=title, comparison=[], report=report, history=history, samples=drawn)

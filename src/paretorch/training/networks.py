@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from paretorch import deploy, zoo
 from paretorch.errors import ConfigError, MissingExtraError, PareError
 from paretorch.support.eval_mode import first_sentence
-from paretorch.zoo.user_code import call_function, load_function, names_code
+from paretorch.training.recipe import Recipe
+from paretorch.zoo.user_code import call_function, load_function, names_code, words_that_allow
 
 _NESTED = ("state_dict", "model_state_dict", "model")  # where checkpoints keep the weights
 _NO_OPTIONS: Mapping[str, Any] = {}
@@ -47,6 +48,11 @@ def build_network(
     if name.startswith("timm:"):
         return _timm(name, {**({"num_classes": wanted["classes"]} if "classes" in wanted else {}), **options})
     return zoo.build(name, **{**wanted, **options})
+
+
+def trusting_words(recipe: Recipe) -> list[str]:
+    """Words of `pare` that trust, in the process of a job, the code of this recipe that the user's own command line named."""
+    return words_that_allow({"--network": recipe.network, "--data": recipe.data.name, "--task": recipe.task})
 
 
 def load_weights(model: nn.Module, path: Path, option: str = "--weights") -> None:

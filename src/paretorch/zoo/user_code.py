@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,6 +40,17 @@ def names_code(text: str) -> bool:
 def allow_code(*names: object) -> None:
     """Trust these names from now on, in this process; what names no code is passed over."""
     _allowed.update(name for name in names if isinstance(name, str) and names_code(name))
+
+
+def words_that_allow(names: Mapping[str, str | None]) -> list[str]:
+    """Words of a command line that trust in another process what is trusted here of these names, by their options.
+
+    Example:
+        >>> allow_code("mine.py:build")
+        >>> words_that_allow({"--network": "mine.py:build", "--data": "digits"})
+        ['--network', 'mine.py:build']
+    """
+    return [word for option, name in names.items() if name is not None and name in _allowed for word in (option, name)]
 
 
 def load_function(text: str, option: str) -> Callable[..., Any]:

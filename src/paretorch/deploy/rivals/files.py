@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paretorch.deploy.norms import prepared_state
@@ -202,8 +203,20 @@ class OnnxNetwork(nn.Module):
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self._input = self._session.get_inputs()[0].name
+        self._names = [one.name for one in self._session.get_inputs()]
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        (output,) = self._session.run(None, {self._input: inputs.detach().cpu().float().numpy()})
-        return torch.from_numpy(output).to(inputs.device)
+    def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor | dict[str, Tensor]:
+        """Return the output, or the outputs by name if there are several."""
+        given = {**dict(zip(self._names, inputs, strict=False)), **named}
+        arrays = {name: _array(given[name]) for name in self._names if name in given}
+        found = [
+            torch.from_numpy(output).to(next(iter(given.values())).device) for output in self._session.run(None, arrays)
+        ]
+        if len(found) == 1:
+            return found[0]
+        return dict(zip([one.name for one in self._session.get_outputs()], found, strict=True))
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.is_floating_point() else tensor).numpy()

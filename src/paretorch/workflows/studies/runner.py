@@ -16,6 +16,7 @@ from paretorch.errors import DIVERGED_CODE, PareError
 from paretorch.support.files import sweep
 from paretorch.training.finish import read_result
 from paretorch.training.folder import check_folder, read_history
+from paretorch.training.networks import trusting_words
 from paretorch.training.progress import format_metric, headline
 from paretorch.training.recipe import Recipe
 from paretorch.workflows.queue import Engine, Job, LocalEngine, run_jobs
@@ -119,12 +120,12 @@ class _Runs:
         self._watched = 0.0
 
     def jobs(self) -> list[Job]:
-        return [self._job(name, run.folder) for name, run in self.runs.items()]
+        return [self._job(name, run) for name, run in self.runs.items()]
 
-    def _job(self, name: str, folder: Path) -> Job:
-        recipe = str(folder / "recipe.json")
+    def _job(self, name: str, run: _Run) -> Job:
+        folder, recipe = run.folder, str(run.folder / "recipe.json")
         words = ("train", "--config", recipe, "--out", str(folder), "--resume", "--checkpoint-epochs", "10")
-        return Job(name, folder, (*words, *self._options), folder / "log.txt")
+        return Job(name, folder, (*words, *trusting_words(run.recipe), *self._options), folder / "log.txt")
 
     def is_over(self, job: Job) -> str | None:
         """Whether the run has ended, by its file of results or by its folder."""

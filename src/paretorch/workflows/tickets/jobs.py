@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from paretorch.errors import PareError
+from paretorch.training.networks import trusting_words
 from paretorch.workflows.queue import Ends, Engine, Job, run_jobs
 from paretorch.workflows.tickets.storage import Row, Storage, Unit
 
@@ -31,7 +32,7 @@ def run_units(
         watch: Called once a second with the epochs done and those in all.
     """
     units = {unit.name: unit for unit in storage.units()}
-    words = ("tickets", "--storage", str(storage.path))
+    words = ("tickets", "--storage", str(storage.path), *trusting_words(storage.recipe))
     jobs = [
         Job(name, unit.folder, (*words, "--unit", name, *options), unit.folder / "log.txt")
         for name, unit in units.items()
