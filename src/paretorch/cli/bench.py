@@ -45,7 +45,7 @@ def bench(
     ] = None,
     title: Annotated[Text, typer.Option(help="Of the picture.", show_default="the network and its data")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")] = "auto",
     root: Annotated[Text, typer.Option(help="Folder of the data sets.")] = None,
 ) -> None:
     """Draw accuracy against bytes on disk, with the files that others would write beside ours.

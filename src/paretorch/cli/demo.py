@@ -12,7 +12,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Where to write.")] = Path("demo-run"),
     budget: Annotated[str, typer.Option(help="Bytes of the artefact.")] = "12KB",
     seed: Annotated[int, typer.Option(help="Decides every random number.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")] = "auto",
 ) -> None:
     """Train a small network on digits, compress it to a byte budget, and compare; about a minute on two cores.
 

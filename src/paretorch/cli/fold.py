@@ -200,7 +200,7 @@ def fold(
         ),
     ] = 20,
     root: Annotated[str | None, typer.Option(help="Folder of the data sets.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")] = "auto",
 ) -> None:
     """Fold layers that have become alike into loops: folded.pare and folding.html in the run's folder.
 

@@ -75,7 +75,7 @@ WHERE = "Where and with what"
 
 Config = Annotated[Path | None, typer.Option(help="A TOML or JSON file of recipe fields, or a run's config.json.")]
 
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.", rich_help_panel=WHERE)]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.", rich_help_panel=WHERE)]
 Root = Annotated[Text, typer.Option(help="Folder of the data sets.", rich_help_panel=WHERE)]
 Download = Annotated[bool, typer.Option("--download", help="Fetch missing data.", rich_help_panel=WHERE)]
 Compile = Annotated[

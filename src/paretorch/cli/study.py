@@ -56,7 +56,7 @@ def study(
     mps: Annotated[bool, typer.Option(help="Let parallel runs share a GPU through NVIDIA's MPS.")] = True,
     out: Annotated[Path, typer.Option(help="Where results go.")] = Path("results"),
     runs: Annotated[Path, typer.Option(help="Where run folders go.")] = Path("runs"),
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")] = "auto",
     root: Annotated[str | None, typer.Option(help="Folder of the data sets.")] = None,
 ) -> None:
     """Run a study over its seeds and write raw metrics and a summary; the same command resumes it.

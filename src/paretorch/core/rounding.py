@@ -7,6 +7,7 @@ from torch import Tensor
 
 from paretorch.errors import DivergenceError
 from paretorch.support.blocks import all_finite, blocks
+from paretorch.support.widest import exact
 
 
 def keep_best(scores: Sequence[Tensor], sizes: Sequence[Tensor], budget: float) -> list[Tensor]:
@@ -17,10 +18,10 @@ def keep_best(scores: Sequence[Tensor], sizes: Sequence[Tensor], budget: float) 
     if each is not None and all(score.dtype == torch.float32 for score in scores):
         return _largest(scores, _nearest_of_equals(sum(score.numel() for score in scores), each, budget))
     flat = torch.cat([score.flatten() for score in scores])
-    size = torch.cat([one.flatten() for one in sizes]).double()
+    size = torch.cat([one.flatten() for one in sizes])
     order = torch.sort(flat, descending=True, stable=True).indices
     keep = torch.zeros_like(flat, dtype=torch.bool)
-    keep[order[: _nearest(size[order].cumsum(0), budget)]] = True
+    keep[order[: _nearest(exact(size[order]).cumsum(0), budget)]] = True
     return [part.view(score.shape) for part, score in zip(keep.split([s.numel() for s in scores]), scores, strict=True)]
 
 

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from paretorch.deploy.codec.container import require_plain_values, storage_key
 from paretorch.errors import ConfigError
+from paretorch.support.widest import exact
 
 _KEPT = (torch.float32, torch.bfloat16, torch.float16)
 _FOLDED = {"weight", "bias", "running_mean", "running_var"}
@@ -71,7 +72,7 @@ def _own(module: nn.Module) -> dict[str, Tensor]:
 
 def _folded(tensors: dict[str, Tensor], module: Any) -> dict[str, Tensor]:
     eps: float = module.eps
-    double = {name: tensor.double() for name, tensor in tensors.items()}
+    double = {name: exact(tensor) for name, tensor in tensors.items()}
     scale = double["weight"] / (double["running_var"] + eps).sqrt()
     folded = {
         "weight": scale,
@@ -79,4 +80,4 @@ def _folded(tensors: dict[str, Tensor], module: Any) -> dict[str, Tensor]:
         "running_mean": torch.zeros_like(scale),
         "running_var": torch.full_like(scale, 1.0 - eps),
     }
-    return {name: tensor.to(tensors[name].dtype) for name, tensor in folded.items()}
+    return {name: tensor.to(tensors[name]) for name, tensor in folded.items()}

@@ -117,7 +117,7 @@ def _replace(tensor: Tensor, axis: int, keep: Tensor) -> None:
     """
     left = _select(tensor.data, axis, keep)
     tensor.grad = None
-    tensor.data = left.new_empty(0, dtype=torch.float16 if left.dtype == torch.float64 else torch.float64)
+    tensor.data = left.new_empty(0, dtype=torch.float32 if left.dtype == torch.float16 else torch.float16)
     tensor.data = left
 
 

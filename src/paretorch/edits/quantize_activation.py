@@ -63,7 +63,7 @@ class QuantizedActivation(nn.Module):
     @property
     def bits(self) -> Tensor:
         """The bits p of each group, in the shape of the groups."""
-        return torch.log2(self.steps.double() + 1).round().to(torch.int32).view(self.grid)
+        return torch.log2(self.steps.to(torch.float32) + 1).round().to(torch.int32).view(self.grid)
 
     def forward(self, x: Tensor) -> Tensor:
         low, high = self.bounds.to(torch.float32).unbind()
@@ -72,7 +72,7 @@ class QuantizedActivation(nn.Module):
 
     def extra_repr(self) -> str:
         low, high = self.bounds.tolist()
-        return f"{low:g} to {high:g}, {float(self.bits.double().mean()):.3g} bits"
+        return f"{low:g} to {high:g}, {float(self.bits.float().mean()):.3g} bits"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch import nn
 from paretorch.errors import ArtefactError, DivergenceError
 from paretorch.optim.peers import set_mode
 from paretorch.support.processes import on_sigterm
+from paretorch.support.widest import exact
 from paretorch.training import optimizers, schedules, shards
 from paretorch.training.checkpoint import Checkpoint, random_state, restore_random
 from paretorch.training.compression import harden
@@ -175,7 +176,7 @@ class Trainer:
         seconds = time.perf_counter() - begun
         self._epoch, self._step = epoch + 1, 0
         phase = "train" if self.plan is None else "finetune" if self.plan.is_hard else "search"
-        means = record.double().mean(0).tolist()
+        means = exact(record).mean(0).tolist()
         tallies = dict(zip(self.task.tallies, means[1:], strict=True))
         return {"phase": phase, "lr": rates[-1], "loss": means[0], **tallies, "seconds": seconds}
 

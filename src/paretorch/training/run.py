@@ -48,15 +48,17 @@ class Setup:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of that name; "auto" is the first GPU, else the CPU."""
+    """The device of that name; "auto" is the first GPU of NVIDIA, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"{name!r} is no device; use cpu, cuda or cuda:1") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"Training runs on cpu and cuda, not on {name!r}")
+        raise ConfigError(f"{name!r} is no device; use cpu, cuda, cuda:1 or mps") from error
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise ConfigError(f"Training runs on cpu, cuda and mps, not on {name!r}")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("There is no Apple GPU here; use --device cpu")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("There is no usable GPU here; use --device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

@@ -56,12 +56,15 @@ def own_random(device: torch.device) -> Iterator[None]:
     """Inside, seeds and draws from torch's global generators leave no trace outside."""
     before = torch.get_rng_state()
     on_gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    on_apple = torch.mps.get_rng_state() if device.type == "mps" else None
     try:
         yield
     finally:
         torch.set_rng_state(before)
         if on_gpu is not None:
             torch.cuda.set_rng_state(on_gpu, device)
+        if on_apple is not None:
+            torch.mps.set_rng_state(on_apple)
 
 
 @contextmanager

@@ -110,8 +110,8 @@ def _in_double(model: nn.Module, example: ModelCall) -> tuple[nn.Module, ModelCa
     coarse = any(parameter.dtype.itemsize < 4 for parameter in model.parameters())
     if not (coarse or any(tensor.is_cuda for tensor in example.tensors)):
         return model, example
-    exact = example.double()
     try:
+        exact = example.double()
         twin = copy.deepcopy(model).double()
         with in_eval(twin):
             exact(twin)

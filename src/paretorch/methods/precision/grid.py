@@ -12,6 +12,7 @@ from paretorch.edits.scale import MAX_BITS as MAX_BITS
 from paretorch.edits.scale import digits
 from paretorch.edits.scale import power_of_two as power_of_two  # part of the grid's arithmetic
 from paretorch.errors import ConfigError
+from paretorch.support.widest import widened
 
 LOG2 = math.log(2.0)
 _SLACK = 1e-4  # so that a precision that is a whole number does not fall to the one below by rounding
@@ -41,7 +42,7 @@ def real_bits(s: Tensor) -> Tensor:
 
 def s_of_bits(bits: float | Tensor) -> Tensor:
     """The inverse: s = −ln(2^(p−1) − 1)."""
-    p = torch.as_tensor(bits, dtype=torch.float64)
+    p = widened(bits) if isinstance(bits, Tensor) else torch.as_tensor(bits, dtype=torch.float64)
     return -torch.log(torch.expm1((p - 1.0) * LOG2)).to(torch.float32)
 
 

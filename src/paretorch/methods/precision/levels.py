@@ -29,6 +29,7 @@ from paretorch.errors import ConfigError
 from paretorch.methods.precision.grid import LOG2, MAX_BITS, level_above, power_of_two, real_bits, s_of_bits, whole_bits
 from paretorch.methods.precision.scales import Scaled, update_powers
 from paretorch.support.sharded import whole, write
+from paretorch.support.widest import exact, widened
 
 
 class LevelOptions(Protocol):
@@ -165,7 +166,7 @@ def allocate(term: Term, members: Sequence[Leveled], budget: float | None) -> tu
         for who in piece.members:
             if who.relaxation.zero_precision:
                 who.relaxation.find_zeros(who.latent, who.relaxation.grid(p))
-        write(piece.decision, s_of_bits(p.double() + 0.25))  # read back as p by either rounding
+        write(piece.decision, s_of_bits(p.to(torch.float32) + 0.25))  # read back as p by either rounding
         taken += piece.cost(p)
     return taken, least_bits(term, members)
 
@@ -186,7 +187,7 @@ class _Member(NamedTuple):
             kept = self.kept.to(torch.float32).expand(r.grouping.shape)
         if r.zero_precision:
             kept = kept * ~r.is_zero(self.latent, r.grouping.expand(r.grid(p)))
-        return r.grouping.reduce(kept).double().reshape(-1)
+        return widened(r.grouping.reduce(kept)).reshape(-1)
 
 
 class _Piece(NamedTuple):
@@ -263,14 +264,14 @@ def _fill(piece: _Piece, chosen: Tensor, above: Tensor, left: float) -> float:
 
     The last one may cost more than is left, by less than it would leave unspent. Returns what is left; −∞ once one was not raised.
     """
-    extra = (piece.bits(above) - piece.bits(chosen)).flatten()
+    extra = exact((piece.bits(above) - piece.bits(chosen)).flatten())
     spent = torch.cumsum(extra, 0)
     taken = spent <= left + 1e-9
     count = int(taken.sum())
     if count < len(spent) and left > -math.inf:
         without = left - (float(spent[count - 1]) if count else 0.0)
         taken[count] = float(spent[count]) - left < without
-    chosen.copy_(torch.where(taken.view(chosen.shape), above, chosen))
+    chosen.copy_(torch.where(taken.view(chosen.shape).to(chosen.device), above, chosen))
     return -math.inf if count < len(spent) else left - float(spent[-1])
 
 

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from paretorch.support.widest import widened, widest_float
+
 TABLE_BITS = 8.0  # what a file pays for each symbol of a table of frequencies, about
 _CLASSES = 2.0  # tables of frequencies per doubling of the step relative to the weights
 _MOST_CLASSES = 16
@@ -27,7 +29,7 @@ _SMALL_RATIO, _LARGE_RATIO = 2.0**-16, 64.0
 
 def laplace_bits(ratio: Tensor) -> Tensor:
     """Bits per weight of Laplace weights, given the step over their mean magnitude."""
-    rate = ratio.double().clamp(_SMALL_RATIO, _LARGE_RATIO)
+    rate = widened(ratio).clamp(_SMALL_RATIO, _LARGE_RATIO)
     q, root = torch.exp(-rate), torch.exp(-rate / 2.0)
     return (_binary_entropy(root) + root * (1.0 + _binary_entropy(q) / -torch.expm1(-rate))).to(torch.float32)
 
@@ -84,7 +86,7 @@ def bits_of(parts: Iterable[Tally], share: float = 1.0) -> Tensor:
     entropy = (torch.xlogy(total, total).sum() - torch.xlogy(counts, counts).sum()) / math.log(2.0)
     coded: Tensor = share * (entropy + digits) + TABLE_BITS * (counts > 0).sum()
     width = number * torch.log2(most - least + 1.0)
-    return torch.minimum(coded, share * width.double())
+    return torch.minimum(coded, share * widened(width))
 
 
 def _count(codes: Tensor, levels: Tensor, kept: Tensor | None) -> Tally:
@@ -100,8 +102,8 @@ def _count(codes: Tensor, levels: Tensor, kept: Tensor | None) -> Tally:
     table = torch.round(_CLASSES * levels).clamp(-_MOST_CLASSES, _MOST_CLASSES) + _MOST_CLASSES
     place = (table * (2 * _MAX_CODE + 1) + short + _MAX_CODE).to(torch.int64).flatten()
     shape = (2 * _MOST_CLASSES + 1, 2 * _MAX_CODE + 1)
-    counts = torch.zeros(math.prod(shape), dtype=torch.float64, device=codes.device)
-    counts = counts.scatter_add_(0, place, own.flatten().double()).view(shape)
+    counts = torch.zeros(math.prod(shape), dtype=widest_float(codes.device), device=codes.device)
+    counts = counts.scatter_add_(0, place, own.flatten().to(counts.dtype)).view(shape)
     return Tally(own.sum(), codes.min(), codes.max(), (digits * own).sum(), counts)
 
 

@@ -22,6 +22,7 @@ from paretorch.core.attach.sites import Site
 from paretorch.core.step.sample import some, stride_for
 from paretorch.errors import ConfigError
 from paretorch.support.sharded import whole
+from paretorch.support.widest import exact
 
 _MOST = 60
 _STEADY = 0.6  # above a half, so that a layer at the border between two scales does not go to and fro
@@ -51,7 +52,7 @@ def exponent_for(site: Site, scale: str | int, offset: float) -> int:
     if scale == "auto":
         rms = float(weight.square().mean().sqrt())
         if not 0.0 < rms < math.inf:  # squares beyond fp32
-            rms = float(weight.double().square().mean().sqrt())
+            rms = float(exact(weight).square().mean().sqrt())
         return max(-_MOST, min(round(math.log2(rms) + offset), _MOST)) if rms > 0 else 0
     if scale == "fit":
         return max(math.ceil(math.log2(top)) - 1, 0) if top > 0 else 0

@@ -29,6 +29,7 @@ from paretorch.errors import ConfigError
 from paretorch.methods.precision.rate import Tally, bits_of, laplace_bits, laplace_slope, short_steps
 from paretorch.methods.precision.stepped import TINY, Stepped
 from paretorch.support.sharded import whole
+from paretorch.support.widest import widened
 
 _MEASURED = 0.08  # share of the steps in which real steps learn what the loss feels
 _COUNTS = 10  # times in a search that the bits of real steps are counted; in between a formula says how they change
@@ -251,7 +252,7 @@ def _no_worse(term: Term, index: int, step: Tensor, bits: float) -> Tensor:
         found = 0.0
         for part in term.parts(index):
             wide, weight = part.relaxation.grouping.expand(steps[part.rows]), part.latent.to(torch.float32)
-            found += float((weight - torch.round(weight / wide) * wide).double().square().sum())
+            found += float(widened(weight - torch.round(weight / wide) * wide).square().sum())
         return found
 
     return plain if bits > 1.0 and error(plain) < error(step) else step

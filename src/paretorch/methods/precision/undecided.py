@@ -87,7 +87,7 @@ def raise_unseen(term: Term, warns: bool) -> None:
         if found is None:
             continue
         rows = s.view(len(found), -1)
-        average = s_of_bits(real_bits(rows[~found]).mean().double()).to(s.dtype)
+        average = s_of_bits(real_bits(rows[~found]).mean()).to(s.dtype)
         write(decision, torch.where(found[:, None], average, rows).view_as(s))
         if warns:
             warn(

@@ -136,7 +136,7 @@ def _leading(flat: Tensor, templates: int, seed: int) -> Tensor:
     layers = len(flat)
     if templates > layers:
         return orthogonal(layers, templates, seed)
-    gram = (flat @ flat.T).double().cpu()
+    gram = (flat @ flat.T).to("cpu", torch.float64)
     leading: Tensor = torch.linalg.eigh(gram).eigenvectors.flip(1)[:, :templates].contiguous()
     return leading
 

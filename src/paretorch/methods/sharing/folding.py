@@ -24,6 +24,7 @@ from paretorch.errors import ConfigError, warn
 from paretorch.methods.sharing.layers import Bank, read_banks, unfold
 from paretorch.methods.sharing.similarity import absolute_cosine, check_limits, cluster, collapse, mergers
 from paretorch.support.sharded import is_sharded
+from paretorch.support.widest import exact
 
 _WHAT_TO_FOLD = "fold the network that this one was made from (of a run, with its checkpoint.pt)"
 
@@ -124,7 +125,7 @@ def levels(model: nn.Module, only: Selector | None = None) -> dict[int, float]:
     banks = [bank for bank, one in zip(banks, _chosen(banks, only), strict=True) if one]
     count = sum(len(bank.layers) for bank in banks)
     found = {count: 1.0}
-    merging = mergers([absolute_cosine(bank.rows.double()) for bank in banks])
+    merging = mergers([absolute_cosine(exact(bank.rows)) for bank in banks])
     for merged, (similarity, which, *_) in enumerate(merging, 1):
         if again and similarity == 0.0 and banks[which].stored:
             break
@@ -180,7 +181,7 @@ def _labels(
     banks: Sequence[Bank], chosen: Sequence[bool], threshold: float | None, layers: int | None, again: bool
 ) -> list[list[int]]:
     """Which stored layer each is to be, by bank; of those that are not chosen, each its own, or what an earlier fold made it."""
-    matrices = [absolute_cosine(bank.rows.double()) for bank, one in zip(banks, chosen, strict=True) if one]
+    matrices = [absolute_cosine(exact(bank.rows)) for bank, one in zip(banks, chosen, strict=True) if one]
     if layers is not None and layers > (most := sum(len(matrix) for matrix in matrices)):
         raise ConfigError(f"layers={layers}: only {most} layers share")
     folded = iter(cluster(matrices, threshold, layers))
@@ -188,7 +189,7 @@ def _labels(
 
 
 def _kept(bank: Bank, again: bool) -> list[int]:
-    return cluster([absolute_cosine(bank.rows.double())], 1.0, None)[0] if again else list(range(len(bank.layers)))
+    return cluster([absolute_cosine(exact(bank.rows))], 1.0, None)[0] if again else list(range(len(bank.layers)))
 
 
 def _fold_one(network: nn.Module, name: str, bank: Bank, labels: list[int]) -> tuple[Folding, Share]:
@@ -221,8 +222,8 @@ def _fold_one(network: nn.Module, name: str, bank: Bank, labels: list[int]) -> t
 
 def _collapse_all(bank: Bank, labels: list[int]) -> tuple[Tensor, Tensor]:
     """The direction of each group, and the scale of each layer, in float64."""
-    gram, rows = bank.gram, bank.rows.double()
-    directions, scales = [], torch.ones(len(labels), dtype=torch.float64, device=rows.device)
+    gram, rows = bank.gram, exact(bank.rows)
+    directions, scales = [], rows.new_ones(len(labels))
     for label in range(max(labels) + 1):
         members = [i for i, own in enumerate(labels) if own == label]
         direction = rows[members[0]]
@@ -241,7 +242,7 @@ def _mixed(flat: Tensor, direction: Tensor) -> Tensor:
 
 
 def _errors(bank: Bank, target: Tensor) -> Tensor:
-    gram, rows = bank.gram, bank.rows.double()
+    gram, rows = bank.gram, exact(bank.rows)
     apart = rows - target
     left = ((apart @ gram) * apart).sum(1).clamp_min(0.0).sqrt()
     size = ((rows @ gram) * rows).sum(1).clamp_min(0.0).sqrt()

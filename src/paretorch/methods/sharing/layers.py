@@ -22,6 +22,7 @@ from paretorch.errors import ConfigError, DivergenceError
 from paretorch.methods.sharing.banks import By, check_by, share_groups
 from paretorch.methods.sharing.similarity import absolute_cosine
 from paretorch.support.sharded import whole
+from paretorch.support.widest import exact
 
 Mixes = Mix | MixedWeight
 """A mixed weight: of a network that a plan trains, or of one that is folded."""
@@ -59,7 +60,7 @@ class Bank:
     @property
     def gram(self) -> Tensor:
         """⟨T_i, T_j⟩."""
-        flat = torch.stack([template.flatten() for template in self.templates]).double()
+        flat = exact(torch.stack([template.flatten() for template in self.templates]))
         return flat @ flat.T
 
 
@@ -190,7 +191,7 @@ def _unfold(network: nn.Module, banks: Sequence[Bank]) -> list[Bank]:
 def _is_coded(template: Tensor) -> bool:
     """Whether a template is pruned or quantized, so that its file is small, and that of a mixture would not be."""
     some = template.flatten()[:: max(1, template.numel() // _SEEN)]
-    if float((some == 0).double().mean()) > _ZEROS:
+    if float((some == 0).float().mean()) > _ZEROS:
         return True
     finest = 2 / torch.finfo(some.dtype).eps  # values of a grid with as many bits as the dtype has digits
     return len(some.unique()) <= min(_FEW * some.numel(), finest)

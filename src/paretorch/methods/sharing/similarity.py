@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paretorch.errors import ConfigError
 from paretorch.support.checks import require_count, require_number
+from paretorch.support.widest import exact
 
 _FLOOR = 1e-12
 _SINGULAR = 1e-6  # reciprocal condition number below which a matrix counts as singular
@@ -54,14 +55,14 @@ def reparametrize(templates: Tensor, coefficients: Tensor, change: Tensor) -> tu
     if coefficients.dim() != 2 or coefficients.shape[1] != k:
         shape = tuple(coefficients.shape)
         raise ConfigError(f"the coefficients have the shape {shape}: give one row per layer, of {k}, one per template")
-    exact = change.double().to(templates.device)
-    finite = bool(torch.isfinite(exact).all())
-    values = torch.linalg.svdvals(exact) if finite else torch.zeros(1)
+    change = exact(change.to(templates.device))
+    finite = bool(torch.isfinite(change).all())
+    values = torch.linalg.svdvals(change) if finite else torch.zeros(1)
     if float(values[-1]) <= _SINGULAR * float(values[0]):
         raise ConfigError("B is singular: only an invertible change of templates leaves the network as it is")
-    flat = exact @ templates.double().flatten(1)
-    mixed = torch.linalg.solve(exact.T.to(coefficients.device), coefficients.double().T).T
-    return flat.view(templates.shape).to(templates.dtype), mixed.to(coefficients.dtype)
+    flat = change @ exact(templates).flatten(1)
+    mixed = torch.linalg.solve(change.T, exact(coefficients).to(change.device).T).T
+    return flat.view(templates.shape).to(templates), mixed.to(coefficients)
 
 
 def _unit(rows: Tensor) -> Tensor:
@@ -113,7 +114,7 @@ def mergers(matrices: Sequence[Tensor]) -> Iterator[tuple[float, int, int, int]]
 
     The most alike come first, over all matrices, first come first in ties; until each matrix is one group.
     """
-    links = [matrix.double().cpu().clone().fill_diagonal_(-1.0) for matrix in matrices]
+    links = [matrix.to("cpu", torch.float64).clone().fill_diagonal_(-1.0) for matrix in matrices]
     for _ in range(sum(len(matrix) - 1 for matrix in matrices)):
         which = max(range(len(links)), key=lambda i: float(links[i].max()))
         link = links[which]
@@ -136,8 +137,8 @@ def collapse(rows: Tensor, gram: Tensor) -> tuple[Tensor, Tensor]:
     gram: ⟨T_i, T_j⟩, so that a_l gram a_l'ᵀ = ⟨W_l, W_l'⟩. Collinear rows come back exactly, negative multiples too. The
     scale of the first layer that has a part in u is 1; one that has none (a layer of zeros, say) gets 0.
     """
-    exact, metric = rows.double(), gram.double()
-    leading = torch.linalg.eigh(exact @ metric @ exact.T).eigenvectors[:, -1]
+    wide, metric = exact(rows), exact(gram)
+    leading = torch.linalg.eigh(wide @ metric @ wide.T).eigenvectors[:, -1]
     leading = leading.where(leading.abs() > _NO_PART * leading.abs().max(), 0.0)
     first = leading[leading != 0][0]
-    return first * (leading @ exact), leading / first + 0.0  # no -0
+    return first * (leading @ wide), leading / first + 0.0  # no -0

@@ -31,6 +31,7 @@ from paretorch.methods.sharing.banks import DOMAINS, By, bank, check_by, share_g
 from paretorch.methods.sharing.similarity import absolute_cosine, cluster, collapse, recurrence, recurrence_slope
 from paretorch.support.checks import require_count, require_number
 from paretorch.support.sharded import on_one_gpu, whole, write
+from paretorch.support.widest import exact
 
 _DROP = 0.2
 
@@ -183,7 +184,7 @@ class SoftSharing(Shares, Method):
             return
         for mixes in banks_of(term):
             rows = _rows(mixes)
-            (labels,) = cluster([absolute_cosine(rows.double())], self.threshold, None)
+            (labels,) = cluster([absolute_cosine(exact(rows))], self.threshold, None)
             gram = gram_of(mixes[0])
             for label in set(labels):
                 members = [i for i, own in enumerate(labels) if own == label]
@@ -218,7 +219,7 @@ def banks_of(term: Term) -> list[list[Mix]]:
 def gram_of(mix: Mix) -> Tensor:
     """⟨T_i, T_j⟩ of the templates behind a layer, as they are mixed."""
     with torch.no_grad():
-        flat = torch.stack([template.detach().flatten() for template in mix.templates()]).double()
+        flat = exact(torch.stack([template.detach().flatten() for template in mix.templates()]))
     return flat @ flat.T
 
 

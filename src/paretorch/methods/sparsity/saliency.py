@@ -18,6 +18,7 @@ from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
 from paretorch.support.blocks import block_size, blocks, row_blocks
 from paretorch.support.sharded import gather, is_sharded, local
+from paretorch.support.widest import exact
 
 _UNSEEN = 0.05  # δ
 _WINDOW = 0.1  # of the steps, that the running saliency looks back
@@ -38,7 +39,8 @@ def is_trained(model: nn.Module, sites: Iterable[Site]) -> bool:
 def _kurtosis(weight: Tensor) -> float:
     flat = weight.detach().flatten()
     values = flat[:: -(-flat.numel() // _ENOUGH)].abs() if flat.is_complex() else flat[:: -(-flat.numel() // _ENOUGH)]
-    centred = values.double() - values.double().mean()
+    values = exact(values)
+    centred = values - values.mean()
     square = centred.square().mean()
     return float(centred.pow(4).mean() / square.square()) if square > 0 else 0.0
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from paretorch.optim.hyperparameters import Hyperparameters, Scalar
 from paretorch.optim.kernels.bucket import Bucket, Gradients, root_mean_square
 from paretorch.optim.kernels.parameter import ParameterView
+from paretorch.support.widest import widened, widest_float
 
 MAX_BATCH = 1 << 25
 """Elements that are stepped at once on an accelerator, unless one parameter alone has more. An operation on so many takes
@@ -32,14 +33,14 @@ class ForeachBucket(Bucket):
         super().__init__(views, seed)
         longest = MAX_BATCH_ON_CPU if self.device.type == "cpu" else MAX_BATCH
         self._batches = _batches([view.p.numel() for view in views], 0 if single else longest)
-        zero = torch.zeros(2, dtype=torch.float64, device=self.device)
+        zero = torch.zeros(2, dtype=widest_float(self.device), device=self.device)
         self._parts = [zero] * len(views)
 
     def eta_sums(self) -> Tensor:
         return torch.stack(self._parts).sum(0)
 
     def preview(self, grads: Gradients, hyper: Hyperparameters) -> Tensor:
-        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        total = torch.zeros(2, dtype=widest_float(self.device), device=self.device)
         for batch, gs in self._with_gradients(grads):
             ps = [self._to_work_dtype(self.views[i].p) for i in batch]
             squares = list(torch._foreach_pow(_effective_gradients(ps, gs, hyper), 2))
@@ -140,13 +141,13 @@ def _before_or_after(before: Tensors, after: Tensors) -> Tensors:
 
 
 def _eta_sums(roots: Tensors, hyper: Hyperparameters) -> Tensor:
-    """Per tensor (Σ η², d) over the coordinates with √v > 0: shape (n, 2), fp64. The roots are overwritten."""
+    """Per tensor (Σ η², d) over the coordinates with √v > 0: shape (n, 2), in the widest dtype of the device. The roots are overwritten."""
     etas = torch._foreach_sign(roots)
-    counts = torch.stack(torch._foreach_norm(etas, 1, torch.float64))
+    counts = torch.stack(torch._foreach_norm(etas, 1, widest_float(etas[0].device)))
     torch._foreach_add_(roots, hyper.eps)
     torch._foreach_div_(etas, roots)
     kappa = hyper.eta_scale
     if kappa != 1:
         torch._foreach_mul_(etas, kappa)
-    sums = torch.stack(torch._foreach_norm(etas)).double().square_().div_(kappa**2)
+    sums = widened(torch.stack(torch._foreach_norm(etas))).square_().div_(kappa**2)
     return torch.stack((sums, counts), dim=1)

@@ -73,7 +73,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 
     The eigenvalues of Σ₁Σ₂ are those of the symmetric Σ₁^½ Σ₂ Σ₁^½, whose roots are summed.
     """
-    (mean1, spread1), (mean2, spread2) = (_moments(features.double().cpu()) for features in (one, other))
+    (mean1, spread1), (mean2, spread2) = (_moments(features.to("cpu", torch.float64)) for features in (one, other))
     values, vectors = torch.linalg.eigh(spread1)
     root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
     cross = torch.linalg.eigvalsh(root @ spread2 @ root).clamp(min=0).sqrt().sum()

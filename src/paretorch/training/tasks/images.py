@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
+from paretorch.support.widest import widest_float
 from paretorch.training.distillation import Teacher
 from paretorch.training.tasks import Batch, derive_seed, shuffled
 from paretorch.zoo.data import Augment, Images, augment
@@ -69,13 +70,14 @@ class ImageClassification:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         pixels, labels = self._images.test
-        totals = torch.zeros(2, dtype=torch.float64, device=self._device)
+        totals = torch.zeros(2, dtype=widest_float(self._device), device=self._device)
         with torch.no_grad():
             for start in range(0, len(labels), _EVALUATION_BATCH):
                 part = slice(start, start + _EVALUATION_BATCH)
                 logits = self._logits(model, pixels[part])
                 wrong = F.cross_entropy(logits, labels[part], reduction="sum")
-                totals += torch.stack([wrong.double(), (logits.argmax(1) == labels[part]).sum().double()])
+                right = (logits.argmax(1) == labels[part]).sum()
+                totals += torch.stack([wrong.to(totals.dtype), right.to(totals.dtype)])
         loss, correct = (totals / len(labels)).tolist()
         return {"test_loss": loss, "test_accuracy": correct}
 

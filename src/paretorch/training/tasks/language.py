@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
+from paretorch.support.widest import widest_float
 from paretorch.training.distillation import Teacher
 from paretorch.training.tasks import Batch, derive_seed
 from paretorch.zoo.data.text import Text, batchify, chunks
@@ -105,12 +106,12 @@ class LanguageModel:
         return logits
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        total = torch.zeros((), dtype=widest_float(self._device), device=self._device)
         state: State | None = None
         with torch.no_grad():
             for tokens, targets in chunks(self._held_out, self._bptt):
                 logits, state = self._run(model, tokens, state)
-                total += F.cross_entropy(logits, targets.flatten(), reduction="sum").double()
+                total += F.cross_entropy(logits, targets.flatten(), reduction="sum").to(total.dtype)
         loss = float(total) / self._held_out[1:].numel()
         if self._characters:
             return {"test_loss": loss, "test_bpc": loss / math.log(2)}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
+from paretorch.support.widest import widest_float
 from paretorch.training.tasks import Batch, derive_seed, shuffled
 from paretorch.zoo.data.shortest_paths import Grids, generate
 
@@ -77,13 +78,13 @@ class ShortestPaths:
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         inputs, labels = self._held_out[self._phase]
-        loss = torch.zeros((), dtype=torch.float64, device=self._device)
-        counts = torch.zeros(2, dtype=torch.float64, device=self._device)
+        loss = torch.zeros((), dtype=widest_float(self._device), device=self._device)
+        counts = torch.zeros(2, dtype=widest_float(self._device), device=self._device)
         with torch.no_grad():
             for start in range(0, len(labels), _EVALUATION_BATCH):
                 part = slice(start, start + _EVALUATION_BATCH)
                 logits = self._logits(model, inputs[part])
-                loss += F.binary_cross_entropy_with_logits(logits, labels[part].float(), reduction="sum").double()
+                loss += F.binary_cross_entropy_with_logits(logits, labels[part].float(), reduction="sum").to(loss.dtype)
                 counts += _counts(logits, labels[part])
         stage = {"stage": float(self._phase)} if len(self._held_out) > 1 else {}
         return {"test_loss": float(loss) / labels.numel(), "test_f1": float(_f1(counts)), **stage}
@@ -118,7 +119,7 @@ class ShortestPaths:
 def _counts(logits: Tensor, labels: Tensor) -> Tensor:
     """Cells found and right, and cells found plus cells to find; both as numbers on the device."""
     found = logits > 0
-    return torch.stack([(found & labels).sum(), found.sum() + labels.sum()]).double()
+    return torch.stack([(found & labels).sum(), found.sum() + labels.sum()]).to(widest_float(found.device))
 
 
 def _f1(counts: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paretorch.errors import DataError, MissingExtraError
+from paretorch.support.widest import widest_float
 from paretorch.training.distillation import Teacher
 from paretorch.training.tasks import Batch, derive_seed
 from paretorch.zoo.data import translation as data
@@ -85,13 +86,13 @@ class Translation:
         return loss, (right.sum() / (following != data.PAD).sum(),)
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        total = torch.zeros((), dtype=widest_float(self._device), device=self._device)
         translations = [""] * len(self._held_out)
         with torch.no_grad():
             for batch in data.batches(self._held_out, self._tokens):
                 source, target = batch.source.to(self._device), batch.target.to(self._device)
                 logits, following = self._logits(model, source, target)
-                total += F.cross_entropy(logits, following, ignore_index=data.PAD, reduction="sum").double()
+                total += F.cross_entropy(logits, following, ignore_index=data.PAD, reduction="sum").to(total.dtype)
                 if self._bleu is not None:
                     for row, text in zip(batch.rows, self._translate(model, source), strict=True):
                         translations[row] = text

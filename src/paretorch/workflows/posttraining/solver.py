@@ -23,6 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paretorch.support.widest import exact
+
 LIMIT = 500  # the largest code: the encoder recognises steps of up to 512 distinct magnitudes
 _CLASSES = 8
 _UNSEEN = 0.05  # counts of a code that does not occur yet
@@ -113,15 +115,15 @@ def factorize(hessian: Tensor, damping: float, ridge: float = 0.0, order: Tensor
         order: The order of the columns; by their diagonal if None.
     """
     root, order = _root(hessian, damping, ridge, order)
-    one = torch.eye(root.shape[1], dtype=root.dtype, device=root.device).expand_as(root)
-    factor = torch.linalg.solve_triangular(root, one, upper=True).float()
-    return Curvature(factor, order, _scale(root, order))
+    one = torch.eye(root.shape[1]).to(root).expand_as(root)
+    factor = torch.linalg.solve_triangular(root, one, upper=True).to(hessian.device, torch.float32)
+    return Curvature(factor, order, _scale(root, order.to(root.device)).to(hessian.device))
 
 
 def measure_scale(hessian: Tensor, damping: float, ridge: float) -> tuple[Tensor, Tensor]:
     """Return `scale` and `order` of `factorize`, at a fraction of its cost."""
     root, order = _root(hessian, damping, ridge, None)
-    return _scale(root, order), order
+    return _scale(root, order.to(root.device)).to(hessian.device), order
 
 
 def _root(hessian: Tensor, damping: float, ridge: float, order: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -130,8 +132,8 @@ def _root(hessian: Tensor, damping: float, ridge: float, order: Tensor | None) -
     if order is None:
         order = diagonal.mean(0).argsort(descending=True, stable=True)
     back = order.flip(0)
-    wide = hessian[:, back][:, :, back].double()
-    level = damping * diagonal.mean(1).double().clamp_min(_LEAST) + ridge
+    wide = exact(hessian[:, back][:, :, back])
+    level = damping * exact(diagonal.mean(1)).clamp_min(_LEAST) + ridge
     wide.diagonal(dim1=1, dim2=2).add_(level[:, None])
     return torch.linalg.cholesky(wide).flip(1, 2), order
 

@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paretorch.support.widest import exact
+
 MU = math.log(2) / 6
 """μ at the price that the steps were made for."""
 _MOST_DEAD, _MOST_SHIFT = 2.0, 0.45  # of a step
@@ -108,7 +110,7 @@ def code_bits(codes: Tensor) -> tuple[float, float]:
     sizes = codes.abs().flatten()
     zeros, ones = int((sizes == 0).sum()), int((sizes == 1).sum())
     others = sizes[sizes > 0]
-    mean = float(others.double().mean()) if len(others) else 1.0
+    mean = float(exact(others).mean()) if len(others) else 1.0
     tail = -math.log2(max(1.0 - 1.0 / max(mean, 1.0 + 1e-6), 1e-6))  # of a geometric distribution with that mean
     return max(0.0, math.log2((zeros + 1.0) / (0.5 * ones + 1.0))), tail
 
@@ -117,9 +119,9 @@ def entropy_bits(codes: Tensor) -> float:
     """Return what the codes take with one table of frequencies."""
     low, high = float(codes.min()), float(codes.max())
     if high - low < _WIDE:
-        counts = torch.bincount((codes - low).long().flatten()).double()
+        counts = exact(torch.bincount((codes - low).long().flatten()))
     else:  # of a generous budget: a table of all values between would not fit into memory
-        counts = codes.flatten().unique(return_counts=True)[1].double()
+        counts = exact(codes.flatten().unique(return_counts=True)[1])
     counts = counts[counts > 0]
     return float(-(counts * (counts / counts.sum()).log2()).sum())
 

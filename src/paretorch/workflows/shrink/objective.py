@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from paretorch.errors import ConfigError, DataError
 from paretorch.support.eval_mode import first_sentence, in_eval
 from paretorch.support.inputs import ModelCall, batch_call, parts_of, tensors_in
+from paretorch.support.widest import exact
 from paretorch.training.distillation import Teacher
 
 _MOST_BATCHES = 64
@@ -159,7 +160,7 @@ class Objective:
     def distance(self, student: nn.Module, calls: Sequence[ModelCall]) -> float:
         """Return the mean distance over the batches, with the student in evaluation mode."""
         with in_eval(student):
-            return float(torch.stack([self.loss(call, student) for call in calls]).double().mean())
+            return float(exact(torch.stack([self.loss(call, student) for call in calls])).mean())
 
 
 def relative_error(student: Any, teacher: Any) -> Tensor:

@@ -67,7 +67,7 @@ def statistics(pixels: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     values = torch.arange(256, dtype=torch.float64) / 255
     means, deviations = [], []
     for channel in pixels.unbind(1):
-        frequency = torch.bincount(channel.flatten(), minlength=256).to(torch.float64).cpu() / channel.numel()
+        frequency = torch.bincount(channel.flatten(), minlength=256).to("cpu", torch.float64) / channel.numel()
         mean = frequency @ values
         means.append(float(mean))
         deviation = float((frequency @ (values - mean) ** 2).sqrt())

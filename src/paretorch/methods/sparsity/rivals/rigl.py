@@ -33,6 +33,7 @@ from paretorch.methods.sparsity.rivals.rival import Rival
 from paretorch.methods.sparsity.rivals.scored import ScoredMask
 from paretorch.support.checks import require_count, require_number
 from paretorch.support.sharded import whole, write
+from paretorch.support.widest import widened
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,7 @@ class RigL(Rival):
             self._start(term, step)
         end = self.stop * term.steps
         # In fp64: where the count of a layer is a whole number, fp32 would often round down to the one below.
-        fraction = self.fraction / 2 * (1.0 + torch.cos(math.pi * (step.to(torch.float64) / end).clamp_max(1.0)))
+        fraction = self.fraction / 2 * (1.0 + torch.cos(math.pi * (widened(step) / end).clamp_max(1.0)))
         term.set_scalar("fraction", fraction)
         # Asked on the device, which nothing here waits for: at most steps the answer is no, and everything stays.
         due = (step > 0) & (step < end) & (torch.remainder(step, self.every) == 0)
