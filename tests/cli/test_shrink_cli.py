@@ -117,16 +117,7 @@ def test_wrong_words_are_one_line(
 
 
 def test_a_runtime_in_place_of_a_budget(weights: Path, tmp_path: Path) -> None:
-    words = [
-        "--network",
-        "digits-cnn",
-        "--set",
-        "width=8",
-        "--data",
-        "digits",
-        "--weights",
-        str(weights / "dense.pare"),
-    ]
+    words = [*_NETWORK, "--weights", str(weights / "dense.pare")]
     out = ["--out", str(tmp_path / "run"), "--steps", "0", "--quiet"]
     told = _pare(*words, *out, "--runtime", "openvino", "--budget", "1/10", code=2)
     assert "--budget and --runtime do not go together" in " ".join(told.split())
