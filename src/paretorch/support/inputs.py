@@ -78,6 +78,20 @@ class ModelCall:
         """Return the call with the first row only."""
         return self.rows(lambda tensor: tensor[:1])
 
+    @property
+    def sequence(self) -> int | None:
+        """The length of the sequences of tokens: the second dimension of the first whole numbers that have a batch; None: there are none."""
+        tokens = (t for t in self.tensors if self.has_batch(t) and t.dim() > 1 and not t.is_floating_point())
+        return next((t.shape[1] for t in tokens), None)
+
+    def has_sequence(self, tensor: Tensor) -> bool:
+        """Return whether the second dimension of one of the tensors is the sequence: whether it is as long."""
+        return self.has_batch(tensor) and tensor.dim() > 1 and tensor.shape[1] == self.sequence
+
+    def shortened(self, length: int) -> "ModelCall":
+        """Return the call with the beginning of each sequence only."""
+        return self.map(lambda tensor: tensor[:, :length] if self.has_sequence(tensor) else tensor)
+
     def names(self, model: nn.Module) -> list[str]:
         """Return a name for each tensor: that of its argument, with a number if it has several tensors; "input" for one."""
         if len(self.tensors) == len(self.args) == 1 and not self.kwargs:

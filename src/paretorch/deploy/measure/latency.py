@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -23,7 +24,7 @@ from torch import nn
 
 from paretorch.deploy.onnx import export_onnx
 from paretorch.deploy.plain import copied
-from paretorch.errors import ConfigError
+from paretorch.errors import ConfigError, PareWarning
 from paretorch.support.inputs import Example, ModelCall, TensorFunction, read_example
 from paretorch.support.processes import module_command, suppress_output
 
@@ -113,7 +114,8 @@ def _write(model: nn.Module, call: ModelCall, path: Path, runtime: str) -> bool:
     """Export the module; return False if it cannot be exported."""
     try:
         if runtime == "onnxruntime":
-            export_onnx(model, call, path)
+            with warnings.catch_warnings(action="ignore", category=PareWarning):  # of a file that nobody keeps
+                export_onnx(model, call, path)
         else:
             network = TensorFunction(copied(model, "torch").cpu(), call)
             with suppress_output(), path.open("wb") as file:

@@ -14,6 +14,8 @@ from paretorch.support.text import human
 
 _SHOWN = 3  # names of layers in a message
 _MANY_ZEROS = 0.25
+_COMPRESSED = 0.1  # of the values: with fewer codes, nobody compressed the network
+_EXCESS, _EXCESS_BYTES = 1.02, 1000  # over int8: less is not worth a word
 _REMEDY = 'compress(runtime="onnxruntime-int8") trains them on codes of 8 bits and less'
 
 
@@ -46,8 +48,10 @@ def advice(path: str, form: str) -> str | None:
             f"({_names(plain)}): {_REMEDY}"
         )
     int8 = total + sum(one.count + 4 * one.outputs * one.is_plain - one.size for one in weights)
-    zeros = sum(one.zeros * one.count for one in weights) / max(sum(one.count for one in weights), 1)
-    if form != "packed" or total <= int8 or not (len(plain) < len(weights) or zeros >= _MANY_ZEROS):
+    count = max(sum(one.count for one in weights), 1)
+    zeros = sum(one.zeros * one.count for one in weights) / count
+    coded = 1 - sum(one.count for one in plain) / count
+    if form != "packed" or total < _EXCESS * int8 + _EXCESS_BYTES or (coded < _COMPRESSED and zeros < _MANY_ZEROS):
         return None
     reasons = []
     if plain:

@@ -55,7 +55,8 @@ def export_onnx(
     The file is run with onnxruntime on the example, and on its first row alone. If an output differs from the module's too
     much, nothing is written and an error says by how much. A weight that several layers read is stored once. One tensor is
     called "input" or "output" in the file; several have the names of the model's arguments and of the parts of its output, and
-    "output_0", "output_1" for those of a tuple. The batch size is dynamic.
+    "output_0", "output_1" for those of a tuple. The batch size is dynamic, and so is the length of sequences of tokens if the model allows it: the
+    second dimension of whole numbers, and of tensors that are as long.
 
     Args:
         example: A batch of inputs: a tensor, a tuple of the model's arguments, or a dict of keyword arguments. Every tensor
@@ -111,8 +112,10 @@ def export_onnx(
         }
     if calibrate is not None:
         form = "int8" if weights == "packed" else "fp32"  # what onnxruntime's quantizer reads
+    block_form = DEQUANTIZE if runtime == "openvino" else MATMULNBITS
     with replacing_checked(target, ".onnx") as temporary:
-        _export(plain, call, temporary, form, stored, DEQUANTIZE if runtime == "openvino" else MATMULNBITS)
+        if not _export_sequences(plain, call, temporary, form, stored, block_form, tolerance):
+            _export(plain, call, temporary, form, stored, block_form)
         for part, expected in wanted:
             _verify(temporary, plain, part, expected, tolerance)
             if runtime == "openvino":
@@ -165,8 +168,41 @@ def _outputs(model: nn.Module, call: ModelCall) -> dict[str, Tensor]:
     return {f"output_{name}" if name in taken else name: tensor for name, tensor in found.items()}
 
 
+def _export_sequences(
+    model: nn.Module,
+    call: ModelCall,
+    path: str,
+    weights: str,
+    stored: Mapping[str, Stored],
+    block_form: str,
+    tolerance: float,
+) -> bool:
+    """Write a file that takes sequences of any length, and return whether it does; warns if only the model itself takes them."""
+    length = call.sequence
+    if length is None or length < 2:
+        return False
+    shorter = call.shortened(max(1, length // 2))
+    try:
+        expected = _outputs(model, shorter)
+    except ConfigError:  # such as a linear layer over the whole sequence
+        return False
+    try:
+        _export(model, call, path, weights, stored, block_form, sequence=True)
+        _verify(path, model, shorter, expected, tolerance)
+    except ConfigError as error:
+        warn(f"The file takes sequences of {length} tokens alone, as the example has: {error}")
+        return False
+    return True
+
+
 def _export(
-    model: nn.Module, call: ModelCall, path: str, weights: str, stored: Mapping[str, Stored], block_form: str
+    model: nn.Module,
+    call: ModelCall,
+    path: str,
+    weights: str,
+    stored: Mapping[str, Stored],
+    block_form: str,
+    sequence: bool = False,
 ) -> None:
     inputs, outputs = call.names(model), list(_outputs(model, call))
     module = model
@@ -187,7 +223,7 @@ def _export(
         if weights != "fp32"
         else Packing({}, {})
     )
-    graph = trace(module, call, outputs, inputs, max(packing.opset, BLOCK_OPSET if own else 0))
+    graph = trace(module, call, outputs, inputs, max(packing.opset, BLOCK_OPSET if own else 0), sequence)
     if weights == "int8":
         packing = Packing({}, {})  # onnxruntime's quantizer needs plain weights; the opset is for the packing after it
     graph = optimize(graph, shared(graph) | packing.grids.keys() | own.keys())

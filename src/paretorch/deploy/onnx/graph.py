@@ -26,16 +26,26 @@ Graph = Any  # onnx.GraphProto and its parts have no static types
 Model = Any
 
 
-def trace(module: nn.Module, call: ModelCall, outputs: Sequence[str], inputs: Sequence[str], opset: int) -> Model:
+def trace(
+    module: nn.Module,
+    call: ModelCall,
+    outputs: Sequence[str],
+    inputs: Sequence[str],
+    opset: int,
+    sequence: bool = False,
+) -> Model:
     """Return the module as torch exports it, not optimized: parameters keep their names, the batch size is dynamic.
 
     Args:
         module: Takes one tensor, or is a `TensorFunction` that takes those of the call.
         outputs, inputs: Their names in the graph.
+        sequence: Whether the length of sequences is dynamic, too.
     """
     batch = torch.export.Dim("batch")
     has_batch = [call.has_batch(tensor) for tensor in call.tensors]
-    shapes = tuple({0: batch} if own else None for own in has_batch)
+    length = [sequence and call.has_sequence(tensor) for tensor in call.tensors]
+    more: list[dict[int, Any]] = [{1: torch.export.Dim.AUTO} if own else {} for own in length]
+    shapes = tuple({0: batch, **other} if own else None for own, other in zip(has_batch, more, strict=True))
     try:
         with suppress_output():
             program = torch.onnx.export(
@@ -60,7 +70,21 @@ def trace(module: nn.Module, call: ModelCall, outputs: Sequence[str], inputs: Se
                 f"{_name(module)} cannot be exported to ONNX: its forward pass makes the batch size a constant; "
                 "write x.shape[0] in place of len(x) or int(x.shape[0])"
             )
+    for value, own in zip(graph.graph.input, length, strict=False):
+        if own:
+            _name_sequence(graph.graph, value.type.tensor_type.shape.dim[1], _name(module))
     return graph
+
+
+def _name_sequence(graph: Graph, dim: Any, name: str) -> None:
+    """Name the dimension of sequences, in inputs and outputs; raises if it became a constant."""
+    if not dim.dim_param:
+        raise ConfigError(f"{name} makes the length of sequences a constant")
+    own = dim.dim_param
+    for value in (*graph.input, *graph.output):
+        for one in value.type.tensor_type.shape.dim:
+            if one.dim_param == own:
+                one.dim_param = "sequence"
 
 
 def _name(module: nn.Module) -> str:
