@@ -1,9 +1,11 @@
 """Errors name what was typed: the option of the command line, not the field that it sets."""
 
-import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
+
+from paretorch.cli.app import app
 
 
 @pytest.mark.parametrize(
@@ -16,9 +18,10 @@ import pytest
         (["--set", "sparsity_options.target=7", "--pruning", "gmp"], "pare: target=7: give the share"),
     ],
 )
-def test_the_option_is_named(words: list[str], said: str) -> None:
-    command = [sys.executable, "-m", "paretorch.cli", "train", "--network", "digits-cnn", "--data", "digits", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 2, done.stderr
+def test_the_option_is_named(words: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["train", "--network", "digits-cnn", "--data", "digits", *words]
+    monkeypatch.setattr(sys, "argv", ["pare", *words])
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2, done.stderr
     assert done.stderr.startswith(said), done.stderr
     assert done.stderr.count("\n") == 1

@@ -1,9 +1,11 @@
 """What takes the contract: every method of the registry, with variants, and every kind of layer in MODELS."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+import pytest
 import torch
+from _pytest.mark import ParameterSet
 from torch import Tensor, nn
 
 from paretorch import SMOL, ContinuousSparsification, Plan, compress
@@ -176,5 +178,25 @@ def loss_of(output: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output.float(), torch.arange(len(output)) % output.shape[1])
 
 
-def combinations(methods: list[str], models: list[str]) -> list[tuple[str, str]]:
+Pair = tuple[str, str]
+
+
+def combinations(methods: list[str], models: list[str]) -> list[Pair]:
     return [(method, model) for method in methods for model in models]
+
+
+def by_turns(methods: list[str], models: list[str], each: int = 1) -> list[Pair]:
+    """Every method on so many models, which take turns."""
+    return [(method, models[(each * i + k) % len(models)]) for i, method in enumerate(methods) for k in range(each)]
+
+
+def only_in_contract(every: Sequence[Pair], but: Collection[Pair]) -> list[ParameterSet]:
+    """All the cases, those that are not in `but` for `make contract` alone."""
+    return [pytest.param(*case, marks=[] if case in but else pytest.mark.contract) for case in every]
+
+
+EVERY = combinations(list(METHODS), list(MODELS))
+# What `make test` has of them: both methods together on every kind of layer, every other method on two.
+COVER = combinations(["both"], list(MODELS)) + by_turns(list(METHODS), list(MODELS), 2)
+# Of coupled channels: every way, every kind of layer.
+COUPLED_COVER = by_turns([*COUPLED, "coupled"], WITH_CHANNELS)

@@ -1,6 +1,6 @@
-"""One rank of a two-rank run: `python -m tests.contract.rank FOLDER TABLE CASES RANK`.
+"""One rank of a two-rank run: `python -m tests.contract.rank FOLDER CASES RANK`.
 
-TABLE is a module with `start(method, model)`; a case is [kind, method, model], kind "ddp" or "fsdp".
+A case is [table, kind, method, model]: a module with `start(method, model)`, "ddp" or "fsdp", and what to start.
 """
 
 import importlib
@@ -40,7 +40,7 @@ def spread(network: nn.Module, kind: str) -> nn.Module:
     return fully_shard(network)
 
 
-def train_one(kind: str, method: str, model: str, table: str, folder: str, rank: int) -> None:
+def train_one(table: str, kind: str, method: str, model: str, rank: int) -> dict[str, dict[str, torch.Tensor]]:
     network, plan, x = importlib.import_module(table).start(method, model)
     runner = spread(network, kind)
     optimizer = optimizer_of(plan)
@@ -48,13 +48,13 @@ def train_one(kind: str, method: str, model: str, table: str, folder: str, rank:
     soft = plan.dense_state_dict()
     plan.harden(optimizer)
     half_a_batch(runner, plan, optimizer, x, rank, 2)
-    torch.save({"soft": soft, "hard": plan.dense_state_dict()}, Path(folder) / f"{kind}-{method}-{model}-{rank}.pt")
+    return {"soft": soft, "hard": plan.dense_state_dict()}
 
 
-def main(folder: str, table: str, cases: str, rank: str) -> None:
+def main(folder: str, cases: str, rank: str) -> None:
     def work() -> None:
-        for case in json.loads(cases):
-            train_one(*case, table, folder, int(rank))
+        for number, case in enumerate(json.loads(cases)):
+            torch.save(train_one(*case, int(rank)), Path(folder) / f"{number}-{rank}.pt")
 
     meet(folder, int(rank), work)
 

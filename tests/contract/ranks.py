@@ -11,22 +11,21 @@ from torch import Tensor
 from tests.contract.loop import optimizer_of, train
 from tests.meeting import both_ranks
 
-Case = tuple[str, str, str]  # "ddp" or "fsdp", method, model
+Case = tuple[str, str, str, str]  # table, "ddp" or "fsdp", method, model
 
 
-def ranks_follow_one(table: str, cases: Sequence[Case], folder: Path, *, on_edges: Collection[str] = ()) -> None:
+def ranks_follow_one(cases: Sequence[Case], folder: Path, *, on_edges: Collection[str] = ()) -> None:
     """The ranks decide alike, bit for bit, and follow the one process.
 
     All cases are run by the same two processes, whose start takes longer than they do.
 
     Args:
-        table: see `tests.contract.rank`.
-        cases: what the ranks run.
+        cases: what the ranks run, see `tests.contract.rank`.
         folder: for their files.
         on_edges: methods whose weights a sum in another order may move over the edge between two values while searching, too; few do.
     """
-    both_ranks("tests.contract.rank", folder, table, json.dumps(cases))
-    for kind, method, model in cases:
+    both_ranks("tests.contract.rank", folder, json.dumps(cases))
+    for number, (table, kind, method, model) in enumerate(cases):
         network, plan, x = importlib.import_module(table).start(method, model)
         optimizer = optimizer_of(plan)
         train(network, plan, optimizer, x, 5)
@@ -34,7 +33,7 @@ def ranks_follow_one(table: str, cases: Sequence[Case], folder: Path, *, on_edge
         plan.harden(optimizer)
         train(network, plan, optimizer, x, 2)
         hard = plan.dense_state_dict()
-        ranks = [torch.load(folder / f"{kind}-{method}-{model}-{rank}.pt", weights_only=True) for rank in range(2)]
+        ranks = [torch.load(folder / f"{number}-{rank}.pt", weights_only=True) for rank in range(2)]
         for key in soft:
             case = f"{kind} {method} {model} {key}"
             assert torch.equal(ranks[0]["hard"][key], ranks[1]["hard"][key]), f"{case}: ranks decide apart"

@@ -9,10 +9,10 @@ from torch import nn
 
 from paretorch import Plan
 from paretorch.deploy import load, save
-from tests.contract.cases import METHODS, MODELS, STEPS, attach, build, combinations
+from tests.contract.cases import COVER, EVERY, MODELS, STEPS, attach, build, combinations, only_in_contract
 from tests.contract.loop import equal, optimizer_of, snapshot, train
 
-ALL = combinations(list(METHODS), list(MODELS))
+ALL = only_in_contract(EVERY, COVER)
 FEW = combinations(["both-mixed"], list(MODELS)) + combinations(["sparsity", "precision-zero"], ["conv2d"])
 
 

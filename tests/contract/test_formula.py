@@ -8,7 +8,7 @@ from torch.func import functional_call
 
 from paretorch import Plan, compress
 from tests import decisions
-from tests.contract.cases import METHODS, MODELS, STEPS, attach, build, combinations
+from tests.contract.cases import COVER, EVERY, METHODS, MODELS, STEPS, attach, build, only_in_contract
 from tests.contract.loop import optimizer_of, train
 from tests.contract.reference import noise, relaxed
 
@@ -29,7 +29,7 @@ def expected_weights(plan: Plan, training: bool) -> dict[str, torch.Tensor]:
     return weights
 
 
-@pytest.mark.parametrize(("method", "model"), combinations(list(METHODS), list(MODELS)))
+@pytest.mark.parametrize(("method", "model"), only_in_contract(EVERY, COVER))
 def test_computes_the_formula(method: str, model: str) -> None:
     network = build(model)
     plain = copy.deepcopy(network)

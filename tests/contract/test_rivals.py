@@ -19,8 +19,7 @@ from tests.contract.promises import (
     mixes_and_accumulates,
     previews_what_harden_does,
 )
-from tests.contract.ranks import ranks_follow_one
-from tests.contract.rivals import CASES, COVER, PRUNERS, QUANTIZERS, RIVALS, started
+from tests.contract.rivals import CASES, COVER, PRUNERS, RIVALS, started
 from tests.contract.test_finalize import anatomy
 from tests.methods.activations import nets
 from tests.methods.sharing import cases as sharing
@@ -81,16 +80,3 @@ def test_the_watch_sees_what_it_should() -> None:
     with Watch() as watch:
         float(torch.ones(()) + torch.tensor(1.0))
     assert watch.seen == ["aten::lift_fresh", "aten::_local_scalar_dense"]
-
-
-BOTH = [*rivals("sparsity"), *rivals("precision")]
-RANKED = [("ddp", rival, "linear") for rival in [*BOTH, "str-decay", "l0-penalty", "stochastic-free"]]
-RANKED += [("fsdp", rival, "conv2d") for rival in [*BOTH, "mp-layer", "gmp-block", "str-channel", "pact-channel"]]
-
-
-@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.contract)])
-def test_ddp_and_fsdp2_on_two_ranks(part: int, tmp_path: Path) -> None:
-    """In `make contract` every rival under both; in `make test` every rival under one of the two, by turns."""
-    cases = RANKED[part::2]
-    assert {rival for _, rival, _ in cases} >= set(BOTH)
-    ranks_follow_one("tests.contract.rivals", cases, tmp_path, on_edges=QUANTIZERS)

@@ -1,24 +1,31 @@
 """Promise 2: compile, bf16, accumulation and ranks follow the plain eager run."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 from paretorch import compress
-from tests.contract.cases import COUPLED, METHODS, MODELS, STEPS, WITH_CHANNELS, attach, build, combinations
+from tests.contract.cases import (
+    COUPLED,
+    COUPLED_COVER,
+    EVERY,
+    METHODS,
+    MODELS,
+    STEPS,
+    WITH_CHANNELS,
+    attach,
+    build,
+    by_turns,
+    combinations,
+)
 from tests.contract.loop import optimizer_of, snapshot, train
-from tests.contract.ranks import ranks_follow_one
 from tests.decisions import decisions
 
-INDUCTOR = [("both", "linear"), ("precision", "conv2d"), ("sparsity", "tied"), ("both-mixed", "attention"), ("coupled", "conv2d")]  # fmt: skip
+INDUCTOR = [("both-mixed", "attention"), ("coupled", "conv2d")]
 SHAPES = [m for m in MODELS if m != "lstm"]  # a graph breaks around an LSTM
-CHANNELS = combinations(list(COUPLED), WITH_CHANNELS)
 # Both methods together on every kind of layer, every other method on some kind; `make contract` has every pair.
-WIDE = combinations(["both"], SHAPES) + CHANNELS
-WIDE += [(method, SHAPES[i % len(SHAPES)]) for i, method in enumerate(METHODS) if method != "both"]
-EVERYTHING = combinations(list(METHODS), list(MODELS)) + CHANNELS
+WIDE = combinations(["both"], SHAPES) + COUPLED_COVER + by_turns([m for m in METHODS if m != "both"], SHAPES)
+EVERYTHING = EVERY + combinations(list(COUPLED), WITH_CHANNELS)
 
 
 def close(a: nn.Module, b: nn.Module, tolerance: float) -> None:
@@ -114,29 +121,3 @@ def test_grad_scaler_skips_what_overflows() -> None:
         if key.endswith(".s"):
             torch.testing.assert_close(after[key], before[key], rtol=0, atol=1e-3)  # at most the steering moved it
             assert torch.isfinite(after[key]).all()
-
-
-RANKED = [
-    ("both", "conv2d"),
-    ("precision-channel", "attention"),
-    ("sparsity-block", "linear"),
-    ("precision-network", "linear"),
-    ("both-mixed", "tied"),
-    ("precision-layer", "lstm"),
-    ("coupled", "conv2d"),
-    ("coupled-both", "linear"),
-]
-
-
-def test_ddp_and_fsdp2_on_two_ranks(tmp_path: Path) -> None:
-    cases = [("ddp", *case) for case in RANKED]
-    cases += [("fsdp", *case) for case in RANKED if case[1] not in ("lstm", "tied")]
-    ranks_follow_one("tests.contract.cases", cases, tmp_path)
-
-
-@pytest.mark.contract
-@pytest.mark.parametrize("method", list(METHODS))
-def test_ddp_and_fsdp2_everywhere(method: str, tmp_path: Path) -> None:
-    cases = [("ddp", method, model) for model in MODELS]
-    cases += [("fsdp", method, model) for model in MODELS if model not in ("lstm", "tied")]
-    ranks_follow_one("tests.contract.cases", cases, tmp_path)

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,16 +28,18 @@ def text(node: ast.AST) -> str:
     return GAP
 
 
-def messages() -> Iterator[str]:
+@cache
+def messages() -> list[str]:
+    return list(_messages())
+
+
+def _messages() -> Iterator[str]:
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.JoinedStr | ast.BinOp | ast.Constant):
                 found = text(node)
                 if len(found) > 12 and " " in found:
                     yield found
-
-
-MESSAGES = list(messages())
 
 
 def says(message: str, quote: str) -> bool:
@@ -52,7 +55,7 @@ def says(message: str, quote: str) -> bool:
 
 @pytest.mark.parametrize("quote", QUOTES)
 def test_message_exists(quote: str) -> None:
-    assert any(says(message, quote) for message in MESSAGES), quote
+    assert any(says(message, quote) for message in messages()), quote
 
 
 def test_all_rows_are_tried() -> None:
@@ -60,4 +63,4 @@ def test_all_rows_are_tried() -> None:
 
 
 def test_a_message_that_is_not_there_is_found() -> None:
-    assert not any(says(message, "compress needs at least two methods, such as …") for message in MESSAGES)
+    assert not any(says(message, "compress needs at least two methods, such as …") for message in messages())

@@ -9,10 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import wandb
-from mlflow.tracking import MlflowClient
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wandb.proto import wandb_internal_pb2
 
 import paretorch as pt
 from paretorch.errors import ConfigError, MissingExtraError
@@ -38,6 +34,8 @@ def recipe(epochs: int) -> Recipe:
 
 
 def in_tensorboard(folder: Path, name: str) -> Told:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # each takes long to import
+
     events = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
     return [(one.step, one.value) for one in events.Scalars(name)]
@@ -59,6 +57,9 @@ def wandb_records(content: bytes) -> Iterator[bytes]:
 
 
 def in_wandb(folder: Path, name: str) -> Told:
+    import wandb
+    from wandb.proto import wandb_internal_pb2
+
     wandb.teardown()  # its own process writes the file, and may still do so after the run has ended
     found, runs = [], set()
     for path in sorted((folder / "wandb").glob("offline-run-*/run-*.wandb")):
@@ -74,6 +75,8 @@ def in_wandb(folder: Path, name: str) -> Told:
 
 
 def in_mlflow(folder: Path, name: str) -> Told:
+    from mlflow.tracking import MlflowClient
+
     client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow' / 'mlflow.db'}")
     (run,) = client.search_runs([one.experiment_id for one in client.search_experiments()])
     return [(one.step, one.value) for one in client.get_metric_history(run.info.run_id, name)]

@@ -106,7 +106,8 @@ def test_dropped_weights_do_not_count(shape: tuple[int, ...]) -> None:
     assert int(power) == round(math.log2(0.01)), "where nothing is kept, nothing is said"
 
 
-def test_compiled_it_moves_alike() -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.contract)])
+def test_compiled_it_moves_alike(backend: str) -> None:
     generator = torch.Generator().manual_seed(4)
 
     def layers() -> list[Scaled]:
@@ -128,7 +129,7 @@ def test_compiled_it_moves_alike() -> None:
 
     plain, compiled = layers(), layers()
     update_powers(plain)
-    torch.compile(update_powers, fullgraph=True)(compiled)
+    torch.compile(update_powers, backend=backend, fullgraph=True)(compiled)
     found = [int(layer.power) for layer in plain]
     assert found == [int(layer.power) for layer in compiled]
     assert found == [-5, -1, 2, 3, 4, -4]

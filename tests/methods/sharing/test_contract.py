@@ -1,4 +1,4 @@
-"""What every method promises, for layers that share: formula, resume, copies, compile, ranks, finalize, files."""
+"""What every method promises, for layers that share: formula, resume, copies, compile, finalize, files."""
 
 import copy
 import re
@@ -18,7 +18,6 @@ from paretorch import Plan
 from paretorch.deploy import load, save
 from tests.contract.loop import equal, optimizer_of, snapshot, train
 from tests.contract.promises import Run, continues_bit_for_bit
-from tests.contract.ranks import ranks_follow_one
 from tests.contract.test_finalize import anatomy
 from tests.methods.sharing.cases import METHODS, MODELS, STEPS, attach, batch, build, every
 
@@ -164,14 +163,6 @@ def test_accumulation_and_autocast_follow(method: str) -> None:
         losses[parts, mixed] = train(network, plan, optimizer_of(plan), batch("conv"), 5, parts, mixed)
     torch.testing.assert_close(losses[1, False], losses[2, False], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(losses[1, False], losses[1, True], rtol=0.05, atol=0.05)
-
-
-RANKED = [("all", "conv"), ("fewer", "linear"), ("one-hot", "linear"), ("everything", "conv"), ("hard", "attention")]
-
-
-def test_ddp_and_fsdp2_on_two_ranks(tmp_path: Path) -> None:
-    cases = [("ddp", *case) for case in [*RANKED, ("fewer", "tied"), ("fewer", "lstm")]]
-    ranks_follow_one("tests.methods.sharing.cases", [*cases, *(("fsdp", *case) for case in RANKED)], tmp_path)
 
 
 @pytest.mark.parametrize(("method", "model"), every())
