@@ -1,6 +1,7 @@
 """Two real processes that train together over gloo."""
 
 import gc
+import socket
 import subprocess
 import sys
 import time
@@ -24,6 +25,15 @@ def meet(folder: str | Path, rank: int, work: Callable[[], None]) -> None:
     work()
     gc.collect()
     dist.destroy_process_group()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, for ranks to meet at."""
+    found = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in found]
+    for one in found:
+        one.close()
+    return ports
 
 
 def both_ranks(module: str, folder: Path, *arguments: str) -> None:

@@ -1,6 +1,5 @@
 """Accelerate: two processes over gloo, stopped and resumed, are one loop over all of their batches; and one process in bf16."""
 
-import socket
 from pathlib import Path
 
 import torch
@@ -8,15 +7,12 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 
 import paretorch as pt
-from tests.meeting import both_ranks
+from tests.meeting import both_ranks, free_ports
 from tests.training.ten_lines import Net, Same, by_hand, check_alike, compressed, numbers
 
 
 def test_two_processes_train_like_one(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    both_ranks("tests.training.accelerate_rank", tmp_path, str(port))
+    both_ranks("tests.training.accelerate_rank", tmp_path, str(free_ports(1)[0]))
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
     check_alike(*({name: numbers(value) for name, value in one.items()} for one in (first, by_hand(ranks=2))))

@@ -1,7 +1,6 @@
 """Trainers of others: their loops with our callback do what ten lines do, and go on where they were stopped."""
 
 import os
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ import paretorch as pt
 from paretorch.errors import ConfigError
 from paretorch.training.lightning import PlanCallback as LightningCallback
 from paretorch.training.transformers import PlanCallback as TransformersCallback
-from tests.meeting import both_ranks
+from tests.meeting import both_ranks, free_ports
 from tests.training.by_lightning import Module, fit
 from tests.training.by_transformers import arguments, hf_trainer
 from tests.training.ten_lines import (
@@ -195,10 +194,7 @@ def test_lightning_with_an_optimizer_of_everything(tmp_path: Path) -> None:
 @pytest.mark.parametrize("framework", ["transformers", "lightning"])
 def test_two_ranks_train_like_one(tmp_path: Path, framework: str) -> None:
     """Each has examples of its own; stopped and resumed, both end with the weights of one loop over all of them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    both_ranks("tests.training.frameworks_rank", tmp_path, framework, str(port))
+    both_ranks("tests.training.frameworks_rank", tmp_path, framework, str(free_ports(1)[0]))
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
     check_alike(*({name: numbers(value) for name, value in one.items()} for one in (first, by_hand(ranks=2))))

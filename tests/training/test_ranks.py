@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from paretorch.cli.app import app
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.training import Runtime, shards, train
 from paretorch.training.recipe_values import recipe_from
+from tests.meeting import both_ranks, free_ports
 
 # Without batch norm, whose small variances magnify the last bit of a sum until it shows.
 _NETWORK = """
@@ -119,25 +119,33 @@ def small(folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def two(folder: Path) -> Callable[[str], Path]:
-    """Begins a run of two ranks on the first call for each way, and returns its folder on every call."""
-
-    def made(how: str) -> Path:
-        out = folder / f"two{how}"
-        if not out.exists():
-            told = run(2, out, small(folder), *([] if how == "ddp" else [how]))
-            assert told.count("finetune 7/7") == 1, "one rank writes"
-        return out
-
-    return made
+def two(folder: Path) -> dict[str, tuple[int, str]]:
+    """Exit code and words of runs of two ranks in `folder`, by their names: one pair of processes takes them all in turn."""
+    runs = {
+        "ddp": small(folder),
+        "--shard": [*small(folder), "--shard"],
+        "norms": _DENSE,
+        "odd": [*small(folder), "--batch", "241"],
+    }
+    commands = [["train", *words, "--device", "cpu", "--out", str(folder / name)] for name, words in runs.items()]
+    told = folder / "told"
+    told.mkdir()
+    both_ranks("tests.training.cli_rank", told, json.dumps(commands), json.dumps(free_ports(len(runs))))
+    found = {}
+    for number, name in enumerate(runs):
+        ends = [json.loads((told / f"{number}-{rank}.json").read_text()) for rank in range(2)]
+        found[name] = (max(code for code, _ in ends), "".join(words for _, words in ends))
+    return found
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("how", ["ddp", "--shard"])
-def test_two_ranks_take_the_steps_of_one_process(folder: Path, two: Callable[[str], Path], how: str) -> None:
-    out = two(how)
-    assert_alike(folder / "one", out)
-    assert not (out / "checkpoint.pt").exists()
+def test_two_ranks_take_the_steps_of_one_process(folder: Path, two: dict[str, tuple[int, str]], how: str) -> None:
+    code, told = two[how]
+    assert code == 0, told
+    assert told.count("finetune 7/7") == 1, "one rank writes"
+    assert_alike(folder / "one", folder / how)
+    assert not (folder / how / "checkpoint.pt").exists()
 
 
 @pytest.mark.faults
@@ -171,8 +179,9 @@ def kill_a_rank_after(process: subprocess.Popen[str], checkpoint: Path) -> None:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("how", [pytest.param("ddp", marks=pytest.mark.faults), "--shard"])
-def test_equally_many_ranks_continue_bit_for_bit(folder: Path, two: Callable[[str], Path], how: str) -> None:
-    out, whole = folder / f"again{how}", two(how)
+def test_equally_many_ranks_continue_bit_for_bit(folder: Path, two: dict[str, tuple[int, str]], how: str) -> None:
+    assert two[how][0] == 0
+    out, whole = folder / f"again{how}", folder / how
     shard = [] if how == "ddp" else [how]
     kill_a_rank_after(start(2, out, small(folder), "--checkpoint-steps", "1", *shard), out / "checkpoint.ranks" / "3")
     run(2, out, small(folder), "--resume", *shard)
@@ -181,10 +190,10 @@ def test_equally_many_ranks_continue_bit_for_bit(folder: Path, two: Callable[[st
 
 
 @pytest.mark.timeout(240)
-def test_batch_norms_see_the_batch_of_all_ranks(tmp_path: Path) -> None:
+def test_batch_norms_see_the_batch_of_all_ranks(folder: Path, two: dict[str, tuple[int, str]], tmp_path: Path) -> None:
     run(1, tmp_path / "one", _DENSE)
-    run(2, tmp_path / "two", _DENSE)
-    for row, found in zip(rows(tmp_path / "one"), rows(tmp_path / "two"), strict=True):
+    assert two["norms"][0] == 0, two["norms"][1]
+    for row, found in zip(rows(tmp_path / "one"), rows(folder / "norms"), strict=True):
         assert found["loss"] == pytest.approx(row["loss"], rel=1e-4)
         assert found["test_loss"] == pytest.approx(row["test_loss"], rel=1e-4)
 
@@ -196,14 +205,13 @@ def test_a_batch_in_parts_is_the_same_batch(folder: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_what_ranks_cannot_do_is_said_once(folder: Path, tmp_path: Path) -> None:
-    process = start(2, tmp_path / "odd", [*small(folder), "--batch", "241"])
-    told, _ = process.communicate()
-    assert process.returncode != 0
+def test_what_ranks_cannot_do_is_said_once(folder: Path, two: dict[str, tuple[int, str]]) -> None:
+    code, told = two["odd"]
+    assert code == 2
     assert (
         told.count("A batch of 241 cannot be shared out equally: make it a multiple of 2 (2 ranks times 1 parts)") == 1
     )
-    assert not (tmp_path / "odd").exists()
+    assert not (folder / "odd").exists()
 
 
 RECIPE = recipe_from({"network": "digits-cnn", "data.name": "digits"})
@@ -221,8 +229,11 @@ def test_launchers_that_are_none_are_named(tmp_path: Path, monkeypatch: pytest.M
     assert not (tmp_path / "run").exists()
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(two: Callable[[str], Path], tmp_path: Path) -> None:
-    source = two("ddp") / "checkpoint.ranks"
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    folder: Path, two: dict[str, tuple[int, str]], tmp_path: Path
+) -> None:
+    assert two["ddp"][0] == 0
+    source = folder / "ddp" / "checkpoint.ranks"
     numbers = sorted(int(path.name) for path in source.iterdir())
     shutil.copytree(source, tmp_path / "checkpoint.ranks")
     assert len(numbers) == 2
