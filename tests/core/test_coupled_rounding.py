@@ -1,5 +1,7 @@
 """Which of the coupled channels stay: the share that is asked for, by scores, in multiples."""
 
+from functools import cache
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -7,18 +9,24 @@ from hypothesis import given, settings
 from torch import nn
 
 from paretorch.core.channels.couple import couple
-from paretorch.core.channels.coupling import threshold_for
+from paretorch.core.channels.coupling import Coupling, threshold_for
 from paretorch.edits.keep_channels import channel_edits
-from tests.core.coupled_nets import NETS, Residual
+from tests.core.coupled_nets import NETS
 
 X = torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+
+
+@cache
+def coupling_of(name: str) -> Coupling:
+    """Of a network of NETS, which is traced once for all examples."""
+    model = NETS[name][0]()
+    return couple(model, X, {f"{n}.weight" for n, _ in model.named_modules()}, "this")
 
 
 @settings(max_examples=25, deadline=None)
 @given(share=st.floats(0.0, 1.0), seed=st.integers(0, 99), unit=st.sampled_from(["weights", "macs"]))
 def test_rounding_comes_nearest_to_the_share(share: float, seed: int, unit: str) -> None:
-    model = Residual()
-    coupling = couple(model, X, {f"{n}.weight" for n, _ in model.named_modules()}, "this")
+    coupling = coupling_of("residual")
     score = torch.rand(coupling.count, generator=torch.Generator().manual_seed(seed))
     keep = coupling.keep_best(score, share, unit, 1)
     assert all(bool(keep[one].any()) for one in coupling.sets)
@@ -38,7 +46,7 @@ def test_rounding_comes_nearest_to_the_share(share: float, seed: int, unit: str)
 )
 def test_what_stays_is_a_multiple(share: float, seed: int, multiple: int, name: str) -> None:
     model = NETS[name][0]()
-    coupling = couple(model, X, {f"{n}.weight" for n, _ in model.named_modules()}, "this")
+    coupling = coupling_of(name)
     score = torch.rand(coupling.count, generator=torch.Generator().manual_seed(seed))
     keep = coupling.keep_best(score, share, "macs", multiple)
     stays = coupling.pad(keep, score, multiple)
@@ -70,7 +78,7 @@ def _order(score: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
     coarse=st.booleans(),
 )
 def test_a_threshold_leaves_the_nearest_share(share: float, seed: int, multiple: int, now: float, coarse: bool) -> None:
-    coupling = couple(Residual(), X, {f"{n}.weight" for n, _ in Residual().named_modules()}, "this")
+    coupling = coupling_of("residual")
     score = torch.randn(coupling.count, generator=torch.Generator().manual_seed(seed))
     score = score.round() if coarse else score
     found = threshold_for(coupling, score, torch.tensor(share), "macs", multiple, torch.tensor(now))
@@ -85,7 +93,7 @@ def test_a_threshold_leaves_the_nearest_share(share: float, seed: int, multiple:
 @settings(max_examples=40, deadline=None)
 @given(share=st.floats(0.1, 1.0), seed=st.integers(0, 99), multiple=st.sampled_from([1, 4]))
 def test_rounding_leaves_what_was_steered_to(share: float, seed: int, multiple: int) -> None:
-    coupling = couple(Residual(), X, {f"{n}.weight" for n, _ in Residual().named_modules()}, "this")
+    coupling = coupling_of("residual")
     score = torch.randn(coupling.count, generator=torch.Generator().manual_seed(seed))
     score = score - threshold_for(coupling, score, torch.tensor(share), "macs", multiple, torch.tensor(0.0))
     keep = coupling.keep_best(score, share, "macs", multiple)

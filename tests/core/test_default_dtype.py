@@ -21,7 +21,14 @@ ROOMS = {
     "pruners": PRUNERS,
     "quantizers": QUANTIZERS,
 }
-CASES = [(room, name, torch.bfloat16) for room, methods in ROOMS.items() for name in methods]
+REGISTERED = {*cases.rivals("sparsity"), *cases.rivals("precision")}
+CASES = [
+    pytest.param(
+        room, name, torch.bfloat16, marks=[pytest.mark.contract] * (room.endswith("ers") and name not in REGISTERED)
+    )
+    for room, methods in ROOMS.items()
+    for name in methods
+]
 CASES += [(room, name, torch.float64) for room, name in (("core", "both"), ("core", "coupled"), ("sharing", "masked"))]
 
 
