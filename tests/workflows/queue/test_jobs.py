@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paretorch.errors import ConfigError
-from paretorch.workflows.queue import Claims, Job, LocalEngine, choose_engine, owner_of, run_jobs
+from paretorch.workflows.queue import Claims, Engine, Job, LocalEngine, choose_engine, owner_of, run_jobs
 from paretorch.workflows.studies import run_study
 from paretorch.workflows.studies.study import parse_study
 
@@ -67,12 +67,10 @@ def process_of(folder: Path) -> int:
     return int(words) if b"paretorch.cli.worker" in named else 0
 
 
-@pytest.fixture(scope="module")
-def serial(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """The results of a run in one process at a time."""
-    folder = tmp_path_factory.mktemp("serial")
-    study = parse_study("small", _STUDY)
-    run_study(study, folder / "results", folder / "runs", options=_CPU, log=lambda line: None)
+def serial(folder: Path, *only: str) -> dict[str, object]:
+    """The results of runs in one process at a time."""
+    study, places = parse_study("small", _STUDY), {"results": folder / "results", "runs": folder / "runs"}
+    run_study(study, **places, only=list(only) or None, options=_CPU, log=lambda line: None)
     return results(folder)
 
 
@@ -80,7 +78,7 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
 @pytest.mark.timeout(280)
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are found in /proc")
 def test_two_commands_share_a_study_and_killed_processes_cost_nothing(
-    serial: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PARE_PATIENCE", "5")
     first, second = start_study(tmp_path), start_study(tmp_path)
@@ -92,16 +90,15 @@ def test_two_commands_share_a_study_and_killed_processes_cost_nothing(
     told, _ = second.communicate()
     first.communicate()
     assert second.returncode == 0, told
-    assert results(tmp_path) == serial
+    assert results(tmp_path) == serial(tmp_path / "serial")
     assert json.loads((tmp_path / "results" / "small" / "summary.json").read_text())["settings"].keys() == {
         "slow",
         "fast",
     }
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are found in /proc")
-def test_a_process_that_is_killed_is_named_and_replaced(serial: dict[str, object], tmp_path: Path) -> None:
+def test_a_process_that_is_killed_is_named_and_replaced(tmp_path: Path) -> None:
     study = parse_study("small", _STUDY)
     told: list[str] = []
     killed: list[int] = []
@@ -117,7 +114,7 @@ def test_a_process_that_is_killed_is_named_and_replaced(serial: dict[str, object
     run_study(study, **places, engine=LocalEngine(2), **options)  # type: ignore[arg-type]
     assert killed
     assert "fast-seed1: its process was killed by SIGKILL; another one continues it" in told
-    assert results(tmp_path) == {name: one for name, one in serial.items() if name.startswith("fast")}
+    assert results(tmp_path) == serial(tmp_path / "serial", "fast")
 
 
 def job(folder: Path, *words: str) -> Job:
@@ -140,12 +137,13 @@ def test_a_silent_worker_of_another_machine_is_named(tmp_path: Path, monkeypatch
     assert Claims().take(one.folder) is not None, "the job was given back"
 
 
-def test_a_job_that_fails_stops_no_other_one(tmp_path: Path) -> None:
+def fails_alone(engine: Engine, tmp_path: Path) -> None:
+    """Of two jobs the first fails, and the second is done all the same."""
     jobs = [job(tmp_path / "bad", "study", "missing.toml"), job(tmp_path / "good", "--version")]
     told: list[str] = []
     ends = run_jobs(
         jobs,
-        LocalEngine(1),
+        engine,
         is_over=lambda job: None,
         ended=lambda job, code, words: words if code == 0 else None,
         log=told.append,
@@ -154,6 +152,10 @@ def test_a_job_that_fails_stops_no_other_one(tmp_path: Path) -> None:
     assert "Cannot read the study missing.toml" in ends.failed["bad"]
     assert told[0].startswith("[1/2] bad: failed: Cannot read the study missing.toml")
     assert told[1].startswith("[2/2] good: pare ")
+
+
+def test_a_job_that_fails_stops_no_other_one(tmp_path: Path) -> None:
+    fails_alone(LocalEngine(1), tmp_path)
 
 
 def test_what_is_over_is_neither_claimed_nor_run(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from paretorch.workflows.queue import choose_engine
 from paretorch.workflows.studies import run_study
 from paretorch.workflows.studies.study import parse_study
-from tests.workflows.queue.test_jobs import _STUDY, process_of, results
+from tests.workflows.queue.test_jobs import _STUDY, fails_alone, process_of, results
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are found in /proc"),
@@ -21,8 +21,9 @@ pytestmark = [
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A head without cores and two nodes with one each; `auto` finds it."""
+def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A head with so many cores and two nodes with one each, or a head alone if it has any; `auto` finds it."""
+    cores: int = request.param
     pytest.importorskip("ray")
     import ray
     from ray.cluster_utils import Cluster
@@ -30,8 +31,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     memory = {"object_store_memory": 80 * 2**20}
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **memory})
-    made.nodes = [made.add_node(num_cpus=1, **memory) for _ in range(2)]
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": cores, "include_dashboard": False, **memory})
+    made.nodes = [] if cores else [made.add_node(num_cpus=1, **memory) for _ in range(2)]
     monkeypatch.setenv("RAY_ADDRESS", made.address)
     yield made
     ray.shutdown()
@@ -64,6 +65,15 @@ def compare(cluster: Any, folder: Path, seeds: int, *, kill_node: bool) -> None:
     assert sorted(ended) == sorted(name for name, _ in study.jobs()), "each job ended once"
 
 
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_a_job_that_fails_on_the_cluster_stops_no_other_one(cluster: Any, tmp_path: Path) -> None:
+    engine = choose_engine("auto", None, "cpu")
+    assert engine.places == 1
+    fails_alone(engine, tmp_path)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("cluster", [0], indirect=True)
 @pytest.mark.timeout(280)
 def test_a_process_of_the_cluster_is_killed(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARE_PATIENCE", "10")
@@ -71,6 +81,7 @@ def test_a_process_of_the_cluster_is_killed(cluster: Any, tmp_path: Path, monkey
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize("cluster", [0], indirect=True)
 @pytest.mark.timeout(900)
 def test_twenty_jobs_lose_a_process_and_a_node(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARE_PATIENCE", "20")

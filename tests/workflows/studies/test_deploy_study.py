@@ -46,7 +46,15 @@ def test_the_curve_has_its_points_and_everything_trains_as_long() -> None:
         assert (recipe.compression.norms == "bf16") == (recipe.compression.budget is not None)
 
 
-@pytest.mark.parametrize("setting", ["both-48KB", "alone", "weights-85", "bits-alone", "bits-96KB"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "both-48KB",
+        "alone",
+        "bits-alone",
+        *(pytest.param(one, marks=pytest.mark.contract) for one in ("weights-85", "bits-96KB")),
+    ],
+)
 def test_every_way_to_spend_the_bytes_keeps_to_them(tmp_path: Path, setting: str) -> None:
     result = train(_tiny(setting), tmp_path, Runtime(device="cpu", progress="quiet"))
     assert 0.85 * _BUDGET <= result["bytes"] == (tmp_path / "model.pare").stat().st_size <= _BUDGET
