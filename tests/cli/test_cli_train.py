@@ -201,10 +201,3 @@ def test_every_command_has_help_with_examples(command: str) -> None:
 
 def test_data_is_checked() -> None:
     assert "digits: 1437 training and 360 test images of 1×8×8, 10 classes" in _pare("data", "digits")
-
-
-def test_importing_the_library_brings_no_command_line() -> None:
-    code = (
-        "import sys, paretorch; sys.exit(any(name in sys.modules for name in ('typer', 'rich', 'paretorch.training')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -23,6 +23,12 @@ def test_the_library_needs_four_packages() -> None:
     assert "cli" in project["optional-dependencies"]["all"][0]
 
 
+def test_importing_the_library_brings_little() -> None:
+    names = (*_HEAVY, "triton", "paretorch.cli", "paretorch.training")
+    done = _python(f"import sys, paretorch; print([name for name in {names!r} if name in sys.modules])")
+    assert done.stdout.strip() == "[]", done.stderr
+
+
 def test_training_works_without_the_extras(tmp_path: Path) -> None:
     code = _HIDDEN.format(names=_HEAVY) + (
         "import torch, paretorch as pt\n"

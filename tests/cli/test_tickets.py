@@ -202,6 +202,7 @@ def test_the_page_names_only_options_studies_and_methods_that_exist() -> None:
     assert set(re.findall(r"^\| `([a-z][a-z-]+)`", page, re.MULTILINE)) == set(METHODS)
 
 
+@pytest.mark.faults  # tests/faults/test_same_file.py kills such a search at other moments
 @pytest.mark.timeout(240)
 def test_killed_searches_continue_bit_for_bit(tmp_path: Path) -> None:
     words = [*_QUICK, "--rounds", "2", "--epochs", "2", "--quiet", "--resume"]

@@ -41,6 +41,7 @@ def test_a_table_with_ratios(tmp_path: Path, monkeypatch, capsys) -> None:
     assert all(math.isfinite(row["ms"]) and len(row["times"]) == 2 for row in rows)
 
 
+@pytest.mark.contract
 def test_each_optimizer_trains_in_a_process_of_its_own(tmp_path: Path, monkeypatch, capsys) -> None:
     words = ["--width", "8", "--depth", "2", "--batch", "2", "--steps", "1", "--rounds", "1", "--pruned", "0.5"]
     run(training, monkeypatch, *words, "--only", "AvaGrad", "Adam foreach", "--json", str(tmp_path / "rows.json"))

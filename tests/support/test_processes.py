@@ -52,6 +52,7 @@ def test_the_trap_is_one(trap: Path) -> None:
     assert trap.exists()
 
 
+@pytest.mark.faults  # the process is started as the command above is
 def test_latency_is_measured_by_the_package(trap: Path, tmp_path: Path) -> None:
     deploy.save(zoo.build("digits-cnn", width=2).eval(), tmp_path / "model.pare")
     found = report(tmp_path / "model.pare", example=torch.zeros(1, 1, 8, 8))
@@ -59,6 +60,7 @@ def test_latency_is_measured_by_the_package(trap: Path, tmp_path: Path) -> None:
     assert not trap.exists()
 
 
+@pytest.mark.faults  # the processes are started as the command above is
 def test_runs_of_a_study_are_of_the_package(trap: Path, tmp_path: Path) -> None:
     study = parse_study("small", _STUDY)
     summary = run_study(study, tmp_path / "results", tmp_path / "runs", options=["--device", "cpu"])
@@ -66,7 +68,7 @@ def test_runs_of_a_study_are_of_the_package(trap: Path, tmp_path: Path) -> None:
     assert not trap.exists()
 
 
-@pytest.mark.faults  # the processes are started as those of runs are
+@pytest.mark.faults
 def test_ticket_searches_of_a_study_are_of_the_package(trap: Path, tmp_path: Path) -> None:
     study = parse_study("small", _STUDY + '[[tickets]]\nmethod = "imp"\nrounds = 1\n')
     run_tickets(study, tmp_path / "results", tmp_path / "runs", options=["--device", "cpu"])

@@ -52,6 +52,7 @@ def _rows(folder: Path) -> list[dict[str, object]]:
     return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
 
 
+@pytest.mark.faults  # tests/faults/test_same_file.py kills such a run at other moments
 @pytest.mark.timeout(240)
 def test_killed_runs_continue_bit_for_bit(tmp_path: Path) -> None:
     chance = random.Random(0)
