@@ -101,7 +101,7 @@ class Finished:
 
     def example(self, shape: tuple[int, ...] | None, rows: int) -> Example | None:
         """Inputs of the network: zeros of a shape, or of that of the run, or inputs of a user's own data; None if nothing says."""
-        size = shape or SHAPES.get(self.data) or (None if self.own_data else shape_of(self.path.parent))
+        size = shape or (None if self.own_data else shape_of(self.path.parent) or SHAPES.get(self.data))
         if size is not None:
             return torch.zeros(rows, *size)
         if not self.own_data:

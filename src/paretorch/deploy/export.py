@@ -41,7 +41,7 @@ def export(
         >>> small = pt.compress(network, pt.SMOL(), steps=1, runtime="gguf:Q4_0").finalize()  # after the steps of your loop
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     pt.export(small, folder + "/network.gguf", runtime="gguf:Q4_0").stat().st_size
-        1408
+        1504
     """
     target = find_runtime(runtime)
     if target.kind == "onnx":

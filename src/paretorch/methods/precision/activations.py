@@ -41,7 +41,7 @@ class SMOLActivations(SMOL):
     places decides, and counts, once. target_bits: average bits over the selected activations.
     alpha: where the learned range of a ReLU starts; "fit": at the largest value that the example gives.
     alpha_decay: the weight decay of α, PACT's 2λ_α. bounds: the range (low, high) of other modules, such as GELU.
-    All other options are SMOL's; `zero_precision` and `scale` mean nothing here.
+    All other options are SMOL's; `zero_precision`, `scale` and `format` mean nothing here.
 
     Example:
         >>> import torch, paretorch as pt
@@ -65,8 +65,8 @@ class SMOLActivations(SMOL):
 
     def check(self) -> None:
         super().check()
-        if self.zero_precision or self.scale != "fit":
-            raise ConfigError("SMOLActivations knows no zero_precision and no scale: they are about weights")
+        if self.zero_precision or self.scale != "fit" or self.format is not None:
+            raise ConfigError("SMOLActivations has no zero_precision, scale or format: they are about weights")
         lowest = min(self.allowed_bits, default=1)
         if self.target_bits is not None and self.target_bits < lowest:
             raise ConfigError(f"target_bits={self.target_bits!r} is below the {lowest} that every activation gets")
