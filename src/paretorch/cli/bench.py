@@ -108,11 +108,11 @@ def _write_and_show(found: "Bench", title: str, out: Path, as_json: bool) -> Non
     points = found.points()
     if not points:
         raise ConfigError("No file could be written, so there is nothing to draw")
-    told = as_text(points)
+    text = as_text(points)
     write_atomically(out / "bench.svg", draw(title, points).encode())
-    write_atomically(out / "bench.txt", (told + "\n").encode())
+    write_atomically(out / "bench.txt", (text + "\n").encode())
     written = found.write()
-    typer.echo(json.dumps(found.record(), indent=1) if as_json else told)
+    typer.echo(json.dumps(found.record(), indent=1) if as_json else text)
     _log(f"{out / 'bench.svg'}, {out / 'bench.txt'}, {written}")
 
 

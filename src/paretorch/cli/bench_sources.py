@@ -54,8 +54,8 @@ class Source:
             return "paretorch"
         asked = self.recipe.compression
         methods = [one for one in (asked.pruning_method, asked.quantization_method) if one is not None]
-        told = " + ".join([*(["sharing"] if self.recipe.shares else []), *(_OURS.get(one, one) for one in methods)])
-        return f"paretorch, {told}" if set(methods) <= set(_OURS) else f"{told} in our file"
+        combined = " + ".join([*(["sharing"] if self.recipe.shares else []), *(_OURS.get(one, one) for one in methods)])
+        return f"paretorch, {combined}" if set(methods) <= set(_OURS) else f"{combined} in our file"
 
 
 def find_sources(

@@ -141,8 +141,8 @@ def _own_accuracies(found: Finished, model: "Module", path: Path) -> str:
 
     ours, theirs = (found.task.evaluate(one) for one in (model, OnnxNetwork(path)))
     name = headline(ours)
-    told = [format_metric(name, one[name]) for one in (theirs, ours)]
-    return f"{name.replace('_', ' ')} on {found.data}: {told[0]} in onnxruntime, {told[1]} in torch"
+    values = [format_metric(name, one[name]) for one in (theirs, ours)]
+    return f"{name.replace('_', ' ')} on {found.data}: {values[0]} in onnxruntime, {values[1]} in torch"
 
 
 def _calibration(found: "Images", count: int) -> list["Tensor"]:

@@ -92,17 +92,17 @@ def _measure(
     if latency and example is None:
         raise ConfigError("Latency needs the shape of an input: --shape 3,32,32")
     data = model.flags.get("data.name")
-    told = model.task.evaluate(model.network()) if data and ":" in data else {}
+    measured = model.task.evaluate(model.network()) if data and ":" in data else {}
     found = measure(
         model.path if model.path.suffix == ".pare" else model.network(),
         into=model.built() if own and model.path.suffix == ".pare" else None,
         example=example,
-        accuracy=told.get("test_accuracy"),
-        data=_batches(data, model.root) if data and not told else None,
+        accuracy=measured.get("test_accuracy"),
+        data=_batches(data, model.root) if data and not measured else None,
         baseline=(model.built() if own else _dense(model.path)) if latency else None,
         latency=latency,
     )
-    return found, {} if "test_accuracy" in told else told
+    return found, {} if "test_accuracy" in measured else measured
 
 
 def _zeros(shape: tuple[int, ...] | None, batch: int | None) -> "Tensor | None":

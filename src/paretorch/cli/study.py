@@ -168,8 +168,8 @@ def _list(study: "Study", only: list[str], out: Path) -> None:
     for name, recipe in chosen.jobs():
         done = name in found or name in diverged
         left += 0.0 if done else minutes_of(recipe)
-        told = "done" if done else f"about {minutes_of(recipe):.0f} minutes"
-        typer.echo(f"{name}: {recipe.epochs + recipe.finetune} epochs of {recipe.network}, {told}")
+        duration = "done" if done else f"about {minutes_of(recipe):.0f} minutes"
+        typer.echo(f"{name}: {recipe.epochs + recipe.finetune} epochs of {recipe.network}, {duration}")
     typer.echo(f"About {left:.0f} minutes on one H200, run after run, for what is not done.")
 
 

@@ -190,7 +190,7 @@ def _open_storage(
 
 def _work(opened: Storage, runtime: Runtime, quiet: bool) -> None:
     try:
-        with warnings.catch_warnings(), watched(opened, quiet=quiet) as (log, show):
+        with warnings.catch_warnings(), show_search(opened, quiet=quiet) as (log, show):
             # What rounding does to the network of a search is measured, and matters little: tickets are retrained.
             warnings.simplefilter("ignore", UndecidedWarning)
             work(opened, runtime, log, show)
@@ -227,7 +227,7 @@ _MOST_SHOWN = 60  # tickets; more are a file to look into
 
 
 @contextlib.contextmanager
-def watched(storage: Storage, *, quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[[Row], None]]]:
+def show_search(storage: Storage, *, quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[[Row], None]]]:
     """Functions that print a line and a row; on a terminal with a bar over the epochs of all workers."""
     if quiet:
         yield (lambda words: None), (lambda row: None)

@@ -110,7 +110,7 @@ def tune(
     trial = Trial(recipe, runtime, folder)
     # Everything that a wrong recipe can break comes before the storage is made.
     trial.check()
-    with watched(trial, min(trials, len(rates) * len(smoothing)), quiet=quiet) as on_trial:
+    with show_trials(trial, min(trials, len(rates) * len(smoothing)), quiet=quiet) as on_trial:
         found = tuning.search(
             trial,
             rates,
@@ -136,7 +136,7 @@ def _values(text: str, flag: str) -> list[float]:
 
 
 @contextlib.contextmanager
-def watched(trial: Trial, count: int, *, quiet: bool) -> Iterator[Callable[["Found", float, float], None]]:
+def show_trials(trial: Trial, count: int, *, quiet: bool) -> Iterator[Callable[["Found", float, float], None]]:
     """A function that reports each of `count` settings once it is tried; on a terminal with a bar over the epochs of all."""
     if quiet:
         yield lambda found, alpha, eps: write(found, trial)

@@ -57,8 +57,8 @@ FIT_ERRORS = (RuntimeError, ValueError, KeyError, TypeError, AttributeError, Rec
 
 def does_not_fit(folder: RunFolder) -> ArtefactError:
     """The error for a checkpoint of another network."""
-    told = f"{folder.checkpoint} does not fit this network; it comes from another version of it."
-    return ArtefactError(f"{told} Choose another --out")
+    message = f"{folder.checkpoint} does not fit this network; it comes from another version of it."
+    return ArtefactError(f"{message} Choose another --out")
 
 
 class Trainer:
@@ -129,10 +129,10 @@ class Trainer:
         if resume and self.folder.has_checkpoint():
             self._restore()
         if self.runtime.track:
-            told = len(self.folder.history()) if self._epoch else 0
+            rows = len(self.folder.history()) if self._epoch else 0
             steps = self._epoch * self.task.steps
             config = self.recipe.as_dict()
-            self._tracking = Tracking(self.runtime.track, self.folder.path, config=config, step=steps, rows=told)
+            self._tracking = Tracking(self.runtime.track, self.folder.path, config=config, step=steps, rows=rows)
         held_out = "validation" if self.recipe.data.validation else "test"
         tracking = self._tracking or nullcontext()
         with tracking, Progress(self.runtime.progress, held_out) as progress, on_sigterm(self._stop):

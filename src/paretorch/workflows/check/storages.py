@@ -62,7 +62,7 @@ def _check_journal(found: Checked) -> None:
     cut = len(whole) < len(lines)
     if cut:
         found.add(path.name, NOTE, "a last line that was cut, which the next command removes")
-    _tell(found, _replayed(whole))
+    _add_trials(found, _replayed(whole))
 
 
 def _replayed(lines: list[str]) -> Any:
@@ -100,11 +100,11 @@ def _check_sqlite(found: Checked) -> None:
 
         return RDBStorage(f"sqlite:///{path}")
 
-    _tell(found, opened)
+    _add_trials(found, opened)
 
 
-def _tell(found: Checked, opened: Any) -> None:
-    """What the trials are, read by Optuna."""
+def _add_trials(found: Checked, opened: Any) -> None:
+    """Add how many trials there are in each state, as Optuna reads them."""
     try:
         from paretorch.workflows.tuning.storage import quiet_optuna, readable
     except ModuleNotFoundError:

@@ -98,8 +98,8 @@ def look_at(
             priced.append(_priced(layer, sensitivities[layer], found, gains[layer]))
             if found is not None:
                 outputs[layer.name] = norms.Outputs(found.output_mean(matrix), found.output_square(matrix))
-            felt = gains[layer].flatten().square()
-            powers.append((outputs[layer.name].square * felt).sum() if found is not None else matrix.square().sum())
+            gain = gains[layer].flatten().square()
+            powers.append((outputs[layer.name].square * gain).sum() if found is not None else matrix.square().sum())
             progress("curvature", len(priced), total)
     names = {module: name for name, module in dense.named_modules()}
     followed = {layer.name: names[norm] for layer, norm in readers.items()}

@@ -70,8 +70,8 @@ class Priced:
             matrix, price = self.layer.matrix() * self.gains, math.exp2(half_octaves / 2)
             steps = self.steps(price)
             every = max(1, matrix.numel() // _SAMPLE) if matrix.shape[0] == 1 else 1
-            sample, felt = matrix[:, ::every], (steps * self.gains)[:, ::every]
-            lengths = estimate_lengths(sample, self.scale, felt, price / self.sensitivity)
+            sample, weighted = matrix[:, ::every], (steps * self.gains)[:, ::every]
+            lengths = estimate_lengths(sample, self.scale, weighted, price / self.sensitivity)
             self._known[half_octaves] = lengths.total * matrix.shape[1] / sample.shape[1] + step_bits(steps)
         return self._known[half_octaves]
 

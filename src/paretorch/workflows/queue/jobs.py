@@ -132,7 +132,7 @@ class _Worker:
         self._claims, self._order = Claims(), random.Random()
         self._at, self._look_again, self._done = 0, 0.0, 0
         self._deaths: dict[str, int] = {}
-        self._told_waiting = False
+        self._logged_waiting = False
         self._ends = Ends()
 
     def run(self, until: float, watch: Callable[[], None]) -> Ends:
@@ -178,23 +178,23 @@ class _Worker:
         while self._waiting and held < _PROBES and time.monotonic() < until:
             self._at %= len(self._waiting)
             job = self._waiting[self._at]
-            told = self._is_over(job)
-            if told is None:
+            outcome = self._is_over(job)
+            if outcome is None:
                 claim = self._claims.take(job.folder, on_lost=lambda sentence: None)
                 if claim is None:
                     held += 1
                     self._at = self._order.randrange(len(self._waiting))
                     continue
-                told = self._is_over(job)  # another worker may have ended it between the two looks
-                if told is None:
+                outcome = self._is_over(job)  # another worker may have ended it between the two looks
+                if outcome is None:
                     del self._waiting[self._at]
                     return job, claim
                 claim.release()
             del self._waiting[self._at]
-            self._tell(job, told)
+            self._log_end(job, outcome)
         if held:
             self._look_again = time.monotonic() + beat_interval() / 5
-            self._tell_waiting()
+            self._log_waiting()
         return None
 
     def _look_at(self, each: _Running) -> None:
@@ -218,11 +218,11 @@ class _Worker:
         words = _last_line(job.log, each.log_start)
         if code < 0:
             words = f"its processes were {_how(code)} {_DEATHS} times"
-        told = self._ended(job, code, words)
+        outcome = self._ended(job, code, words)
         self._end_claim(each, certain=code >= 0)
-        if told is None:
+        if outcome is None:
             self._ends.failed[job.name] = words
-        self._tell(job, f"failed: {words}" if told is None else told)
+        self._log_end(job, f"failed: {words}" if outcome is None else outcome)
 
     def _end_claim(self, each: _Running, *, certain: bool = False) -> None:
         if certain or self._engine.sees_deaths:
@@ -230,15 +230,15 @@ class _Worker:
         else:
             each.claim.abandon()
 
-    def _tell(self, job: Job, what: str) -> None:
+    def _log_end(self, job: Job, what: str) -> None:
         self._done += 1
         self._log(f"[{self._done}/{self._count}] {job.name}: {what}")
 
-    def _tell_waiting(self) -> None:
+    def _log_waiting(self) -> None:
         """Say once that other workers have all that is left."""
-        if self._told_waiting or self._running or not self._waiting:
+        if self._logged_waiting or self._running or not self._waiting:
             return
-        self._told_waiting = True
+        self._logged_waiting = True
         names = ", ".join(f"{job.name} ({owner_of(job.folder)})" for job in self._waiting[:5])
         more = f" and {len(self._waiting) - 5} more" if len(self._waiting) > 5 else ""
         self._log(f"{names}{more}: in the hands of other workers; waiting for them")

@@ -76,9 +76,9 @@ class CodedWeight:
             return
         self.latent.grad = gradient.to(self.latent.dtype)
         if self.growth is not None:
-            felt = self.latent.grad * self.weight.detach()
+            pull = self.latent.grad * self.weight.detach()
             shared = [i for i, size in enumerate(self.base.shape) if size == 1]
-            self.growth.grad = self.kappa * felt.sum(shared, keepdim=True)
+            self.growth.grad = self.kappa * pull.sum(shared, keepdim=True)
         self.weight.grad = None
 
     def parameters(self) -> list[nn.Parameter]:

@@ -79,13 +79,13 @@ def run_study(
         summary["within 2 points of dense"] = verdicts
     target.mkdir(parents=True, exist_ok=True)
     write_json(target / "summary.json", summary)
-    told = [
+    failures = [
         f"{len(those)} of {len(ran.runs)} runs {what} ({', '.join(those)})"
         for those, what in ((list(ends.failed), "failed"), (ends.late, f"not finished in {minutes} minutes"))
         if those
     ]
-    if told:
-        raise PareError(f"{', '.join(told)}; the same command continues with them")
+    if failures:
+        raise PareError(f"{', '.join(failures)}; the same command continues with them")
     return summary
 
 

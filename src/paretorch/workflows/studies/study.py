@@ -59,8 +59,8 @@ class Study:
 
     def __post_init__(self) -> None:
         if len(set(self.seeds)) < len(self.seeds):
-            told = ", ".join(map(str, self.seeds))
-            raise ConfigError(f"A study runs each of its seeds once: give each once, not {told}")
+            listed = ", ".join(map(str, self.seeds))
+            raise ConfigError(f"A study runs each of its seeds once: give each once, not {listed}")
 
     def family(self, setting: str) -> str:
         """The name under which this setting is compared with others."""

@@ -19,7 +19,7 @@ from paretorch.training.recipe import Recipe
 from paretorch.workflows.studies.results import Found, runs_of, spread, summarize
 from paretorch.workflows.studies.study import Study
 
-_CHOSEN, _TOLD = "test_accuracy", "final_test_accuracy"  # the first is over the validation images of the run
+_CHOSEN, _FINAL = "test_accuracy", "final_test_accuracy"  # the first is over the validation images of the run
 _SLACK = 1e-9  # so that exactly `points` below is within, whatever the rounding
 
 
@@ -60,7 +60,7 @@ def points_of(study: Study, found: Found) -> list[Point]:
 
 
 def _point(study: Study, setting: str, rows: Sequence[dict[str, Any]]) -> Point:
-    test = spread([row[_TOLD] for row in rows])
+    test = spread([row[_FINAL] for row in rows])
     changes = [abs(row["hard_accuracy"] - row["soft_accuracy"]) for row in rows if "hard_accuracy" in row]
     return Point(
         setting=setting,
@@ -132,8 +132,8 @@ def show_layers(study: Study, found: Found) -> list[str]:
         rows = runs_of(study, setting, found)
         counts_bits = recipe.compression.quantization_method is not None
         key = "layer_bits" if counts_bits and any("layer_bits" in row for row in rows) else "layers"
-        if told := [row[key] for row in rows if key in row]:
-            columns[setting] = told if key == "layer_bits" else [_percents(row) for row in told]
+        if numbers := [row[key] for row in rows if key in row]:
+            columns[setting] = numbers if key == "layer_bits" else [_percents(row) for row in numbers]
             forms[setting] = "{:.2f}" if key == "layer_bits" else "{:.2f} %"
     if not columns:
         return []

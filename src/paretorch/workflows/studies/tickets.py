@@ -87,7 +87,7 @@ def ticket_lines(study: Study, target: Path) -> list[str]:
 
 
 Row = dict[str, Any]
-_TOLD = ("sparsity", "accuracy", "test_accuracy", "search_epochs", "epochs")
+_SHOWN = ("sparsity", "accuracy", "test_accuracy", "search_epochs", "epochs")
 _TICKETS = {"sparsest_matching": "sparsest matching", "best_performing": "best performing"}
 
 
@@ -140,16 +140,16 @@ def show_methods(result: Result) -> list[str]:
             cells = ["–"] * 4 if ticket is None else _cells(ticket)
             rows.append([method, name, *cells, _number(spent), seeds])
     many = any(one["epochs"]["n"] > 1 for one in methods.values())
-    told = " over the seeds, mean ± standard deviation" if many else ""
+    over_seeds = " over the seeds, mean ± standard deviation" if many else ""
     head = ["method", "ticket", "sparsity", "validation", "test", "epochs", "in all", "seeds"]
-    return [f"Of each method{told}, chosen by the validation accuracy:", *aligned([head, *rows])]
+    return [f"Of each method{over_seeds}, chosen by the validation accuracy:", *aligned([head, *rows])]
 
 
 def _over(rows: Sequence[Row]) -> Row | None:
     """Mean and spread of what the table shows of a ticket; a dense network has no epochs of search."""
     if not rows:
         return None
-    return {name: spread([row[name] for row in rows]) for name in _TOLD if name in rows[0]}
+    return {name: spread([row[name] for row in rows]) for name in _SHOWN if name in rows[0]}
 
 
 def _cells(one: Row) -> list[str]:

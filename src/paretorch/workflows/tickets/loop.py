@@ -207,8 +207,8 @@ def work(storage: Storage, runtime: Runtime, log: Log = print, show: Show | None
                         log(f"{unit.name}: failed: {error}")
         if not took:
             if not waiting:
-                told = ", ".join(f"{unit.name} ({owner_of(unit.folder)})" for unit in left)
-                log(f"{told}: in the hands of other workers; waiting for them")
+                owners = ", ".join(f"{unit.name} ({owner_of(unit.folder)})" for unit in left)
+                log(f"{owners}: in the hands of other workers; waiting for them")
             waiting = True
             time.sleep(_PAUSE)
     if failed:

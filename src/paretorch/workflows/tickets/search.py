@@ -153,25 +153,25 @@ def _combinations(vary: dict[str, list[Any]]) -> list[tuple[str, dict[str, Any]]
     found = []
     for chosen in itertools.product(*vary.values()):
         pairs = dict(zip(vary, chosen, strict=True))
-        told = [f"{name}{value:g}" if isinstance(value, float) else f"{name}{value}" for name, value in pairs.items()]
-        found.append(("-".join(told), pairs))
+        parts = [f"{name}{value:g}" if isinstance(value, float) else f"{name}{value}" for name, value in pairs.items()]
+        found.append(("-".join(parts), pairs))
     return found
 
 
 def _check(names: list[str], options: dict[str, Any], varied: dict[str, list[Any]]) -> None:
     """Refuse a method that there is not, and what none of the methods could use."""
     known = set[str]().union(*(_options_of(name) for name in names))
-    told = " and ".join(names)
+    asked = " and ".join(names)
     for each in options:
         if each not in known:
-            raise ConfigError(f"{told}: there is no option {each!r}; there are: {', '.join(sorted(known))}")
+            raise ConfigError(f"{asked}: there is no option {each!r}; there are: {', '.join(sorted(known))}")
     for each in varied:
         if not any(METHODS[name].varies == each for name in names):
             by_init, by_rate = (
                 ", ".join(name for name, one in METHODS.items() if one.varies == option) for option in ("init", "rate")
             )
             raise ConfigError(
-                f"--{each}: runs of {told} do not differ by {each}; those of {by_init} differ by init, of {by_rate} by rate"
+                f"--{each}: runs of {asked} do not differ by {each}; those of {by_init} differ by init, of {by_rate} by rate"
             )
 
 

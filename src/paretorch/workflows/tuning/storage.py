@@ -56,8 +56,8 @@ def open_study(place: str | Path | None, name: str, facts: Mapping[str, Any]) ->
     known, facts = by_place(known), by_place(facts)
     if known != facts:
         names = sorted(key for key in {*known, *facts} if known.get(key) != facts.get(key))
-        told = ", ".join(f"{key} (there {known.get(key)}, now {facts.get(key)})" for key in names)
-        raise ConfigError(f"The storage holds another search, which differs in {told}: choose another --storage")
+        differences = ", ".join(f"{key} (there {known.get(key)}, now {facts.get(key)})" for key in names)
+        raise ConfigError(f"The storage holds another search, which differs in {differences}: choose another --storage")
     return study
 
 

@@ -262,8 +262,8 @@ def _known(study: Study, alphas: Sequence[float], epsilons: Sequence[float]) -> 
 
 def _finished_at(trial: FrozenTrial) -> datetime:
     """When a trial was finished; long ago if a storage does not say."""
-    told = trial.datetime_complete or trial.datetime_start
-    return datetime.min if told is None else told.replace(tzinfo=None)
+    moment = trial.datetime_complete or trial.datetime_start
+    return datetime.min if moment is None else moment.replace(tzinfo=None)
 
 
 def _nearest(values: Sequence[float], wanted: float) -> int:
