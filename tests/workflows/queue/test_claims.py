@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import time
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -59,20 +60,20 @@ def test_clocks_that_jump_or_differ_do_no_harm(tmp_path: Path, monkeypatch: pyte
             assert Claims().take(tmp_path) is None
 
 
-def _race(folder: Path, start: float, won: Path) -> None:
-    time.sleep(max(0.0, start - time.time()))
-    claim = Claims().take(folder, on_lost=lambda told: None)
+def _race(folder: Path, together: Barrier, won: Path) -> None:
+    together.wait()
+    claim = Claims().take(folder, on_lost=lambda error: None)
     if claim is not None:
         (won / str(os.getpid())).touch()
-        time.sleep(0.5)
+    together.wait()  # a claim whose process has ended is free again
 
 
 def test_of_many_that_try_at_once_one_has_it(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    start = time.time() + 0.3
+    together = context.Barrier(12)
     for name in ("folder", "won"):
         (tmp_path / name).mkdir()
-    racers = [context.Process(target=_race, args=(tmp_path / "folder", start, tmp_path / "won")) for _ in range(12)]
+    racers = [context.Process(target=_race, args=(tmp_path / "folder", together, tmp_path / "won")) for _ in range(12)]
     for racer in racers:
         racer.start()
     for racer in racers:
