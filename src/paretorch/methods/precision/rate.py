@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paretorch.support.widest import widened, widest_float
+from paretorch.support.arithmetic import widened, widest_float
 
 TABLE_BITS = 8.0  # what a file pays for each symbol of a table of frequencies, about
 _CLASSES = 2.0  # tables of frequencies per doubling of the step relative to the weights

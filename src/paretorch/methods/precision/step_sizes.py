@@ -28,8 +28,8 @@ from paretorch.core.step.sample import some, stride_for
 from paretorch.errors import ConfigError
 from paretorch.methods.precision.rate import Tally, bits_of, laplace_bits, laplace_slope, short_steps
 from paretorch.methods.precision.stepped import TINY, Stepped
+from paretorch.support.arithmetic import widened
 from paretorch.support.sharded import whole
-from paretorch.support.widest import widened
 
 _MEASURED = 0.08  # share of the steps in which real steps learn what the loss feels
 _COUNTS = 10  # times in a search that the bits of real steps are counted; in between a formula says how they change

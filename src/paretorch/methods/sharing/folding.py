@@ -23,8 +23,8 @@ from paretorch.edits.loops import loops_in_words
 from paretorch.errors import ConfigError, warn
 from paretorch.methods.sharing.layers import Bank, read_banks, unfold
 from paretorch.methods.sharing.similarity import absolute_cosine, check_limits, cluster, collapse, mergers
+from paretorch.support.arithmetic import exact
 from paretorch.support.sharded import is_sharded
-from paretorch.support.widest import exact
 
 _WHAT_TO_FOLD = "fold the network that this one was made from (of a run, with its checkpoint.pt)"
 
