@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.report.charts import line_chart, plain
-from paretorch.report.files import write_page
-from paretorch.report.markup import label, shorten, table
+from paretorch.report.markup import label, shorten, table, write_page
 from paretorch.report.pareto import Point, chart, on_front
 
 _NOT_DRAWN = {"epoch", "step", "seconds"}

@@ -14,8 +14,7 @@ from paretorch.deploy.measure.latency import Latency
 from paretorch.deploy.measure.record import Report, loops_of
 from paretorch.deploy.measure.structure import MACS
 from paretorch.report.charts import bar_rows, histogram, line_chart, plain, stacked_bar
-from paretorch.report.files import write_page
-from paretorch.report.markup import label, table
+from paretorch.report.markup import label, table, write_page
 from paretorch.report.sharing import folded_diagram, heat_map
 from paretorch.support.text import human
 
