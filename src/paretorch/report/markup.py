@@ -100,6 +100,16 @@ def label(key: str) -> str:
     return _LABELS.get(key, key.replace("_", " "))
 
 
+def is_number(value: Any) -> bool:
+    """Return whether a value can be drawn: a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def percent(value: float) -> str:
+    """Return a fraction in percent."""
+    return f"{100 * value:.4g} %"
+
+
 def show(key: str, value: Any) -> str:
     """Return a value as text: fractions as percent, bytes and counts with a prefix, None as a dash."""
     if value is None:

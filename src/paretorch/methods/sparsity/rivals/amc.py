@@ -33,7 +33,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,10 +44,9 @@ from paretorch.core.attach.templates import chains_of
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.plan import Plan
-from paretorch.core.relaxation import Relaxation
 from paretorch.core.rounding import keep_best
 from paretorch.errors import ConfigError
-from paretorch.methods.sparsity.rivals.rival import Rival
+from paretorch.methods.sparsity.rivals.rival import LateMask, Rival
 from paretorch.support.checks import require_count, require_number
 from paretorch.support.eval_mode import watched
 from paretorch.support.sharded import whole, write
@@ -258,28 +257,14 @@ class AMC(Rival):
             write(r.decision, torch.where(kept, 1.0, -1.0))
 
 
-class _Allotted(Relaxation):
-    """W = w while searching; w ⊙ 1{s ≥ 0} once hard."""
+class _Allotted(LateMask):
+    """A mask with the share of its layer that is to be dropped."""
 
-    kind: ClassVar[str] = "sparsity"
-    share: Tensor  # of this layer, to be dropped
+    share: Tensor
 
     def __init__(self, grouping: Grouping, share: float, device: torch.device) -> None:
-        super().__init__(grouping, 0.0, device)
-        self.decision.requires_grad_(False)
+        super().__init__(grouping, device)
         self.register_buffer("share", torch.full((), share, dtype=torch.float32, device=device))
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight * self.survives(self.grid()).to(weight.dtype) if self.hard else weight
-
-    def keep(self, s: Tensor) -> Tensor | None:
-        return self.survives(s) if self.hard else None
-
-    def threshold(self) -> Tensor:
-        return self.decision.new_zeros(())
-
-    def survives(self, s: Tensor) -> Tensor:
-        return self.grouping.expand((s >= 0).to(s.dtype))
 
 
 def harden_searched(

@@ -244,9 +244,9 @@ class ScoredRival(Rival):
         if self.scope not in ("global", "layer"):
             raise ConfigError(f'scope={self.scope!r}: use "global" or "layer"')
 
-    @abstractmethod
     def goal(self, step: Tensor, steps: int) -> Tensor:
-        """The share of weights to drop at this step."""
+        """The share of weights to drop at this step: the target, unless a rival has a schedule."""
+        return torch.full((), self.require_target(), dtype=torch.float32, device=step.device)
 
     def is_due(self, step: Tensor, steps: int) -> Tensor | None:
         """Whether the masks are renewed at this step; None: at every one."""
@@ -321,6 +321,16 @@ class ScoredMask(Relaxation):
 
     def survives(self, s: Tensor) -> Tensor:
         return self.grouping.expand((s >= 0).to(s.dtype))
+
+
+class LateMask(ScoredMask):
+    """W = w while searching; w ⊙ 1{s ≥ 0} once hard."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return super().forward(weight) if self.hard else weight
+
+    def keep(self, s: Tensor) -> Tensor | None:
+        return self.survives(s) if self.hard else None
 
 
 def _sample(score: Tensor, grouping: Grouping, most: int) -> tuple[Tensor, Tensor]:
