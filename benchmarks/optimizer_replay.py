@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from paretorch.report.charts import Curve, bar_rows, curves
-from paretorch.report.files import save
+from paretorch.report.markup import save
 from paretorch.training.folder import environment
 from paretorch.workflows import tuning
 from paretorch.workflows.tuning.plots import heat_map

@@ -25,7 +25,7 @@ from torch.optim import Adam, Optimizer
 from paretorch.errors import ConfigError
 from paretorch.optim import AnnealedAdam, DelayedAdam
 from paretorch.report.charts import Curve, curves
-from paretorch.report.files import save
+from paretorch.report.markup import save
 from paretorch.training.folder import environment
 
 OPTIMUM = 499 / 999

@@ -16,7 +16,7 @@ from paretorch.errors import ConfigError
 from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import KINDS, recipe_from
 from paretorch.workflows.tickets import METHODS
-from paretorch.zoo.registry import names as network_names
+from paretorch.zoo.networks import names as network_names
 
 _COMMANDS = ("train", "tickets", "tune")
 

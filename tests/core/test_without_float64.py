@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import paretorch as pt
 from paretorch import SMOL, ContinuousSparsification, SMOLActivations, SoftSharing
 from paretorch.core.method import Method
-from paretorch.support import widest
+from paretorch.support import arithmetic
 from paretorch.training import ImageClassification
 from paretorch.zoo.data import Images
 from tests.contract.cases import METHODS, MODELS, build
@@ -74,7 +74,7 @@ def without_float64(model: nn.Module, *inputs: Tensor) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(widest, "has_float64", lambda device: False)
+    monkeypatch.setattr(arithmetic, "has_float64", lambda device: False)
 
 
 def _live(model: nn.Module, methods: tuple[Method, ...], x: Tensor, **options: Any) -> None:
@@ -103,8 +103,8 @@ def test_the_stand_in_refuses_float64() -> None:
         with pytest.raises(TypeError, match=_REFUSED), without_float64(layer, x):
             make()
     with without_float64(layer, x):
-        assert widest.exact(layer.weight).dtype == torch.float64
-        assert widest.widened(layer.weight).dtype == torch.float32
+        assert arithmetic.exact(layer.weight).dtype == torch.float64
+        assert arithmetic.widened(layer.weight).dtype == torch.float32
 
 
 # Labels of the undecided, and whatever else a method does at its ends, differ little between networks: one each.

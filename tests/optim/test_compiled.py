@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.optim import AvaGrad, AvaGradW
-from paretorch.optim.kernels import compiled, dispatch
+from paretorch.optim.kernels import choose_implementation, compiled
 
 from .common import KINDS, build
 
@@ -23,7 +23,7 @@ LENGTHS = [3 * compiled.CHUNK + 17, 5000, 1, 0, compiled.CHUNK]
 
 def implementation(param: Tensor, **options: object) -> str:
     group = {"foreach": None, "fused": None, "state_dtype": None, **options}
-    return dispatch.choose_implementation(group, param, "AvaGrad")
+    return choose_implementation(group, param, "AvaGrad")
 
 
 def run(kind, dtype: torch.dtype, steps: int = 5, **options: object) -> list[Tensor]:

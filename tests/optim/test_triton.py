@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from paretorch.optim import AnnealedAdam, AvaGrad, AvaGradW, DelayedAdam, base  # noqa: E402
 from paretorch.optim.hyperparameters import Hyperparameters  # noqa: E402
-from paretorch.optim.kernels import dispatch, triton  # noqa: E402
+from paretorch.optim.kernels import choose_implementation, triton  # noqa: E402
 from paretorch.optim.kernels.parameter import ParameterView, new_state  # noqa: E402
 
 KINDS = [AvaGrad, AvaGradW, DelayedAdam, AnnealedAdam]
@@ -27,7 +27,7 @@ def _kernel_everywhere(monkeypatch):
     """Make `fused=True` use the kernel, also on a CPU, with blocks so small that every path of it is taken."""
 
     def choose(group, param, name):
-        return "triton" if group["fused"] else dispatch.choose_implementation(group, param, name)
+        return "triton" if group["fused"] else choose_implementation(group, param, name)
 
     monkeypatch.setattr(base, "choose_implementation", choose)
     if DEVICE == "cpu":

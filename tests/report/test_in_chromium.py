@@ -14,7 +14,7 @@ from torch import nn
 from paretorch.deploy import Latency
 from paretorch.deploy.measure.structure import Activation, Shared
 from paretorch.report import report, write_html
-from paretorch.report.files import png
+from paretorch.report.markup import png
 from paretorch.report.pareto import Point, draw
 
 pytestmark = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium")

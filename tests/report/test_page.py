@@ -20,8 +20,7 @@ from torch import nn
 from paretorch.deploy.measure.latency import Latency
 from paretorch.report import Report, report, write_html
 from paretorch.report.charts import bar_rows, histogram, line_chart, stacked_bar
-from paretorch.report.files import png
-from paretorch.report.markup import shorten, show, table, ticks
+from paretorch.report.markup import png, shorten, show, table, ticks
 from paretorch.report.page import history_charts
 
 HOSTILE = "<script>alert('x')</script>&\"'"

@@ -14,7 +14,7 @@ from paretorch.training import Recipe
 from paretorch.training.fit import similarities
 from paretorch.training.recipe_values import recipe_from
 from paretorch.workflows.studies.study import load_study, study_names
-from paretorch.zoo.registry import shares
+from paretorch.zoo.networks import shares
 
 _SMALL = ["--network", "swrn-16-1-1", "--data", "digits", "--epochs", "1", "--set", 'network_options={"channels": 1}']
 

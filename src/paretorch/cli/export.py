@@ -153,8 +153,8 @@ def _calibration(found: "Images", count: int) -> list["Tensor"]:
 
 def _accuracies(found: "Images", model: "Module", path: Path) -> str:
     """The accuracy of the file beside that of the network it was written from."""
-    from paretorch.deploy.measure.accuracy import measure_accuracy
     from paretorch.deploy.rivals import OnnxNetwork
+    from paretorch.report.measure import measure_accuracy
 
     inputs = _normalised(found, found.test[0])
     batches = list(zip(inputs.split(_BATCH), found.test[1].split(_BATCH), strict=True))

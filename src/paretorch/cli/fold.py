@@ -20,7 +20,7 @@ from paretorch.core.method import Method
 from paretorch.core.relaxation import PREFIX
 from paretorch.errors import ArtefactError, ConfigError, PareError
 from paretorch.report.charts import Curve, curves
-from paretorch.report.files import save
+from paretorch.report.markup import save
 from paretorch.training.folder import environment
 from paretorch.training.networks import build_network, is_zoo
 from paretorch.training.progress import format_metric, headline

@@ -23,7 +23,7 @@ from paretorch.training.recipe import ACTIVATIONS, OPTIMIZERS, PRUNING, QUANTIZA
 from paretorch.training.recipe_values import by_place, place_of, read_config, recipe_from
 from paretorch.training.schedules import SCHEDULES
 from paretorch.training.tasks.batches import TASKS
-from paretorch.zoo.registry import names as network_names
+from paretorch.zoo.networks import names as network_names
 from paretorch.zoo.user_code import allow_code
 
 RecipeFields = dict[str, Any]

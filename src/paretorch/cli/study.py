@@ -187,7 +187,7 @@ def _show_stored(study: "Study", out: Path, table: bool, layers: bool) -> None:
 
 
 def _draw(study: "Study", out: Path) -> None:
-    from paretorch.report.files import save
+    from paretorch.report.markup import save
     from paretorch.workflows.studies.pictures import draw_curves
 
     metric, picture = draw_curves(study, out / study.name)

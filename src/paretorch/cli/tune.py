@@ -15,7 +15,7 @@ from paretorch.cli.options import SEARCH, Text, epochs_bar, numbers
 from paretorch.cli.recipe_flags import RecipeFields, make_recipe, recipe_flags
 from paretorch.errors import ConfigError, PareError
 from paretorch.report.charts import Curve, curves
-from paretorch.report.files import save
+from paretorch.report.markup import save
 from paretorch.support.files import write_file
 from paretorch.training.recipe_values import by_place
 from paretorch.training.runtime import Runtime

@@ -8,7 +8,7 @@ from paretorch.core.method import Method
 from paretorch.core.relaxation import PREFIX, Chain
 from paretorch.edits.share import MixedWeight
 from paretorch.errors import ConfigError
-from paretorch.support.blocks import all_finite
+from paretorch.support.arithmetic import all_finite
 from paretorch.support.checks import require_count
 from paretorch.support.sharded import is_sharded
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from paretorch.core.forms import Form
 from paretorch.core.groups import Grouping
-from paretorch.support.blocks import block_size, row_blocks
+from paretorch.support.arithmetic import block_size, row_blocks
 from paretorch.support.sharded import gather, is_sharded, whole
 
 PREFIX = "paretorch_"

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from paretorch.errors import DivergenceError
-from paretorch.support.blocks import all_finite, blocks
-from paretorch.support.widest import exact
+from paretorch.support.arithmetic import all_finite, blocks, exact
 
 
 def keep_best(scores: Sequence[Tensor], sizes: Sequence[Tensor], budget: float) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """A finalized network as a file: small on disk, measured, exported to other runtimes.
 
 artefact     `save` and `load`: one small file. codec/ is its format, `norms` prepares norm layers, `filling` fills modules
-measure/     sizes, MACs, accuracy and latency, and the record that a report is made of
+measure/     sizes, MACs and latency, and the record that a report is made of
 fast/        `optimize`: faster layers, if they are measured to be faster
 onnx/        `export_onnx`. `calibrate` measures ranges of activations
 runtimes/    the formats of inference runtimes, what `runtime=` restricts methods to, and GGUF files; `export` writes for any of them

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from paretorch.deploy.codec.container import require_plain_values, storage_key
 from paretorch.errors import ConfigError
-from paretorch.support.widest import exact
+from paretorch.support.arithmetic import exact
 
 _KEPT = (torch.float32, torch.bfloat16, torch.float16)
 _FOLDED = {"weight", "bias", "running_mean", "running_var"}

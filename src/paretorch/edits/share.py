@@ -47,7 +47,34 @@ class _Coefficients(nn.Module):
         return self
 
 
-class MixedWeight(nn.Module):
+class Mixed:
+    """What reads a weight as Σ_i a_i T_i, where T_i are the parameters `names` of the root."""
+
+    names: tuple[str, ...]
+    _root: tuple[nn.Module, ...]
+
+    @property
+    def trains(self) -> bool:
+        """Whether the shared tensors are trained, rather than frozen."""
+        return any(getattr(self._root[0], name).requires_grad for name in self.names)
+
+    def templates(self) -> list[Tensor]:
+        """Return the shared tensors as they are mixed, whole on every rank: masked and quantized if they are."""
+        return [gather(getattr(self._root[0], name)) for name in self.names]
+
+    def mixed(self, coefficients: Tensor) -> Tensor:
+        """Return Σ_i a_i T_i."""
+        # One product at a time: nothing but the templates themselves is kept for the backward pass, the sum stays in
+        # their dtype under autocast, and a compiler makes it one kernel.
+        total: Tensor | None = None
+        for factor, template in zip(coefficients.unbind(), self.templates(), strict=True):
+            part = template * factor.to(template.dtype)
+            total = part if total is None else total + part
+        assert total is not None
+        return total
+
+
+class MixedWeight(Mixed, nn.Module):
     """The parametrization of a mixed weight: Σ_i a_i T_i, where T_i are the parameters `names` of the root."""
 
     def __init__(self, root: nn.Module, names: Sequence[str], device: torch.device) -> None:
@@ -62,30 +89,14 @@ class MixedWeight(nn.Module):
         """The parameter that holds the coefficients."""
         return self.sharing.s
 
-    @property
-    def trains(self) -> bool:
-        """Whether the shared tensors are trained."""
-        return any(getattr(self._root[0], name).requires_grad for name in self.names)
-
     def coefficients(self) -> Tensor:
         """Return the coefficients a, whole on every rank."""
         return gather(self.sharing.s)
 
-    def templates(self) -> list[Tensor]:
-        """Return the shared tensors, whole on every rank."""
-        return [gather(getattr(self._root[0], name)) for name in self.names]
-
     def forward(self, _: Tensor | None = None) -> Tensor:
         if self._held:
             return self._held[0]
-        # One product at a time, so that only the shared tensors are kept for the backward pass, and the sum stays in their
-        # dtype under autocast.
-        mixed: Tensor | None = None
-        for factor, template in zip(self.coefficients().unbind(), self.templates(), strict=True):
-            part = template * factor.to(template.dtype)
-            mixed = part if mixed is None else mixed + part
-        assert mixed is not None
-        return mixed
+        return self.mixed(self.coefficients())
 
     def hold(self, value: Tensor | None) -> None:
         """Return this value from `forward` until it is None: for layers that read a weight several times per forward pass."""

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from paretorch.errors import ConfigError
 from paretorch.optim.hyperparameters import Hyperparameters, Rule, Scalar, check_group
+from paretorch.optim.kernels import choose_implementation, make_bucket
 from paretorch.optim.kernels.bucket import Bucket, Gradients, combine
-from paretorch.optim.kernels.dispatch import choose_implementation, make_bucket
 from paretorch.optim.kernels.parameter import ParameterView, StepCounter, check_gradient, new_state
 from paretorch.optim.state_dict import STATE_VERSION, dtypes_as_names, restore
 

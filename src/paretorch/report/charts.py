@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paretorch.report.files import SERIES
-from paretorch.report.markup import WIDTH, figure, line, path, rect, shorten, text, ticks
+from paretorch.report.markup import SERIES, WIDTH, figure, line, path, rect, shorten, text, ticks
 
 Format = Callable[[float], str]
 _ROW = 20.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paretorch.report.charts import line_chart, plain
-from paretorch.report.files import write_page
-from paretorch.report.markup import label, shorten, table
+from paretorch.report.markup import is_number, label, percent, shorten, table, write_page
 from paretorch.report.pareto import Point, chart, on_front
 
 _NOT_DRAWN = {"epoch", "step", "seconds"}
@@ -43,7 +41,7 @@ def points_of(runs: Sequence[Run]) -> list[Point]:
     return [
         Point(run.name, run.kind, int(run.numbers["bytes"]), float(run.numbers["accuracy"]))
         for run in runs
-        if _is_number(run.numbers.get("bytes")) and _is_number(run.numbers.get("accuracy"))
+        if is_number(run.numbers.get("bytes")) and is_number(run.numbers.get("accuracy"))
     ]
 
 
@@ -84,7 +82,7 @@ def _curves(runs: Sequence[Run]) -> str:
     for run in runs:
         for row in run.rows:
             for key, value in row.items():
-                if key not in _NOT_DRAWN and _is_number(value) and _is_number(row.get(axis)):
+                if key not in _NOT_DRAWN and is_number(value) and is_number(row.get(axis)):
                     own = found.setdefault(key, {}).setdefault(shorten(run.name, _LONGEST), [])
                     own.append((float(row[axis]), float(value)))
     cards = []
@@ -94,7 +92,7 @@ def _curves(runs: Sequence[Run]) -> str:
         if len({y for values in lines.values() for _, y in values}) < 2:
             continue
         heading = label(key)
-        form = _percent if key.endswith(("accuracy", "sparsity")) else plain
+        form = percent if key.endswith(("accuracy", "sparsity")) else plain
         svg = line_chart(f"curves-{number}", heading, lines, x_label=axis, form=form)
         cards.append(f'<div class="card"><h3>{escape(heading[:1].upper() + heading[1:])}</h3>{svg}</div>')
     return f'<section><h2>Curves</h2><div class="grid">{"".join(cards)}</div></section>' if cards else ""
@@ -106,11 +104,3 @@ def _foot() -> str:
         "bits on disk over all weights, with masks and maps. A run is on the front if no other is as small and as accurate, and better in "
         "one of the two.</p></footer>"
     )
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.4g} %"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +13,7 @@ from paretorch.deploy.measure.latency import Latency
 from paretorch.deploy.measure.record import Report, loops_of
 from paretorch.deploy.measure.structure import MACS
 from paretorch.report.charts import bar_rows, histogram, line_chart, plain, stacked_bar
-from paretorch.report.files import write_page
-from paretorch.report.markup import label, table
+from paretorch.report.markup import is_number, label, percent, table, write_page
 from paretorch.report.sharing import folded_diagram, heat_map
 from paretorch.support.text import human
 
@@ -157,18 +155,18 @@ def history_charts(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     phase: Any = None
     for position, row in enumerate(rows):
         x = row.get(axis, position)
-        if not _is_number(x):
+        if not is_number(x):
             continue
         if phase is not None and row.get("phase", phase) != phase:
             marks.append((float(x), str(row["phase"])))
         phase = row.get("phase", phase)
         for key, value in row.items():
-            if key not in _NOT_SHOWN and _is_number(value):
+            if key not in _NOT_SHOWN and is_number(value):
                 series.setdefault(key, []).append((float(x), float(value)))
     charts = []
     for number, (title, keys) in enumerate(_keys_by_chart(series).items()):
         chosen = {label(key): series[key] for key in keys}
-        form = _percent if title.endswith(("accuracy", "sparsity")) else plain
+        form = percent if title.endswith(("accuracy", "sparsity")) else plain
         heading = label(title)
         svg = line_chart(
             f"history-{number}", heading, chosen, x_label=axis or "row", marks=_last_marks(marks), form=form
@@ -192,14 +190,6 @@ def _keys_by_chart(series: Mapping[str, Sequence[tuple[float, float]]]) -> dict[
 def _last_marks(marks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
     """Keep the last mark of phases that begin at the same point (harden, then fine-tuning)."""
     return [(x, word) for x, word in dict(reversed(marks)).items()][::-1]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.4g} %"
 
 
 def _latency(report: Report) -> str:

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
-from paretorch.report.files import in_report_colours
-from paretorch.report.markup import WIDTH, figure, line, number, path, text, ticks
+from paretorch.report.markup import WIDTH, figure, in_report_colours, line, number, path, text, ticks
 from paretorch.support.text import human, printable, table
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, WIDTH - 14.0, 28.0, 310.0

@@ -17,8 +17,7 @@ from html import escape
 from itertools import groupby, pairwise
 from pathlib import Path
 
-from paretorch.report.files import write_page
-from paretorch.report.markup import WIDTH, figure, line, number, rect, shorten, table, text
+from paretorch.report.markup import WIDTH, figure, line, number, rect, shorten, table, text, write_page
 from paretorch.support.files import write_file
 from paretorch.support.text import human
 

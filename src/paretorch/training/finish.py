@@ -125,7 +125,7 @@ def finalize_plan(plan: "Plan") -> nn.Module:
 def _draw(model: nn.Module, task: Task, path: Path) -> bytes | None:
     if not isinstance(task, ImageTask):
         return None
-    from paretorch.report.files import png
+    from paretorch.report.markup import png
 
     picture = png(task.draw(model))
     write_atomically(path, picture)

@@ -15,8 +15,8 @@ from torch import nn
 
 from paretorch.errors import ArtefactError, DivergenceError
 from paretorch.optim.peers import set_mode
+from paretorch.support.arithmetic import exact
 from paretorch.support.processes import on_sigterm
-from paretorch.support.widest import exact
 from paretorch.training import optimizers, schedules, shards
 from paretorch.training.checkpoint import Checkpoint, random_state, restore_random
 from paretorch.training.compression import harden

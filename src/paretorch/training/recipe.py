@@ -17,7 +17,7 @@ from paretorch.methods.registry import entries
 from paretorch.support.checks import require_at_least, require_one_of
 from paretorch.training.distillation import ALPHA
 from paretorch.training.schedules import SCHEDULES
-from paretorch.zoo.registry import shares
+from paretorch.zoo.networks import shares
 
 OPTIMIZERS = (
     "sgd",

@@ -9,9 +9,8 @@ from torch import nn
 
 from paretorch import SMOL, ContinuousSparsification, compress
 from paretorch.errors import ConfigError, DivergenceError, MissedTargetWarning
-from paretorch.methods.precision.grid import quantize
+from paretorch.methods.precision.grid import quantize, scale_offset
 from paretorch.methods.precision.rivals import Uniform
-from paretorch.methods.precision.scales import scale_offset
 from paretorch.methods.precision.shuffle import GivenPrecision, precision_map
 from tests.contract.cases import build
 from tests.contract.loop import equal, snapshot

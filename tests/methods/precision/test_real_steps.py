@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import paretorch as pt
 from paretorch.core.method import Term
 from paretorch.errors import ConfigError, UndecidedWarning
-from paretorch.methods.precision.rate import coded_bits, laplace_bits, laplace_slope, short_steps
+from paretorch.methods.precision.rate import Tally, coded_bits, laplace_bits, laplace_slope, short_steps
 from paretorch.methods.precision.step_sizes import start_from_steps
 from paretorch.methods.precision.stepped import Stepped
 from tests.decisions import Gradients
@@ -67,11 +67,11 @@ def test_halving_a_small_step_costs_a_bit_and_large_steps_cost_nothing() -> None
 
 def test_codes_cost_their_entropy_and_never_more_than_a_fixed_width() -> None:
     codes = torch.tensor([0.0] * 6000 + [1.0] * 2000 + [-1.0] * 2000)
-    found = float(coded_bits(codes, torch.zeros(1)))
+    found = float(coded_bits([Tally.of(codes, torch.zeros(1))]))
     assert found == pytest.approx(10000 * entropy([0.6, 0.2, 0.2]) + 3 * 8, rel=1e-6)
-    assert float(coded_bits(torch.tensor([-1.0, 0.0, 1.0, 2.0]), torch.zeros(1))) == pytest.approx(4 * 2.0)
+    assert float(coded_bits([Tally.of(torch.tensor([-1.0, 0.0, 1.0, 2.0]), torch.zeros(1))])) == pytest.approx(4 * 2.0)
     half = torch.tensor([1.0, 0.0]).repeat(5000)
-    assert float(coded_bits(torch.cat([codes, codes]), torch.zeros(1), half.repeat(2))) == pytest.approx(
+    assert float(coded_bits([Tally.of(torch.cat([codes, codes]), torch.zeros(1), half.repeat(2))])) == pytest.approx(
         found, rel=0.01
     )
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from paretorch import SMOL, ContinuousSparsification, compress
-from paretorch.methods.precision.grid import quantize
-from paretorch.methods.precision.scales import Scaled, scale_offset, update_powers
+from paretorch.methods.precision.grid import Scaled, quantize, scale_offset, update_powers
 from tests.contract.loop import optimizer_of, train
 from tests.decisions import relaxations
 

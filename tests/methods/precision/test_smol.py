@@ -14,7 +14,7 @@ from paretorch import SMOL, ContinuousSparsification, Plan, compress
 from paretorch.core.method import Method
 from paretorch.core.step.noise import seed_for, uniform
 from paretorch.errors import ConfigError
-from paretorch.methods.precision.scales import scale_offset
+from paretorch.methods.precision.grid import scale_offset
 from tests.decisions import bits, decisions, largest_group, relaxations
 from tests.methods.precision.algorithm_5 import Smol, q
 

@@ -14,14 +14,16 @@ from paretorch.core.plan import Plan
 from paretorch.deploy.measure.structure import count_macs
 from paretorch.errors import ConfigError
 from paretorch.methods.sparsity.rivals import AMC, MagnitudePruning, harden_searched
-from paretorch.methods.sparsity.rivals.amc import episode_of, kept_counts, reward_of
-from paretorch.methods.sparsity.rivals.amc_agent import (
+from paretorch.methods.sparsity.rivals.amc import (
     FEATURES,
     Agent,
     Layer,
     Walk,
+    episode_of,
+    kept_counts,
     layers_of,
     noise,
+    reward_of,
     truncated_normal,
     wanted_value,
 )

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch import SMOL, Plan, compress
-from paretorch.methods.sparsity.rivals import DNW, scored
+from paretorch.methods.sparsity.rivals import DNW, rival
 from tests.contract.cases import STEPS
 from tests.contract.loop import train
 from tests.contract.rivals import NETWORKS, PRUNERS, started
@@ -47,7 +47,7 @@ def test_target_is_exact_and_stays(rival: str, model: str) -> None:
 @pytest.mark.parametrize("most", [2**20, 2**10])
 @pytest.mark.parametrize("scope", ["global", "layer"])
 def test_large_layers_are_sampled_and_met_exactly(scope: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scored, "WHOLE", most)
+    monkeypatch.setattr(rival, "WHOLE", most)
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(300, 200), nn.Linear(200, 10))
     plan = compress(network, DNW(target=0.9, scope=scope), steps=STEPS)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from paretorch.report.charts import Curve, curves
-from paretorch.report.files import save
-from paretorch.report.markup import WIDTH
+from paretorch.report.markup import WIDTH, save
 from paretorch.workflows.tuning.plots import STEPS, heat_map
 
 

@@ -22,8 +22,7 @@ from paretorch.core.attach.sites import Site, Template
 from paretorch.core.attach.weights import RelaxedWeight, relaxed_weights
 from paretorch.core.groups import Broadcast
 from paretorch.core.relaxation import Chain, Relaxation
-from paretorch.edits.share import forget_flat_weights, move_recurrent
-from paretorch.support.sharded import gather
+from paretorch.edits.share import Mixed, forget_flat_weights, move_recurrent
 
 
 def attach(site: Site, chain: Chain) -> None:
@@ -112,7 +111,7 @@ class Mixture:
     shares: Shares = as_they_are
 
 
-class Mix(Relaxation):
+class Mix(Mixed, Relaxation):
     """W = Σ_i a_i T_i, where a = shares(s) and T_i is a parameter of the root, read through its own chain if it has one."""
 
     kind: ClassVar[str] = "sharing"
@@ -133,28 +132,12 @@ class Mix(Relaxation):
                 self.add_module(f"template_{i}", weight)
                 weight.path = f"{path}.template_{i}"
 
-    @property
-    def trains(self) -> bool:
-        """Whether the templates are trained, rather than frozen."""
-        return any(getattr(self._root[0], name).requires_grad for name in self.names)
-
     def coefficients(self) -> Tensor:
         """One a template, on every rank."""
         return self.shares(self.grid(), self.hard)
 
-    def templates(self) -> list[Tensor]:
-        """What is mixed: masked and quantized where the templates are."""
-        return [gather(getattr(self._root[0], name)) for name in self.names]
-
     def forward(self, _: Tensor) -> Tensor:
-        # One product at a time: nothing but the templates themselves is kept for the backward pass, the sum stays in
-        # the precision of the templates under autocast, and a compiler makes it one kernel.
-        mixed: Tensor | None = None
-        for share, template in zip(self.coefficients().unbind(), self.templates(), strict=True):
-            part = template * share.to(template.dtype)
-            mixed = part if mixed is None else mixed + part
-        assert mixed is not None
-        return mixed
+        return self.mixed(self.coefficients())
 
 
 def attach_mixed(site: Site, chain: Chain) -> None:

@@ -18,7 +18,7 @@ from paretorch.core.attach.fused import FusedBatch, layout
 from paretorch.core.attach.sites import Site, Template
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation, flatten, unflatten
 from paretorch.errors import ConfigError
-from paretorch.support.blocks import block_size
+from paretorch.support.arithmetic import block_size
 from paretorch.support.sharded import is_sharded, local, shard_like, whole, write
 
 # What `fully_shard` asks a module for to learn whether it may manage it. The tensors of a relaxed weight are sharded by the engine

@@ -285,8 +285,7 @@ class Engine:
         decide = [own[0].kind in self.decided and not own[0].hard for own in batch.places]
         for decisions, found in zip(batch.decisions, fused.pull(gradients, decide, swap), strict=True):
             for decision, gradient in zip(decisions, found or (), strict=False):
-                _, before = self._found.get(id(decision), (decision, None))  # of another weight with this decision
-                self._found[id(decision)] = decision, gradient if before is None else before + gradient
+                self._add(decision, gradient)
         for status, own in zip(batch.statuses, gradients, strict=True):
             status.pulled = own
         return True
@@ -295,20 +294,14 @@ class Engine:
         decisions = batch.decisions[place]
         if not batch.is_flat:
             for decision, gradient in zip(decisions, found, strict=False):
-                self._add(decision, gradient)
+                self._add(decision, laid_like(gradient, decision))
             return
         for decision, gradient in zip(decisions, unflatten(found[0], decisions), strict=True):
-            _, before = self._found.get(id(decision), (decision, None))
-            self._found[id(decision)] = decision, gradient if before is None else before + gradient
+            self._add(decision, gradient)
 
     def _add(self, decision: nn.Parameter, gradient: Tensor) -> None:
-        gradient = laid_like(gradient, decision)
-        _, before = self._found.get(id(decision), (decision, None))
+        _, before = self._found.get(id(decision), (decision, None))  # of another weight with this decision
         self._found[id(decision)] = decision, gradient if before is None else before + gradient
-
-    def gradient_of(self, decision: nn.Parameter) -> Tensor | None:
-        """∂L/∂s since the last step of the plan."""
-        return self._found.get(id(decision), (decision, None))[1]
 
     # The step of the plan
 

@@ -11,7 +11,7 @@ from torch.optim.adam import adam as adam_step
 from paretorch.core.method import Term
 from paretorch.core.step.engine import OF_DECISIONS
 from paretorch.errors import ConfigError
-from paretorch.support.blocks import ON_CPU, row_blocks
+from paretorch.support.arithmetic import ON_CPU, row_blocks
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import is_sharded, on_one_gpu, shard_state
 

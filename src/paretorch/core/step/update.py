@@ -11,7 +11,7 @@ from paretorch.core.method import Shares, Steered, Term
 from paretorch.core.relaxation import Chain, Relaxation, unflatten
 from paretorch.core.step.engine import Engine, laid_like
 from paretorch.errors import DivergenceError, UndecidedWarning, warn
-from paretorch.support.blocks import all_finite
+from paretorch.support.arithmetic import all_finite
 from paretorch.support.sharded import is_sharded, local, shard_like, whole, write
 
 _MIN_UNDECIDED = 0.01

@@ -10,8 +10,7 @@ from typing import Any
 from paretorch.deploy.codec.sizes import KINDS, Sizes, TensorSize
 from paretorch.deploy.measure.latency import Latency
 from paretorch.deploy.measure.structure import MACS, Activation, Shared
-from paretorch.edits.loops import loops_in_words
-from paretorch.support.text import human, printable, table
+from paretorch.support.text import human, loops_in_words, printable, table
 
 DENSE = "dense"  # the name of the baseline among latencies
 _MIN_EXCESS = 0.2  # of the bytes that the bits say

@@ -1,17 +1,21 @@
-"""Which format a plain network's weights have, read off their values: codes and steps that give every value bit for bit."""
+"""What a runtime stores of a plain network: the format of each weight, read off its values, and the bytes of the whole.
+
+A weight has a format if codes and steps of it give every value bit for bit.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from paretorch.core.attach.sites import Site, find_sites, is_conv1d
 from paretorch.core.formats import WeightFormat
 from paretorch.deploy.codec.multiples import fit_multiples
-from paretorch.deploy.runtimes.registry import HALF, Runtime
+from paretorch.deploy.runtimes.registry import HALF, RUNTIMES, Runtime
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.int16]
@@ -125,3 +129,23 @@ def _step(rows: Floats, code: int, form: WeightFormat, variant: int) -> Floats:
     with np.errstate(over="ignore"):
         short = exact.astype(np.float16).astype(np.float64)
     return np.where(short == exact, exact * variant, 1.0).astype(np.float32)
+
+
+def runtime_sizes(model: nn.Module) -> dict[str, int]:
+    """Return bytes of the tensors by runtime, for those that have codes for some of the weights of a plain network.
+
+    The network is not copied, and nothing is written. Vectors count in fp32.
+    """
+    found = {name: _size(model, runtime) for name, runtime in RUNTIMES.items()}
+    return {name: size for name, size in found.items() if size is not None}
+
+
+def _size(model: nn.Module, runtime: Runtime) -> int | None:
+    stored = read_stored(model, runtime)
+    if all(one.form is None or one.form.is_half for one in stored.values()):
+        return None
+    weights = sum(one.size for one in stored.values())
+    own = {id(site.weight) for site in find_sites(model)}
+    state: Iterable[Tensor] = model.state_dict(keep_vars=True).values()
+    rest = {id(t): t for t in state if id(t) not in own and t.is_floating_point()}
+    return weights + 4 * sum(t.numel() for t in rest.values())

@@ -90,30 +90,43 @@ class FixedActivations(GivenBits):
         return FixedPrecision(self, site, grouping)
 
 
-class FixedPrecision(OutputRelaxation):
-    """u clipped to [0, top] while searching; once hard, the nearest of 2^bits levels over [0, share · top]."""
+class EvenLevels(OutputRelaxation):
+    """Outputs on 2^bits even levels."""
 
     kind: ClassVar[str] = "activations"
-    ends: Tensor
+    steps: Tensor
 
-    def __init__(self, method: FixedActivations, site: OutputSite, grouping: Grouping) -> None:
+    def __init__(self, bits: int, site: OutputSite, grouping: Grouping) -> None:
         super().__init__(grouping, 0.0, site.device)
-        self.number = float(method.bits)
-        ends = torch.tensor([0.0, method.top, method.top * method.share], dtype=torch.float32, device=site.device)
-        self.register_buffer("ends", ends, persistent=False)
-        steps = torch.full(grouping.grid, 2**method.bits - 1, dtype=torch.int32, device=site.device)
-        self.steps: Tensor
+        self.number = float(bits)
+        steps = torch.full(grouping.grid, 2**bits - 1, dtype=torch.int32, device=site.device)
         self.register_buffer("steps", steps, persistent=False)
 
-    def forward(self, u: Tensor) -> Tensor:
-        low, top, high = self.ends.unbind()
-        unused = (0.0 * self.grid()).to(u.dtype)  # a zero gradient for s, so that DDP sees it
-        if not self.hard:
-            return clip(u, low, top) + unused
-        return quantize_uniform(clip(u, low, high), low, high, self.steps.to(torch.float32), self.training) + unused
+    def quantized(self, u: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        """The nearest level from `low` to `high`."""
+        return quantize_uniform(clip(u, low, high), low, high, self.steps.to(torch.float32), self.training)
 
-    def plain(self, inner: nn.Module) -> nn.Module:
-        return QuantizedActivation(inner, self.steps.clone(), self.ends[[0, 2]])
+    def unused(self, u: Tensor) -> Tensor:
+        """0, with a zero gradient for s, so that DDP sees it."""
+        return (0.0 * self.grid()).to(u.dtype)
 
     def edit(self, modules: tuple[str, ...]) -> QuantizeActivation:
         return QuantizeActivation(modules, tuple(self.steps.shape))
+
+
+class FixedPrecision(EvenLevels):
+    """u clipped to [0, top] while searching; once hard, the nearest of 2^bits levels over [0, share · top]."""
+
+    ends: Tensor
+
+    def __init__(self, method: FixedActivations, site: OutputSite, grouping: Grouping) -> None:
+        super().__init__(method.bits, site, grouping)
+        ends = torch.tensor([0.0, method.top, method.top * method.share], dtype=torch.float32, device=site.device)
+        self.register_buffer("ends", ends, persistent=False)
+
+    def forward(self, u: Tensor) -> Tensor:
+        low, top, high = self.ends.unbind()
+        return (self.quantized(u, low, high) if self.hard else clip(u, low, top)) + self.unused(u)
+
+    def plain(self, inner: nn.Module) -> nn.Module:
+        return QuantizedActivation(inner, self.steps.clone(), self.ends[[0, 2]])

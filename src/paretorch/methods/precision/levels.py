@@ -26,10 +26,19 @@ from paretorch.core.relaxation import PREFIX, Relaxation
 from paretorch.core.rounding import raise_levels
 from paretorch.core.step.sample import some, stride_for
 from paretorch.errors import ConfigError
-from paretorch.methods.precision.grid import LOG2, MAX_BITS, level_above, power_of_two, real_bits, s_of_bits, whole_bits
-from paretorch.methods.precision.scales import Scaled, update_powers
+from paretorch.methods.precision.grid import (
+    LOG2,
+    MAX_BITS,
+    Scaled,
+    level_above,
+    power_of_two,
+    real_bits,
+    s_of_bits,
+    update_powers,
+    whole_bits,
+)
+from paretorch.support.arithmetic import exact, widened
 from paretorch.support.sharded import whole, write
-from paretorch.support.widest import exact, widened
 
 
 class LevelOptions(Protocol):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paretorch.support.widest import widened, widest_float
+from paretorch.support.arithmetic import widened, widest_float
 
 TABLE_BITS = 8.0  # what a file pays for each symbol of a table of frequencies, about
 _CLASSES = 2.0  # tables of frequencies per doubling of the step relative to the weights
@@ -45,18 +45,6 @@ def _binary_entropy(p: Tensor) -> Tensor:
     return -nats / math.log(2.0)
 
 
-def coded_bits(codes: Tensor, levels: Tensor, kept: Tensor | None = None, share: float = 1.0) -> Tensor:
-    """Bits of a tensor of codes: their entropy and the tables that say how frequent each is, or a fixed width if that is less.
-
-    Args:
-        codes: Whole numbers, as floats.
-        levels: log₂ of the weights' magnitude over the step of each code. Codes of about the same level share a table.
-        kept: 1 for codes that count, else 0.
-        share: How many codes each of these stands for.
-    """
-    return bits_of([Tally.of(codes, levels, kept)], share)
-
-
 class Tally(NamedTuple):
     """What the bits of a part of a tensor follow from."""
 
@@ -70,8 +58,28 @@ class Tally(NamedTuple):
 
     @classmethod
     def of(cls, codes: Tensor, levels: Tensor, kept: Tensor | None = None) -> "Tally":
-        """Count; the arguments are those of `coded_bits`."""
-        return _count(codes, levels, kept)
+        """Count.
+
+        Args:
+            codes: Whole numbers, as floats.
+            levels: log₂ of the weights' magnitude over the step of each code. Codes of about the same level share a table.
+            kept: 1 for codes that count, else 0.
+        """
+        own = torch.ones_like(codes) if kept is None else (kept.expand(codes.shape) > 0).to(codes.dtype)
+        # A group of zeros has neither a magnitude nor a step.
+        codes, levels = (
+            torch.nan_to_num(codes, 0.0, 0.0, 0.0) * own,
+            torch.nan_to_num(levels.expand(codes.shape), 0.0, 0.0, 0.0),
+        )
+        # The last binary digits of large codes are as good as random: they cost a bit each, and the tables stay small.
+        digits = torch.floor(levels - _WIDE).clamp_min(0.0)
+        short = torch.round(codes * torch.exp2(-digits)).clamp(-_MAX_CODE, _MAX_CODE)
+        table = torch.round(_CLASSES * levels).clamp(-_MOST_CLASSES, _MOST_CLASSES) + _MOST_CLASSES
+        place = (table * (2 * _MAX_CODE + 1) + short + _MAX_CODE).to(torch.int64).flatten()
+        shape = (2 * _MOST_CLASSES + 1, 2 * _MAX_CODE + 1)
+        counts = torch.zeros(math.prod(shape), dtype=widest_float(codes.device), device=codes.device)
+        counts = counts.scatter_add_(0, place, own.flatten().to(counts.dtype)).view(shape)
+        return Tally(own.sum(), codes.min(), codes.max(), (digits * own).sum(), counts)
 
     def add(self, other: "Tally") -> "Tally":
         """Of both parts together."""
@@ -79,32 +87,19 @@ class Tally(NamedTuple):
         return Tally(self.number + other.number, least, most, self.digits + other.digits, self.counts + other.counts)
 
 
-def bits_of(parts: Iterable[Tally], share: float = 1.0) -> Tensor:
-    """`coded_bits` of a tensor whose parts are counted one by one."""
+def coded_bits(parts: Iterable[Tally], share: float = 1.0) -> Tensor:
+    """Bits of a tensor of codes: their entropy and the tables that say how frequent each is, or a fixed width if that is less.
+
+    Args:
+        parts: The tensor's parts, counted one by one.
+        share: How many codes each of these stands for.
+    """
     number, least, most, digits, counts = reduce(Tally.add, parts)
     total = counts.sum(1)
     entropy = (torch.xlogy(total, total).sum() - torch.xlogy(counts, counts).sum()) / math.log(2.0)
     coded: Tensor = share * (entropy + digits) + TABLE_BITS * (counts > 0).sum()
     width = number * torch.log2(most - least + 1.0)
     return torch.minimum(coded, share * widened(width))
-
-
-def _count(codes: Tensor, levels: Tensor, kept: Tensor | None) -> Tally:
-    own = torch.ones_like(codes) if kept is None else (kept.expand(codes.shape) > 0).to(codes.dtype)
-    # A group of zeros has neither a magnitude nor a step.
-    codes, levels = (
-        torch.nan_to_num(codes, 0.0, 0.0, 0.0) * own,
-        torch.nan_to_num(levels.expand(codes.shape), 0.0, 0.0, 0.0),
-    )
-    # The last binary digits of large codes are as good as random: they cost a bit each, and the tables stay small.
-    digits = torch.floor(levels - _WIDE).clamp_min(0.0)
-    short = torch.round(codes * torch.exp2(-digits)).clamp(-_MAX_CODE, _MAX_CODE)
-    table = torch.round(_CLASSES * levels).clamp(-_MOST_CLASSES, _MOST_CLASSES) + _MOST_CLASSES
-    place = (table * (2 * _MAX_CODE + 1) + short + _MAX_CODE).to(torch.int64).flatten()
-    shape = (2 * _MOST_CLASSES + 1, 2 * _MAX_CODE + 1)
-    counts = torch.zeros(math.prod(shape), dtype=widest_float(codes.device), device=codes.device)
-    counts = counts.scatter_add_(0, place, own.flatten().to(counts.dtype)).view(shape)
-    return Tally(own.sum(), codes.min(), codes.max(), (digits * own).sum(), counts)
 
 
 def short_steps(steps: Tensor, sizes: Tensor | float) -> Tensor:

@@ -8,7 +8,7 @@ What differs from the printed algorithm, which `SMOL.as_printed` is:
 - `target_bits`: λ follows the error of the average bits against a falling goal (proportional and integral), and at
   `harden` one common offset to all precisions makes the average exact.
 - `scale` 2^k: the grid times a power of two, per layer, so that weights of any magnitude can use it (see
-  `paretorch.methods.precision.scales`); "fit" is 1, as printed, unless the weights lie outside ±2 at the start.
+  `paretorch.methods.precision.grid`); "fit" is 1, as printed, unless the weights lie outside ±2 at the start.
 - Zero precision is given where |w| ≤ |w − Q(w, p)|; a dropped weight counts no bits, in a search with a target too (see
   `paretorch.methods.precision.levels`).
 - With zero precision and a target below half a bit, the noise of a weight that would be zero reaches as far as |w|: what it loses
@@ -16,7 +16,7 @@ What differs from the printed algorithm, which `SMOL.as_printed` is:
   a network without norms (an LSTM, say) does not train like that.
 - While fine-tuning, w is clipped to ±(2 − 2^(1−p)), the ends of its grid, unless `clip_finetuning` is False, as printed.
 - `rounding` is "floor", as in the thesis' experiments; Algorithm 5 prints "round".
-- `format`, for trained weights: the values that a runtime stores, with learned steps (see `paretorch.methods.precision.formatted`).
+- `format`, for trained weights: the values that a runtime stores, with learned steps (see `paretorch.methods.precision.stepped`).
 - `scale="real"`, for trained weights: a real step per group on a grid with zero, by what the loss feels (see
   `paretorch.methods.precision.stepped` and `paretorch.methods.precision.step_sizes`). Bits are those that the codes take when entropy coded.
 """
@@ -36,8 +36,16 @@ from paretorch.core.method import Method, Recordable, Steered, Term
 from paretorch.core.step.optimizers import adam
 from paretorch.core.step.schedules import cubic, progress
 from paretorch.errors import ConfigError, MissedTargetWarning, warn
-from paretorch.methods.precision.formatted import Formatted
-from paretorch.methods.precision.grid import MAX_BITS, level_above, real_bits, require_digits, s_of_bits
+from paretorch.methods.precision.grid import (
+    MAX_BITS,
+    check_scale,
+    exponent_for,
+    level_above,
+    real_bits,
+    require_digits,
+    s_of_bits,
+    scale_offset,
+)
 from paretorch.methods.precision.levels import (
     allocate,
     average_bits,
@@ -47,7 +55,6 @@ from paretorch.methods.precision.levels import (
     update_scales,
 )
 from paretorch.methods.precision.noisy import Precision
-from paretorch.methods.precision.scales import check_scale, exponent_for, scale_offset
 from paretorch.methods.precision.step_sizes import (
     count_bits,
     is_measured,
@@ -57,7 +64,7 @@ from paretorch.methods.precision.step_sizes import (
     steps_of,
     update_price,
 )
-from paretorch.methods.precision.stepped import Stepped
+from paretorch.methods.precision.stepped import Formatted, Stepped
 from paretorch.methods.precision.undecided import noise_size, raise_unseen, rounding_error, step_of, warn_large_change
 from paretorch.support.checks import require_number
 

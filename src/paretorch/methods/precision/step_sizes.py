@@ -26,10 +26,10 @@ from paretorch.core.plan import Plan
 from paretorch.core.relaxation import flatten
 from paretorch.core.step.sample import some, stride_for
 from paretorch.errors import ConfigError
-from paretorch.methods.precision.rate import Tally, bits_of, laplace_bits, laplace_slope, short_steps
+from paretorch.methods.precision.rate import Tally, coded_bits, laplace_bits, laplace_slope, short_steps
 from paretorch.methods.precision.stepped import TINY, Stepped
+from paretorch.support.arithmetic import widened
 from paretorch.support.sharded import whole
-from paretorch.support.widest import widened
 
 _MEASURED = 0.08  # share of the steps in which real steps learn what the loss feels
 _COUNTS = 10  # times in a search that the bits of real steps are counted; in between a formula says how they change
@@ -70,12 +70,12 @@ def count_bits(term: Term, steps: Sequence[Tensor], seen: int | None = None) -> 
     found = []
     for index, step in enumerate(steps):
         if seen is None:
-            found.append(bits_of(_tally(part, step[part.rows], 1) for part in term.parts(index)))
+            found.append(coded_bits(_tally(part, step[part.rows], 1) for part in term.parts(index)))
             continue
         part = term.whole(index)
         every = stride_for(part.latent.numel(), seen)
         share = part.latent.numel() / (-(-part.latent.numel() // every))
-        found.append(bits_of([_tally(part, step, every, _all_magnitudes(term, index))], share))
+        found.append(coded_bits([_tally(part, step, every, _all_magnitudes(term, index))], share))
     return (torch.stack(found).sum() / term.weights).to(torch.float32)
 
 

@@ -19,12 +19,12 @@ from paretorch.core.attach.sites import Selector, check_patterns
 from paretorch.core.finish.recalibrate import recalibrate_norms
 from paretorch.core.plan import plans_of
 from paretorch.edits import EDITS, Share, edits_of
-from paretorch.edits.loops import loops_in_words
 from paretorch.errors import ConfigError, warn
 from paretorch.methods.sharing.layers import Bank, read_banks, unfold
 from paretorch.methods.sharing.similarity import absolute_cosine, check_limits, cluster, collapse, mergers
+from paretorch.support.arithmetic import exact
 from paretorch.support.sharded import is_sharded
-from paretorch.support.widest import exact
+from paretorch.support.text import loops_in_words
 
 _WHAT_TO_FOLD = "fold the network that this one was made from (of a run, with its checkpoint.pt)"
 

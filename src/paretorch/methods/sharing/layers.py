@@ -21,8 +21,8 @@ from paretorch.edits.share import MixedWeight, mixed_weights, unshare
 from paretorch.errors import ConfigError, DivergenceError
 from paretorch.methods.sharing.banks import By, check_by, share_groups
 from paretorch.methods.sharing.similarity import absolute_cosine
+from paretorch.support.arithmetic import exact
 from paretorch.support.sharded import whole
-from paretorch.support.widest import exact
 
 Mixes = Mix | MixedWeight
 """A mixed weight: of a network that a plan trains, or of one that is folded."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from paretorch.errors import ConfigError
+from paretorch.support.arithmetic import exact
 from paretorch.support.checks import require_count, require_number
-from paretorch.support.widest import exact
 
 _FLOOR = 1e-12
 _SINGULAR = 1e-6  # reciprocal condition number below which a matrix counts as singular

@@ -29,9 +29,9 @@ from paretorch.core.step.noise import seed_for
 from paretorch.errors import ConfigError, warn
 from paretorch.methods.sharing.banks import DOMAINS, By, bank, check_by, share_groups, template_sites
 from paretorch.methods.sharing.similarity import absolute_cosine, cluster, collapse, recurrence, recurrence_slope
+from paretorch.support.arithmetic import exact
 from paretorch.support.checks import require_count, require_number
 from paretorch.support.sharded import on_one_gpu, whole, write
-from paretorch.support.widest import exact
 
 _DROP = 0.2
 

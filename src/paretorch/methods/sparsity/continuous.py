@@ -39,7 +39,7 @@ from paretorch.errors import ConfigError
 from paretorch.methods.sparsity.mask import GATES, Mask, opening
 from paretorch.methods.sparsity.pruning import Pruning, by_sorting
 from paretorch.methods.sparsity.saliency import Saliency, is_trained
-from paretorch.support.blocks import block_size, row_blocks
+from paretorch.support.arithmetic import block_size, row_blocks
 from paretorch.support.checks import require_count, require_number
 from paretorch.support.sharded import is_sharded, whole, write
 

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
-from paretorch.support.blocks import block_size, blocks, row_blocks
+from paretorch.support.arithmetic import block_size, blocks, exact, row_blocks
 from paretorch.support.sharded import gather, is_sharded, local
-from paretorch.support.widest import exact
 
 _UNSEEN = 0.05  # δ
 _WINDOW = 0.1  # of the steps, that the running saliency looks back

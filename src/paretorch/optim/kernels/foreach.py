@@ -10,7 +10,7 @@ from torch import Tensor
 from paretorch.optim.hyperparameters import Hyperparameters, Scalar
 from paretorch.optim.kernels.bucket import Bucket, Gradients, root_mean_square
 from paretorch.optim.kernels.parameter import ParameterView
-from paretorch.support.widest import widened, widest_float
+from paretorch.support.arithmetic import widened, widest_float
 
 MAX_BATCH = 1 << 25
 """Elements that are stepped at once on an accelerator, unless one parameter alone has more. An operation on so many takes

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
-from paretorch.support.widest import widest_float
+from paretorch.support.arithmetic import widest_float
 from paretorch.training.distillation import Teacher
 from paretorch.training.tasks import Batch, derive_seed
 from paretorch.zoo.data.text import Text, batchify, chunks

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
-from paretorch.support.widest import widest_float
+from paretorch.support.arithmetic import widest_float
 from paretorch.training.tasks import Batch, derive_seed, shuffled
 from paretorch.zoo.data.shortest_paths import Grids, generate
 

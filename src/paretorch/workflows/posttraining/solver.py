@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paretorch.support.widest import exact
+from paretorch.support.arithmetic import exact
 
 LIMIT = 500  # the largest code: the encoder recognises steps of up to 512 distinct magnitudes
 _CLASSES = 8

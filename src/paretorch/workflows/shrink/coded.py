@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paretorch.support.widest import exact
+from paretorch.support.arithmetic import exact
 
 MU = math.log(2) / 6
 """μ at the price that the steps were made for."""

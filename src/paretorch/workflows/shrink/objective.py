@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.errors import ConfigError, DataError
+from paretorch.support.arithmetic import exact
 from paretorch.support.eval_mode import first_sentence, in_eval
 from paretorch.support.inputs import ModelCall, batch_call, parts_of, tensors_in
-from paretorch.support.widest import exact
 from paretorch.training.distillation import Teacher
 
 _MOST_BATCHES = 64

@@ -19,8 +19,7 @@ from paretorch.core.plan import Plan
 from paretorch.core.step.optimizers import adam, require_drops
 from paretorch.errors import ConfigError
 from paretorch.methods.sparsity.continuous import ContinuousSparsification
-from paretorch.methods.sparsity.rivals.rival import Rival
-from paretorch.methods.sparsity.rivals.scored import ScoredMask
+from paretorch.methods.sparsity.rivals.rival import Rival, ScoredMask
 from paretorch.methods.sparsity.rivals.stochastic import StochasticSparsification
 from paretorch.support.checks import require_number
 from paretorch.workflows.tickets.state import (

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from paretorch.report.charts import line_chart
-from paretorch.report.files import in_report_colours
+from paretorch.report.markup import in_report_colours
 from paretorch.training.files import write_atomically
 from paretorch.workflows.tickets.storage import Row, Storage
 

@@ -23,14 +23,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from paretorch.core.attach.activations import OutputRelaxation, OutputSite
+from paretorch.core.attach.activations import OutputSite
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
-from paretorch.edits import QuantizeActivation
-from paretorch.edits.quantize_activation import QuantizedActivation, clip, quantize_uniform
+from paretorch.edits.quantize_activation import QuantizedActivation
 from paretorch.methods.precision.activations import learned_end
-from paretorch.methods.precision.activations_fixed import GivenBits
+from paretorch.methods.precision.activations_fixed import EvenLevels, GivenBits
 from paretorch.methods.precision.rivals.rival import TINY, Quantized, Rival, straight_through
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole, write
@@ -96,18 +95,13 @@ class PACTActivations(GivenBits):
         return _Clipped(self, site, grouping)
 
 
-class _Clipped(OutputRelaxation):
+class _Clipped(EvenLevels):
     """The nearest of 2^k levels from 0 to α, straight through."""
 
-    kind: ClassVar[str] = "activations"
-    steps: Tensor
-
     def __init__(self, method: PACTActivations, site: OutputSite, grouping: Grouping) -> None:
-        super().__init__(grouping, 0.0, site.device)
-        self.number, self.decay = float(method.bits), method.alpha_decay
+        super().__init__(method.bits, site, grouping)
+        self.decay = method.alpha_decay
         self.alpha = nn.Parameter(torch.tensor([method.alpha], dtype=torch.float32, device=site.device))
-        steps = torch.full(grouping.grid, 2**method.bits - 1, dtype=torch.int32, device=site.device)
-        self.register_buffer("steps", steps, persistent=False)
 
     def ends(self) -> tuple[Tensor, Tensor]:
         """0 and α."""
@@ -116,15 +110,11 @@ class _Clipped(OutputRelaxation):
 
     def forward(self, u: Tensor) -> Tensor:
         low, high = self.ends()
-        value = quantize_uniform(clip(u, low, high), low, high, self.steps.to(torch.float32), self.training)
-        return value + (0.0 * self.grid()).to(u.dtype)  # a zero gradient for s, so that DDP sees it
+        return self.quantized(u, low, high) + self.unused(u)
 
     def plain(self, inner: nn.Module) -> nn.Module:
         with torch.no_grad():
             return QuantizedActivation(inner, self.steps.clone(), torch.stack(self.ends()))
-
-    def edit(self, modules: tuple[str, ...]) -> QuantizeActivation:
-        return QuantizeActivation(modules, tuple(self.steps.shape))
 
     def trained(self) -> list[tuple[nn.Parameter, float]]:
         return [(self.alpha, self.decay)]

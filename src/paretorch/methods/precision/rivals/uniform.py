@@ -14,9 +14,16 @@ from torch import Tensor
 
 from paretorch.core.attach.sites import Site
 from paretorch.core.groups import Grouping
-from paretorch.methods.precision.grid import MAX_BITS, power_of_two, quantize, require_digits
+from paretorch.methods.precision.grid import (
+    MAX_BITS,
+    check_scale,
+    exponent_for,
+    power_of_two,
+    quantize,
+    require_digits,
+    scale_offset,
+)
 from paretorch.methods.precision.rivals.rival import Quantized, Rival, straight_through
-from paretorch.methods.precision.scales import check_scale, exponent_for, scale_offset
 
 
 @dataclass(frozen=True, kw_only=True)

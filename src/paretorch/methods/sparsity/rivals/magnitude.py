@@ -37,7 +37,7 @@ from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.step.schedules import cubic, progress
 from paretorch.errors import ConfigError
-from paretorch.methods.sparsity.rivals.scored import ScoredMask, ScoredRival
+from paretorch.methods.sparsity.rivals.rival import LateMask, ScoredMask, ScoredRival
 from paretorch.support.checks import require_count, require_number
 
 
@@ -48,12 +48,9 @@ class MagnitudePruning(ScoredRival):
     target: share of the selected weights to drop. scope: "global" or "layer".
     """
 
-    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Later":
+    def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> LateMask:
         self.require_target()
-        return _Later(grouping, site.weight.device)
-
-    def goal(self, step: Tensor, steps: int) -> Tensor:
-        return torch.full((), self.require_target(), dtype=torch.float32, device=step.device)
+        return LateMask(grouping, site.weight.device)
 
     def schedule(self, term: Term, step: Tensor) -> None:
         term.set_scalar("goal", self.goal(step, term.steps))  # until rounding no mask is looked at
@@ -61,16 +58,6 @@ class MagnitudePruning(ScoredRival):
     def round(self, term: Term, factor: float) -> None:
         self.update_masks(term, term.scalar("goal"))
         super().round(term, factor)
-
-
-class _Later(ScoredMask):
-    """W = w while searching; w ⊙ m once hard."""
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return super().forward(weight) if self.hard else weight
-
-    def keep(self, s: Tensor) -> Tensor | None:
-        return self.survives(s) if self.hard else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +117,6 @@ class DNW(ScoredRival):
     def relax(self, site: Site, grouping: Grouping, seed: int, together: set[str]) -> "_Through":
         self.require_target()
         return _Through(grouping, site.weight.device)
-
-    def goal(self, step: Tensor, steps: int) -> Tensor:
-        return torch.full((), self.require_target(), dtype=torch.float32, device=step.device)
 
 
 class _Through(ScoredMask):

@@ -29,11 +29,10 @@ from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.step.noise import uniform
 from paretorch.errors import ConfigError
-from paretorch.methods.sparsity.rivals.rival import Rival
-from paretorch.methods.sparsity.rivals.scored import ScoredMask
+from paretorch.methods.sparsity.rivals.rival import Rival, ScoredMask
+from paretorch.support.arithmetic import widened
 from paretorch.support.checks import require_count, require_number
 from paretorch.support.sharded import whole, write
-from paretorch.support.widest import widened
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from paretorch.core.groups import Grouping
 from paretorch.core.method import Term
 from paretorch.core.step.schedules import cubic, progress
 from paretorch.errors import ConfigError
-from paretorch.methods.sparsity.rivals.scored import ScoredMask, ScoredRival
+from paretorch.methods.sparsity.rivals.rival import ScoredMask, ScoredRival
 from paretorch.support.checks import require_number
 from paretorch.support.sharded import whole
 

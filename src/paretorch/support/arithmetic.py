@@ -1,4 +1,8 @@
-"""Large tensors block by block: what is computed on the way is then as small as a block, whatever the size of the tensor."""
+"""Arithmetic on large tensors: block by block, and in the widest dtype.
+
+What is computed on the way is as small as a block, whatever the size of the tensor. The widest dtype is float64, but for Apple's GPUs
+(`mps`), which have float32 and no wider one.
+"""
 
 from collections.abc import Iterator
 
@@ -36,3 +40,23 @@ def blocks(tensor: Tensor) -> Iterator[Tensor]:
 def all_finite(tensor: Tensor) -> bool:
     """Return whether no number is infinite or NaN."""
     return all(bool(block.isfinite().all()) for block in blocks(tensor))
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether the device has numbers of 64 bits."""
+    return device.type != "mps"
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """The widest floating-point dtype of the device, for sums that stay there."""
+    return torch.float64 if has_float64(device) else torch.float32
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """The tensor in the widest dtype of its device, where it stays: for elementwise work and for sums."""
+    return tensor.to(widest_float(tensor.device))
+
+
+def exact(tensor: Tensor) -> Tensor:
+    """The tensor in float64, on the CPU if its device has no such numbers: for what float32 would get wrong."""
+    return tensor.double() if has_float64(tensor.device) else tensor.to("cpu", torch.float64)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paretorch.edits.loops import loops_in_words, stretches
+from paretorch.support.text import loops_in_words, stretches
 
 
 @pytest.mark.parametrize(
