@@ -37,9 +37,17 @@ class Odd(nn.Module):
     def forward(self, x):
         return {"a": self.layer(x.flatten(1)), "b": x}
 
+def pictures(labels, channels=3):
+    return DataLoader(TensorDataset(torch.randn(16, channels, 8, 8), labels), 8)
+
 def sixteen():
-    data = TensorDataset(torch.randn(16, 3, 8, 8), torch.arange(16))
-    return DataLoader(data, 8), DataLoader(data, 8)
+    return pictures(torch.arange(16)), pictures(torch.arange(16))
+
+def late():
+    return pictures(torch.zeros(16, dtype=torch.int64)), pictures(-torch.ones(16, dtype=torch.int64))
+
+def wide():
+    return pictures(torch.zeros(16, dtype=torch.int64)), pictures(torch.zeros(16, dtype=torch.int64), 5)
 """
 
 
@@ -86,6 +94,15 @@ def test_a_folder_smaller_than_the_default_batch_is_used_as_it_is() -> None:
     pare("train", *own, "--epochs", "1", "--out", "dense")
 
 
+@pytest.mark.usefixtures("folder")
+def test_searches_judge_by_a_tenth_of_a_folder() -> None:
+    own = ["--network", "mine.py:build", "--data", "folder:photos", "--device", "cpu", "--batch", "4", "--epochs", "1"]
+    pare("tune", *own, "--trials", "1", "--alphas", "0.1", "--epsilons", "0.1")
+    assert Path("runs/tune-avagrad-mine-photos/tuning.json").exists()
+    pare("tickets", *own, "--method", "cs", "--rounds", "1", "--quiet")
+    assert Path("runs/tickets-mine-photos").is_dir()
+
+
 _VIT = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
 
 
@@ -129,7 +146,13 @@ def test_a_torchvision_that_does_not_fit_torch() -> None:
         ("mine.py:nowhere", "folder:photos", "mine.py has no function 'nowhere'"),
         ("mine.py:narrow", "folder:photos", "mine.py:narrow gives 1 classes, and folder:photos has labels up to 1"),
         ("mine.py:Odd", "folder:photos", "mine.py:Odd gives dict for images of folder:photos: return logits"),
-        ("mine.py:build", "mine.py:sixteen", "cannot take a batch of --data mine.py:sixteen: IndexError: Target"),
+        (
+            "mine.py:build",
+            "mine.py:sixteen",
+            "mine.py:build on --data mine.py:sixteen: there is the label 2, and the model gives 2 classes, 0 to 1",
+        ),
+        ("mine.py:build", "mine.py:late", "mine.py:build on --data mine.py:late: there is the label -1, and the model"),
+        ("mine.py:build", "mine.py:wide", "mine.py:build cannot take a batch of --data mine.py:wide: RuntimeError: "),
         ("mine.py:build", "folder:empty", "--data: empty has no classes"),
         ("mine.py:build", "folder:alone", "--data folder:alone: there is one class, 'cats'"),
         ("mine.py:build", "folder:broken", "dogs/3.png is not a readable image; replace or delete it"),

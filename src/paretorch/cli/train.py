@@ -15,6 +15,7 @@ from paretorch.cli.lines import say
 from paretorch.cli.options import WHERE
 from paretorch.cli.recipe_flags import RecipeFields, make_recipe, recipe_flags
 from paretorch.errors import ConfigError, UndecidedWarning
+from paretorch.training.progress import format_metric
 from paretorch.training.recipe import Recipe
 from paretorch.training.runtime import Runtime
 from paretorch.zoo.user_code import short_name
@@ -182,6 +183,8 @@ def _over(result: dict[str, Any], name: str) -> str:
 
 def _metrics(result: dict[str, Any], before: str) -> list[str]:
     found = {name: result[before + name] for name in _METRICS if before + name in result}
+    if not found and f"{before}test_loss" in result:  # all there is of a regression
+        return [f"test loss {format_metric('test_loss', result[f'{before}test_loss'])}"]
     return [_METRICS[name].format(value).replace("%", " %") for name, value in found.items()]
 
 

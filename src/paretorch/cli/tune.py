@@ -12,7 +12,7 @@ import typer
 
 from paretorch.cli import options
 from paretorch.cli.options import SEARCH, Text, epochs_bar, numbers
-from paretorch.cli.recipe_flags import RecipeFields, make_recipe, recipe_flags
+from paretorch.cli.recipe_flags import HELD_OUT_SHOWN, RecipeFields, make_recipe, recipe_flags
 from paretorch.errors import ConfigError, PareError
 from paretorch.report.charts import Curve, curves
 from paretorch.report.markup import save
@@ -21,6 +21,7 @@ from paretorch.training.recipe_values import by_place
 from paretorch.training.runtime import Runtime
 from paretorch.workflows.tuning.plots import STEPS, heat_map
 from paretorch.workflows.tuning.trial import Trial, exactly
+from paretorch.zoo.user_code import short_name
 
 if TYPE_CHECKING:
     from paretorch.workflows.tuning import Found
@@ -45,7 +46,7 @@ _START = {"sgd": (0.1, 0.0), "avagrad": (0.1, 0.1), "avagradw": (0.1, 0.1), "ada
         "validation": "Training images held out to judge by; of text its validation part.",
         "epochs": "Epochs of a trial.",
     },
-    default={"validation": "5000, digits 200", "optimizer": "avagrad"},
+    default={"validation": HELD_OUT_SHOWN, "optimizer": "avagrad"},
 )
 def tune(
     config: options.Config = None,
@@ -106,7 +107,8 @@ def tune(
     rates = tuning.alpha_grid() if alphas is None else _values(alphas, "--alphas")
     smoothing = tuning.eps_grid(recipe.optimizer.name) if epsilons is None else _values(epsilons, "--epsilons")
     smoothing = [0.0] if recipe.optimizer.name == "sgd" else smoothing
-    folder = out or Path("runs") / f"tune-{recipe.optimizer.name}-{recipe.network}-{recipe.data.name}"
+    name = f"tune-{recipe.optimizer.name}-{short_name(recipe.network)}-{short_name(recipe.data.name)}"
+    folder = out or Path("runs") / name
     trial = Trial(recipe, runtime, folder)
     # Everything that a wrong recipe can break comes before the storage is made.
     trial.check()

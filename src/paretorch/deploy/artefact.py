@@ -71,15 +71,19 @@ def sizes(
 
 
 def encoded_size(
-    state: Mapping[str, Tensor], module: nn.Module | None = None, edits: Sequence[Edit | Mapping[str, Any]] = ()
+    state: Mapping[str, Tensor],
+    module: nn.Module | None = None,
+    edits: Sequence[Edit | Mapping[str, Any]] | None = None,
 ) -> int:
     """Return the exact bytes of the artefact of a state dict, by encoding it.
 
     Args:
         module: The module of the state dict, whose zoo name the file would hold.
-        edits: The edits that the file would hold.
+        edits: The edits that the file would hold. Default: those of the module.
     """
     head = {} if module is None else _name_of(module)
+    if edits is None and module is not None:
+        edits = edits_of(module)
     if edits:
         head["edits"] = write_edits(edits)
     return len(pack(write_blob(state, head)[0]))

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.support.eval_mode import in_eval, run_example
-from paretorch.support.inputs import ModelCall
+from paretorch.support.inputs import ModelCall, main_output
 from paretorch.training.checkpoint import Checkpoint
 from paretorch.training.compression import SAMPLED_MASKS, attach
 from paretorch.training.distillation import Teacher, distillation_loss
@@ -118,8 +119,10 @@ def check_fit(model: nn.Module, task: Task, recipe: Recipe, wanted: dict[str, An
         task.check(model, recipe.network)
     elif isinstance(task, ImageClassification):
         found = _run_image(model, task.example()[:1], recipe)
+        what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        with suppress(ConfigError):  # what has no main output is named below
+            found = main_output(found)
         if not isinstance(found, Tensor) or found.dim() != 2:
-            what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
             raise ConfigError(
                 f"{recipe.network} gives {what} for images of {recipe.data.name}: return logits [rows, classes], or write a --task"
             )

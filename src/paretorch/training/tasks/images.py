@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from paretorch.errors import ConfigError
 from paretorch.support.arithmetic import widest_float
+from paretorch.support.inputs import main_output
 from paretorch.training.distillation import Teacher
 from paretorch.training.tasks import Batch, derive_seed, shuffled
 from paretorch.zoo.data import Augment, Images, augment
@@ -96,5 +97,5 @@ class ImageClassification:
 
     def _logits(self, model: nn.Module, pixels: Tensor) -> Tensor:
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=self._autocast):
-            logits: Tensor = model(self._prepared(pixels))
-        return logits.float()
+            found = model(self._prepared(pixels))
+        return main_output(found).float()

@@ -19,6 +19,7 @@ from paretorch.core.finish.recalibrate import recalibrate_norms
 from paretorch.core.formats import WeightFormat
 from paretorch.deploy import encoded_size, load
 from paretorch.deploy.plain import copied, plain
+from paretorch.edits import forget_scales
 from paretorch.errors import ConfigError, DivergenceError, PareWarning, warn
 from paretorch.support.checks import require_count
 from paretorch.support.text import dense_bytes, parse_bytes
@@ -26,6 +27,7 @@ from paretorch.training.files import alone_in
 from paretorch.training.norms import compact_state, make_compact
 from paretorch.workflows.posttraining import post_train
 from paretorch.workflows.posttraining.calibration import divergence
+from paretorch.workflows.posttraining.layers import find_layers
 from paretorch.workflows.shrink.coded import CodedWeights
 from paretorch.workflows.shrink.folder import ShrinkFolder, ShrinkProgress, describe, fingerprint
 from paretorch.workflows.shrink.formatted import FormattedWeights, formats_for, round_to_formats
@@ -132,6 +134,7 @@ def shrink_network(
     network = plain(model, "shrink")
     dense = copied(network, "shrink").requires_grad_(False)
     limit, forms = _wanted(dense, budget, runtime)
+    forget_scales(dense, {layer.name for layer in find_layers(dense)} if forms is None else forms)
     path = None if folder is None else Path(folder)
     with ShrinkProgress(progress) as shown, contextlib.nullcontext() if path is None else alone_in(path):
         job = _Job(dense, limit, steps, shown, forms)
