@@ -21,7 +21,13 @@ _SHOWN = 3  # names of layers in a message
 
 
 def export(
-    model: nn.Module, path: StrPath, *, runtime: str, example: Example | None = None, tokenizer: Any = None
+    model: nn.Module,
+    path: StrPath,
+    *,
+    runtime: str,
+    example: Example | None = None,
+    tokenizer: Any = None,
+    cache: bool = False,
 ) -> Path:
     """Write the module as a file of an inference runtime, and return its path.
 
@@ -34,6 +40,7 @@ def export(
         example: A batch of inputs, as `export_onnx` takes it; needed for ONNX files.
         tokenizer: For GGUF files of networks like Llama: a fast tokenizer of transformers or tokenizers. Without one the file has no
             text, and programs give and get the numbers of tokens.
+        cache: For ONNX files of language models: keys and values of earlier tokens are inputs and outputs, as in `export_onnx`.
 
     Example:
         >>> import tempfile, torch, paretorch as pt
@@ -51,7 +58,9 @@ def export(
             )
         if tokenizer is not None:
             raise ConfigError(f"tokenizer= is for GGUF files: leave it out for runtime={runtime!r}")
-        return export_onnx(model, example, path, runtime=runtime)
+        return export_onnx(model, example, path, runtime=runtime, cache=cache)
+    if cache:
+        raise ConfigError(f"cache= is for ONNX files: leave it out for runtime={runtime!r}")
     target.require_package()
     plain = copied(plain_module(model, "export"), "export").cpu().float()
     require_plain_values(plain.state_dict())
