@@ -33,7 +33,10 @@ def export(
         str, typer.Option(help="packed (few bits where they suffice), qdq (for other compilers) or fp32.")
     ] = "packed",
     runtime: Annotated[
-        Text, typer.Option(help="onnxruntime-int4, onnxruntime-int8, openvino, gguf:Q8_0, gguf:Q4_0 or gguf:TQ2_0.")
+        Text,
+        typer.Option(
+            help="onnxruntime-int4, onnxruntime-int8, openvino, executorch, torchao-int4, gguf:Q8_0, gguf:Q4_0 or gguf:TQ2_0."
+        ),
     ] = None,
     int8: Annotated[
         bool, typer.Option("--int8", help="Integer weights and activations, ranges from training images.")
@@ -75,12 +78,12 @@ def export(
     if runtime is not None and (int8 or weights != "packed"):
         raise ConfigError("--runtime says how weights are stored: leave out --int8 and --weights")
     is_onnx = known_runtime is None or known_runtime.kind == "onnx"
-    target = out or artefact.with_suffix(".onnx" if is_onnx else ".gguf")
+    target = out or artefact.with_suffix(".onnx" if known_runtime is None else known_runtime.suffix)
     if target.resolve() == artefact.resolve():
         raise ConfigError(f"{target} is the artefact itself, which the ONNX file would replace: give another name")
-    if not is_onnx:
+    if known_runtime is not None and not known_runtime.is_traced:
         _refuse_inputs(data, shape)
-        deploy.export(found.network(), target, runtime=str(runtime))
+        deploy.export(found.network(), target, runtime=known_runtime.name)
         typer.echo(_sizes(target, artefact))
         return
     name = data or (found.data if int8 else None)
@@ -91,6 +94,10 @@ def export(
     known = zoo.data.load(name, root) if name and not own else None
     example = _example(known, shape, found)
     model = found.network()
+    if known_runtime is not None and not is_onnx:
+        deploy.export(model, target, runtime=known_runtime.name, example=example)
+        typer.echo(_sizes(target, artefact))
+        return
     if int8:
         looked_at = _own_batches(found, images or _IMAGES) if known is None else _calibration(known, images or _IMAGES)
         options |= {"calibrate": looked_at, "percentile": percentile}
@@ -106,10 +113,10 @@ def _sizes(target: Path, artefact: Path) -> str:
 
 
 def _refuse_inputs(data: str | None, shape: str | None) -> None:
-    """A GGUF file has weights and no graph: nothing is run."""
+    """Such a file has weights and no graph: nothing is run."""
     for option, value in (("--data", data), ("--shape", shape)):
         if value is not None:
-            raise ConfigError(f"{option} is for ONNX files, which are run: leave it out for a GGUF file")
+            raise ConfigError(f"{option} is for files that are run: leave it out for one of weights alone")
 
 
 def _example(known: "Images | None", shape: str | None, found: Finished) -> "Example":
