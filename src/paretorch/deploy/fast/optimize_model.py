@@ -15,9 +15,9 @@ from paretorch.deploy.fast.replacements import (
     could_be_replaced,
     find_replacement,
     replace_modules,
-    why_kept,
 )
 from paretorch.deploy.measure.latency import Call, Timer, is_faster, speedup_in_words, timer
+from paretorch.deploy.packed.swap import why_kept
 from paretorch.deploy.plain import copied
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import checked_example, first_sentence
