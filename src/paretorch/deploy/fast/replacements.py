@@ -20,6 +20,9 @@ from paretorch.deploy.fast.launch import SETTINGS, Setting
 from paretorch.deploy.fast.layers import PackedLinear, SparseLinear, SparsePointwise
 from paretorch.deploy.fast.packing import Order, Packed
 from paretorch.deploy.measure.latency import Call, Timer, is_faster
+from paretorch.deploy.packed.few_bits import WIDTHS as FEW_WIDTHS
+from paretorch.deploy.packed.find import pack_values
+from paretorch.deploy.packed.layers import FewBitLinear
 from paretorch.deploy.packed.swap import has_own_forward, leave_fused_paths
 from paretorch.errors import ConfigError
 from paretorch.support.inputs import ModelCall
@@ -50,16 +53,33 @@ def could_be_replaced(module: nn.Module) -> bool:
     return True
 
 
-def find_replacement(layer: nn.Module, inputs: list[Tensor], timer: Timer) -> Replacement | str:
+def find_replacements(layer: nn.Module, inputs: list[Tensor], timer: Timer) -> list[Replacement] | str:
     """Return what could replace the layer, or why nothing can. The timer chooses between settings of one kernel."""
     assert isinstance(layer, nn.Linear | nn.Conv2d)
     if not inputs:
         return "the example does not reach it"
     if layer.weight.device.type == "cpu":
-        return _sparse_layer(layer, inputs)
+        return _cpu_layers(layer, inputs)
     if isinstance(layer, nn.Conv2d):
         return f"no faster convolution for {layer.weight.device.type}"
-    return _packed_layer(layer, inputs, timer)
+    found = _packed_layer(layer, inputs, timer)
+    return found if isinstance(found, str) else [found]
+
+
+def _cpu_layers(layer: nn.Linear | nn.Conv2d, inputs: list[Tensor]) -> list[Replacement] | str:
+    tried = [_sparse_layer(layer, inputs)] + ([_few_bit_layer(layer, inputs)] if isinstance(layer, nn.Linear) else [])
+    found = [one for one in tried if isinstance(one, Replacement)]
+    return found or ", and ".join(one for one in tried if isinstance(one, str))
+
+
+def _few_bit_layer(layer: nn.Linear, inputs: list[Tensor]) -> Replacement | str:
+    if layer.weight.dtype != torch.float32 or any(x.dtype != torch.float32 for x in inputs):
+        return "packed weights compute in float32 alone"
+    weight = pack_values(layer.weight)
+    if weight is None:
+        return "its weights are on no grid of 2, 4 or 8 bits"
+    shares = ", ".join(f"{width}" for width, count in zip(FEW_WIDTHS, weight.blocks, strict=False) if count)
+    return Replacement("packed", FewBitLinear(weight, layer.bias), f"{shares or 0} bits")
 
 
 def _sparse_layer(layer: nn.Linear | nn.Conv2d, inputs: list[Tensor]) -> Replacement | str:

@@ -70,16 +70,16 @@ class Product:
         self._struct = _Weight(*addresses, own, blocks, inputs, outputs, weight.group, weight.steps.shape[1])
         self._address = ctypes.addressof(self._struct)
         self._multiply, self._unpack = self._compiled.few_bits_multiply, self._compiled.few_bits_unpack
-        self._numel, self._outputs = outputs * inputs, outputs
+        self._inputs, self._outputs = inputs, outputs
 
-    def __call__(self, flat: Tensor) -> Tensor:
-        """Multiply fp32 rows (count, inputs), which are contiguous."""
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply fp32 rows (…, inputs), which are contiguous."""
         if self._compiled is None:
-            return self._by_torch(flat)
-        count = flat.shape[0]
-        out = flat.new_empty(count, self._outputs)
-        threads = min(torch.get_num_threads(), 1 + self._numel * count // _PER_THREAD)
-        self._multiply(self._address, flat.data_ptr(), out.data_ptr(), count, threads)
+            return self._by_torch(x)
+        out = x.new_empty((*x.shape[:-1], self._outputs))
+        count = x.numel() // self._inputs
+        threads = min(torch.get_num_threads(), 1 + x.numel() * self._outputs // _PER_THREAD)
+        self._multiply(self._address, x.data_ptr(), out.data_ptr(), count, threads)
         return out
 
     def rows(self, places: Tensor) -> Tensor:
@@ -91,10 +91,9 @@ class Product:
         self._unpack(self._address, places.data_ptr(), len(places), out.data_ptr())
         return out
 
-    def _by_torch(self, flat: Tensor) -> Tensor:
+    def _by_torch(self, x: Tensor) -> Tensor:
         """Unpack and multiply some outputs after others: no dense copy of the whole weight is made."""
         places = self.weight.places
         step = max(LANES, _UNPACKED_AT_ONCE // self.weight.shape[1])
-        parts = [F.linear(flat, self.rows(part).to(flat.dtype)) for part in places.split(step)]
-        out = torch.cat(parts, dim=1)
-        return out if self.bias is None else out + self.bias.to(out.dtype)
+        out = torch.cat([F.linear(x, self.rows(part)) for part in places.split(step)], dim=-1)
+        return out if self.bias is None else out + self.bias

@@ -71,8 +71,9 @@ class FewBitLayer(ResizableBuffers):
         self.shape = outputs, inputs
 
     def _bits(self) -> str:
-        counts = dict(zip((*WIDTHS, 0), self.packed.blocks, strict=True))
-        shares = ", ".join(f"{LANES * n} of {width} bits" for width, n in counts.items() if n)
+        parts = self.rows.split([*self.packed.blocks])
+        counts = {width: int((rows >= 0).sum()) for width, rows in zip((*WIDTHS, 0), parts, strict=True)}
+        shares = ", ".join(f"{count} of {width} bits" for width, count in counts.items() if count)
         return f"bias={self.bias is not None}, outputs: {shares}"
 
 
@@ -91,18 +92,16 @@ class FewBitLinear(FewBitLayer):
         return self.shape[0]
 
     def forward(self, input: Tensor) -> Tensor:
-        outputs, inputs = self.shape
         if (
             input.dtype != torch.float32
-            or input.shape[-1] != inputs
+            or input.shape[-1] != self.shape[1]
             or torch.compiler.is_compiling()
             or (input.requires_grad and torch.is_grad_enabled())
         ):
             return F.linear(
                 input, self.weight.to(input.dtype), None if self.bias is None else self.bias.to(input.dtype)
             )
-        flat = input.reshape(-1, inputs).contiguous()
-        return self.product(flat).view(*input.shape[:-1], outputs)
+        return self.product(input.contiguous())
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, {self._bits()}"
@@ -161,4 +160,5 @@ class FewBitConv2d(FewBitLayer):
         return F.conv2d(x, weight.to(x.dtype), bias, self.stride, padding, self.dilation, self.groups)
 
     def extra_repr(self) -> str:
-        return f"{self.shape[1]}, {self.shape[0]}, kernel_size={self.kernel_size}, stride={self.stride}, {self._bits()}"
+        inputs = self.shape[1] // (self.kernel_size[0] * self.kernel_size[1]) * self.groups
+        return f"{inputs}, {self.shape[0]}, kernel_size={self.kernel_size}, stride={self.stride}, {self._bits()}"
