@@ -71,7 +71,8 @@ class FewBitLayer(ResizableBuffers):
         self.shape = outputs, inputs
 
     def _bits(self) -> str:
-        parts = self.rows.split([*self.packed.blocks])
+        packed = self.packed
+        parts = packed.rows.split(list(packed.blocks))
         counts = {width: int((rows >= 0).sum()) for width, rows in zip((*WIDTHS, 0), parts, strict=True)}
         shares = ", ".join(f"{count} of {width} bits" for width, count in counts.items() if count)
         return f"bias={self.bias is not None}, outputs: {shares}"
