@@ -21,6 +21,7 @@ from paretorch.deploy.plain import plain
 from paretorch.edits import Edit, edits_of, read_edits, write_edits
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.support.files import write_file
+from paretorch.support.memory import release_free_memory
 
 StrPath = str | os.PathLike[str]
 
@@ -123,6 +124,9 @@ def load(path: StrPath, into: nn.Module | None = None, *, packed: bool = False) 
     module = build(reader, edits, bare=packed) if own is None else own
     with replayed(module, edits):
         filled = fill(module, reader, packed)
+    if packed:
+        del reader
+        release_free_memory()
     return filled if into is None or filled is not own else into
 
 

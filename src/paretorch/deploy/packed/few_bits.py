@@ -25,7 +25,7 @@ LANES = 16
 WIDTHS = (8, 4, 2)
 LEAST_GROUP = 16
 """Inputs that share a step: a multiple of this, or all."""
-_AT_ONCE = 1 << 19  # weights that are packed or unpacked at once
+_AT_ONCE = 1 << 17  # weights that are packed or unpacked at once
 
 Numbers = NDArray[np.signedinteger[Any]]
 
@@ -149,7 +149,9 @@ def _all_codes(
     blocks: list[int],
     group: int,
 ) -> NDArray[np.int32]:
-    parts, first, inputs = [], 0, numbers.shape[1]
+    first, filled, inputs = 0, 0, numbers.shape[1]
+    lengths = [count * LANES * -(-inputs * width // 32) for width, count in zip(WIDTHS, blocks, strict=False)]
+    found = np.empty(sum(lengths), dtype=np.int32)
     for width, count in zip(WIDTHS, blocks, strict=False):
         step = max(1, _AT_ONCE // (LANES * inputs))
         for at in range(first, first + count, step):
@@ -159,9 +161,11 @@ def _all_codes(
             odds = np.repeat(odd[some], LANES)[:, None]
             codes = np.where(odds, (own + ((1 << width) - 1)) >> 1, own + (1 << (width - 1)))
             kept = np.asarray(codes & ((1 << width) - 1), dtype=np.uint32)
-            parts.append(_words(kept, width))
+            words = _words(kept, width)
+            found[filled : filled + words.size] = words
+            filled += words.size
         first += count
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
+    return found
 
 
 def _reduced(numbers: Numbers, shifts: NDArray[np.int64], flips: NDArray[np.bool_], group: int) -> Numbers:
