@@ -198,7 +198,7 @@ def _forward(norm: _BatchNorm, ranks: Ranks, x: Tensor) -> Tensor:
         return F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
     axes = [axis for axis in range(x.dim()) if axis != 1]
     shape = [-1 if axis == 1 else 1 for axis in range(x.dim())]
-    wide = x.float()
+    wide = x if x.dtype == torch.float64 else x.float()
     # All ranks have equally many rows, so the means over ranks are those over the batch.
     mean = _sum(wide.mean(axes)) / ranks.count
     centred = wide - mean.view(shape)
@@ -207,7 +207,7 @@ def _forward(norm: _BatchNorm, ranks: Ranks, x: Tensor) -> Tensor:
         _track(norm, mean.detach(), variance.detach(), ranks.count * x.numel() // x.shape[1])
     scaled = centred * torch.rsqrt(variance + norm.eps).view(shape)
     if norm.affine:
-        scaled = scaled * norm.weight.float().view(shape) + norm.bias.float().view(shape)
+        scaled = scaled * norm.weight.to(wide.dtype).view(shape) + norm.bias.to(wide.dtype).view(shape)
     normed: Tensor = scaled.to(x.dtype)
     return normed
 
