@@ -12,7 +12,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -38,21 +38,29 @@ class Ranks:
     Args:
         rank: Its number, from 0.
         count: How many there are; 1 alone needs no group of processes.
+        group: The group that they talk in; None: torch's default one.
     """
 
     rank: int = 0
     count: int = 1
+    group: Any = None
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+    def apart(self) -> "Ranks":
+        """The same ranks with a group of their own, on the CPU: for another thread, whose messages must not meet those of this one."""
+        if self.count == 1:
+            return self
+        return replace(self, group=dist.new_group(backend="gloo", timeout=timedelta(seconds=_MEET)))
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean over the ranks, of a tensor with the same shape on all of them."""
         if self.count == 1:
             return value
         total = value.clone()
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=self.group)
         return total / self.count
 
     def any(self, value: bool) -> bool:
@@ -60,20 +68,20 @@ class Ranks:
         if self.count == 1:
             return value
         flag = torch.tensor([int(value)])
-        dist.all_reduce(flag, dist.ReduceOp.MAX)
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.group)
         return bool(flag)
 
     def wait(self) -> None:
         """Return when all ranks are here."""
         if self.count > 1:
-            dist.all_reduce(torch.zeros(1))
+            dist.all_reduce(torch.zeros(1), group=self.group)
 
     def each(self, value: T) -> list[T]:
         """What every rank has, by rank; plain values."""
         if self.count == 1:
             return [value]
         found: list[Any] = [None] * self.count
-        dist.all_gather_object(found, value)
+        dist.all_gather_object(found, value, group=self.group)
         return found
 
     def together(self, function: Callable[[], T]) -> T:
