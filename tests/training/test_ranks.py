@@ -109,9 +109,13 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one process, and the network's file beside it."""
     made = tmp_path_factory.mktemp("ranks")
-    (made / "mine.py").write_text(_NETWORK)
+    write_network(made)
     run(1, made / "one", small(made))
     return made
+
+
+def write_network(folder: Path) -> None:
+    (folder / "mine.py").write_text(_NETWORK)
 
 
 def small(folder: Path) -> list[str]:
