@@ -115,12 +115,24 @@ def launched() -> int:
 
 def device_of_rank(name: str) -> str:
     """The device of this rank, where each rank of a machine has a GPU of its own."""
+    if launched() > 1:
+        _require_own(name)
     if launched() == 1 or name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name
     index, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if index >= count:
         raise ConfigError(f"There are more ranks than the {count} GPUs of this machine: use --nproc-per-node {count}")
     return f"cuda:{index}"
+
+
+def _require_own(name: str) -> None:
+    """Refuse a device that ranks cannot have."""
+    if name.startswith("mps"):
+        raise ConfigError("Ranks train on CPUs and on NVIDIA GPUs, not on mps: use --device cpu, or one process")
+    if name.startswith("cuda:") and os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":
+        raise ConfigError(
+            f"Each rank of a machine has a GPU of its own, and --device {name} is one GPU: use --device cuda"
+        )
 
 
 @contextlib.contextmanager
