@@ -16,8 +16,9 @@ import torch
 from typer.testing import CliRunner
 
 from paretorch.cli.app import app
-from paretorch.errors import ArtefactError, ConfigError
+from paretorch.errors import ArtefactError, ConfigError, PareError
 from paretorch.training import Runtime, shards, train
+from paretorch.training.ranks import device_of_rank
 from paretorch.training.recipe_values import recipe_from
 from tests.meeting import both_ranks, free_ports
 
@@ -109,9 +110,13 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one process, and the network's file beside it."""
     made = tmp_path_factory.mktemp("ranks")
-    (made / "mine.py").write_text(_NETWORK)
+    write_network(made)
     run(1, made / "one", small(made))
     return made
+
+
+def write_network(folder: Path) -> None:
+    (folder / "mine.py").write_text(_NETWORK)
 
 
 def small(folder: Path) -> list[str]:
@@ -126,8 +131,11 @@ def two(folder: Path) -> dict[str, tuple[int, str]]:
         "--shard": [*small(folder), "--shard"],
         "norms": _DENSE,
         "odd": [*small(folder), "--batch", "241"],
+        "again": [*small(folder), "--out", str(folder / "ddp")],
+        "other": [*small(folder), "--lr", "0.02", "--resume", "--out", str(folder / "ddp")],
     }
-    commands = [["train", *words, "--device", "cpu", "--out", str(folder / name)] for name, words in runs.items()]
+    # The last --out is the one that counts.
+    commands = [["train", "--out", str(folder / name), *words, "--device", "cpu"] for name, words in runs.items()]
     told = folder / "told"
     told.mkdir()
     both_ranks("tests.training.cli_rank", told, json.dumps(commands), json.dumps(free_ports(len(runs))))
@@ -212,6 +220,59 @@ def test_what_ranks_cannot_do_is_said_once(folder: Path, two: dict[str, tuple[in
         told.count("A batch of 241 cannot be shared out equally: make it a multiple of 2 (2 ranks times 1 parts)") == 1
     )
     assert not (folder / "odd").exists()
+
+
+def test_another_configuration_in_the_folder_is_said_once(folder: Path, two: dict[str, tuple[int, str]]) -> None:
+    for name, words in (
+        ("again", "already holds a run; continue it with --resume or choose another --out"),
+        ("other", "lr (there 0.01, now 0.02)"),
+    ):
+        code, told = two[name]
+        assert code == 2
+        assert told.count(words) == 1, told
+    assert (folder / "ddp" / "model.pare").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_meets_nobody_says_where(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one died at its start, or nothing answers at its address."""
+    (port,) = free_ports(1)
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in place.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr("paretorch.training.ranks._MEET", 1.0)
+    with pytest.raises(PareError, match=rf"The 2 ranks did not meet at 127\.0\.0\.1:{port}: "):
+        train(RECIPE, tmp_path / "run", Runtime(device="cpu"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("mps", "Ranks train on CPUs and on NVIDIA GPUs, not on mps: use --device cpu"),
+        ("cuda:1", "Each rank of a machine has a GPU of its own, and --device cuda:1 is one GPU: use --device cuda"),
+    ],
+)
+def test_devices_that_ranks_cannot_have_are_named(
+    device: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=message):
+        train(RECIPE, tmp_path / "run", Runtime(device=device))
+
+
+def test_ranks_on_gpus_have_one_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert [device_of_rank(name) for name in ("auto", "cuda", "cpu")] == ["cuda:1", "cuda:1", "cpu"]
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(
+        ConfigError, match="There are more ranks than the 2 GPUs of this machine: use --nproc-per-node 2"
+    ):
+        device_of_rank("auto")
 
 
 RECIPE = recipe_from({"network": "digits-cnn", "data.name": "digits"})

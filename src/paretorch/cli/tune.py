@@ -19,7 +19,9 @@ from paretorch.report.markup import save
 from paretorch.support.files import write_file
 from paretorch.training.recipe_values import by_place
 from paretorch.training.runtime import Runtime
+from paretorch.workflows.queue import choose_engine
 from paretorch.workflows.tuning.plots import STEPS, heat_map
+from paretorch.workflows.tuning.queued import QueuedTrials
 from paretorch.workflows.tuning.trial import Trial, exactly
 from paretorch.zoo.user_code import short_name
 
@@ -77,6 +79,11 @@ def tune(
     download: options.Download = False,
     compile: options.Compile = None,
     graph: options.Graph = True,
+    parallel: options.Parallel = None,
+    engine: options.EngineName = "local",
+    setting: Annotated[
+        Text, typer.Option(help="The one setting to train; the caller has claimed it.", hidden=True)
+    ] = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Find learning rate and ε of an optimizer on held-out data, and say which to use (chapter 6).
@@ -93,6 +100,8 @@ def tune(
         pare tune --config recipe.toml --method grid --trials 441 --storage sqlite:////shared/tune.db
 
         pare tune --network resnet20 --data cifar10 --epochs 20 --alphas 0.1,0.5,1,5 --epsilons 0.1
+
+        pare tune --network resnet20 --data cifar10 --epochs 20 --root data --parallel 8
     """
     from paretorch.workflows import tuning
 
@@ -112,9 +121,14 @@ def tune(
     trial = Trial(recipe, runtime, folder)
     # Everything that a wrong recipe can break comes before the storage is made.
     trial.check()
-    with show_trials(trial, min(trials, len(rates) * len(smoothing)), quiet=quiet) as on_trial:
+    if setting is not None:
+        alpha, eps = map(float, setting.split(","))
+        trial.train_once(alpha, eps)
+        return
+    runner = None if parallel is None and engine == "local" else choose_engine(engine, parallel, device)
+    with show_trials(trial, min(trials, len(rates) * len(smoothing)), quiet=quiet) as (log, on_trial):
         found = tuning.search(
-            trial,
+            trial if runner is None else QueuedTrials(trial, runner, _words(runtime), log),
             rates,
             smoothing,
             method=method,
@@ -124,9 +138,18 @@ def tune(
             first=_START.get(recipe.optimizer.name, (1e-3, 1e-8)),
             facts={name: one for name, one in by_place(recipe.as_dict()).items() if name not in _SEARCHED},
             on_trial=on_trial,
+            workers=1 if runner is None else runner.places,
         )
     write(found, trial)
     typer.echo(recommendation(found, trial))
+
+
+def _words(runtime: Runtime) -> list[str]:
+    """Where and how the process of a trial runs."""
+    flags = {"--compile": runtime.compile is True, "--no-compile": runtime.compile is False}
+    flags |= {"--no-graph": not runtime.graph}
+    words = ["--device", runtime.device, *(["--root", runtime.root] if runtime.root else [])]
+    return [*words, *(flag for flag, given in flags.items() if given)]
 
 
 def _values(text: str, flag: str) -> list[float]:
@@ -138,23 +161,24 @@ def _values(text: str, flag: str) -> list[float]:
 
 
 @contextlib.contextmanager
-def show_trials(trial: Trial, count: int, *, quiet: bool) -> Iterator[Callable[["Found", float, float], None]]:
-    """A function that reports each of `count` settings once it is tried; on a terminal with a bar over the epochs of all."""
+def show_trials(
+    trial: Trial, count: int, *, quiet: bool
+) -> Iterator[tuple[Callable[[str], None], Callable[["Found", float, float], None]]]:
+    """Functions that print a line, and report each of `count` settings once it is tried; on a terminal with a bar over the epochs of all."""
     if quiet:
-        yield lambda found, alpha, eps: write(found, trial)
+        yield (lambda line: None), (lambda found, alpha, eps: write(found, trial))
         return
     with epochs_bar() as bar:
+        log: Callable[[str], None] = typer.echo if bar is None else bar.log
 
         def on_trial(found: "Found", alpha: float, eps: float) -> None:
             write(found, trial)
             line = f"[{len(found.order)}/{count}] {_describe(found, trial, alpha, eps)}"
-            if bar is None:
-                typer.echo(line)
-            else:
-                bar.log(line)
+            log(line)
+            if bar is not None:
                 bar.watch(len(found.order) * trial.recipe.epochs, count * trial.recipe.epochs)
 
-        yield on_trial
+        yield log, on_trial
 
 
 def _describe(found: "Found", trial: Trial, alpha: float, eps: float) -> str:

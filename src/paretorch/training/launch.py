@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paretorch.errors import ConfigError, PareWarning
-from paretorch.support import checked_files
 from paretorch.support.sharded import is_sharded, whole
 from paretorch.training import run, shards
 from paretorch.training.checkpoint import Checkpoint
@@ -34,6 +33,7 @@ from paretorch.training.stepper import Stepper
 from paretorch.training.tasks import Batch, Task
 from paretorch.training.tasks.choose import choose
 from paretorch.training.tracking import require_trackers
+from paretorch.training.writer import Writer
 
 
 def train(recipe: Recipe, out: Path, runtime: Runtime | None = None, *, resume: bool = False) -> dict[str, Any]:
@@ -204,6 +204,11 @@ class RankTrainer(Trainer):
         if shard and ranks.count > 1:
             share_out(model, device, ranks)
         super().__init__(model, task, recipe, folder, device=device, **options)
+        self._writer = Writer(folder.path, ranks) if ranks.count > 1 else None
+
+    def run(self, *, resume: bool = False) -> dict[str, Any]:
+        with self._writer or contextlib.nullcontext():
+            return super().run(resume=resume)
 
     def _make_stepper(self, rate: Tensor | None) -> Stepper:
         runner = self.model
@@ -219,13 +224,11 @@ class RankTrainer(Trainer):
         return self._ranks.any(super()._stops())
 
     def _save(self, record: Tensor | None = None) -> None:
-        if self._ranks.count == 1:
+        if self._writer is None:
             super()._save(record)
             return
         self._ranks.from_first(self.folder.restore)
-        shards.save(self.folder.path, self._moment(record), self._ranks)
-        if self._ranks.is_first:
-            checked_files.remove(self.folder.checkpoint)
+        self._writer.save(self._moment(record))
 
     def _restore(self) -> None:
         if self._stored is None:
