@@ -126,7 +126,10 @@ def _members(archive: tarfile.TarFile, file: Any, path: str) -> tuple[dict[str, 
             images[key] = member.offset_data, member.size
         elif kind == "cls":
             file.seek(member.offset_data)
-            labels[key] = _label(file.read(min(member.size, _MOST_DIGITS)), member.name, path)
+            content = file.read(length := min(member.size, _MOST_DIGITS))
+            if len(content) < length:
+                raise DataError(f"{path} is cut or damaged at byte {member.offset_data}: copy it again")
+            labels[key] = _label(content, member.name, path)
         archive.members.clear()  # type: ignore[attr-defined]  # or it keeps all of them
     return images, labels
 

@@ -94,7 +94,7 @@ def for_training(data: bytes, view: View, key: str) -> tuple[Pixels, np.ndarray[
     pixels = _crop(image, box, view.size) if box else _middle(image, view.size, view.size)
     if view.flip and chance.random() < 0.5:
         pixels = pixels[:, :, ::-1]
-    return pixels, _colours(pixels, chance) if view.jitter else None
+    return pixels, colours(pixels, chance) if view.jitter else None
 
 
 def for_evaluation(data: bytes, view: View) -> Pixels:
@@ -142,7 +142,7 @@ def _crop(image: Any, box: Box, size: int) -> Pixels:
     return pixels
 
 
-def _colours(pixels: Pixels, chance: random.Random) -> np.ndarray[Any, Any]:
+def colours(pixels: Pixels, chance: random.Random) -> np.ndarray[Any, Any]:
     """[A | t] for channels from 0 to 1."""
     mean = pixels.mean((1, 2)) / 255
     matrix, offset = np.eye(3), np.zeros(3)
