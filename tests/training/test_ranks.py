@@ -21,6 +21,7 @@ from paretorch.training import Runtime, shards, train
 from paretorch.training.ranks import device_of_rank
 from paretorch.training.recipe_values import recipe_from
 from tests.meeting import both_ranks, free_ports
+from tests.photos import write_folders
 
 # Without batch norm, whose small variances magnify the last bit of a sum until it shows.
 _NETWORK = """
@@ -119,6 +120,24 @@ def write_network(folder: Path) -> None:
     (folder / "mine.py").write_text(_NETWORK)
 
 
+def photos(folder: Path) -> list[str]:
+    """A run on images that worker processes read, of which 9 are to be evaluated by two ranks."""
+    if not (folder / "imagenet").exists():
+        write_folders(folder / "imagenet")
+    words = ["--network", f"{folder / 'mine.py'}:build", "--network-options", "channels=3", "--data", "imagenet"]
+    words += [
+        "--root",
+        str(folder),
+        "--set",
+        "data.options.size=12",
+        "--set",
+        "data.options.jitter=true",
+        "--workers",
+        "1",
+    ]
+    return [*words, "--batch", "12", "--epochs", "3", "--sparsity", "0.5", "--finetune", "1"]
+
+
 def small(folder: Path) -> list[str]:
     return ["--network", f"{folder / 'mine.py'}:build", *_SMALL]
 
@@ -133,6 +152,8 @@ def two(folder: Path) -> dict[str, tuple[int, str]]:
         "odd": [*small(folder), "--batch", "241"],
         "again": [*small(folder), "--out", str(folder / "ddp")],
         "other": [*small(folder), "--lr", "0.02", "--resume", "--out", str(folder / "ddp")],
+        "photos": photos(folder),
+        "photos --shard": [*photos(folder), "--shard"],
     }
     # The last --out is the one that counts.
     commands = [["train", "--out", str(folder / name), *words, "--device", "cpu"] for name, words in runs.items()]
@@ -210,6 +231,29 @@ def test_batch_norms_see_the_batch_of_all_ranks(folder: Path, two: dict[str, tup
 def test_a_batch_in_parts_is_the_same_batch(folder: Path) -> None:
     run(1, folder / "parts", small(folder), "--accumulate", "4")
     assert_alike(folder / "one", folder / "parts")
+
+
+@pytest.mark.timeout(240)
+def test_ranks_read_images_from_the_disk(folder: Path, two: dict[str, tuple[int, str]]) -> None:
+    run(1, folder / "photos-one", photos(folder))
+    for how in ("photos", "photos --shard"):
+        assert two[how][0] == 0, two[how][1]
+        for row, found in zip(rows(folder / "photos-one"), rows(folder / how), strict=True):
+            for name in set(row) & {"loss", "test_loss", "sparsity"}:
+                assert row[name] == pytest.approx(found[name], rel=1e-3), (row, found)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(240)
+def test_ranks_that_read_images_continue_in_the_middle_of_an_epoch(folder: Path) -> None:
+    out = folder / "photos-killed"
+    words = [*photos(folder), "--checkpoint-steps", "1"]
+    kill_a_rank_after(start(2, out, words), out / "checkpoint.ranks" / "3")
+    assert shards.load(shards.find(out)).step > 0
+    run(2, out, words, "--resume")
+    run(2, folder / "photos-whole", words)
+    assert rows(out) == rows(folder / "photos-whole")
+    assert (out / "model.pare").read_bytes() == (folder / "photos-whole" / "model.pare").read_bytes()
 
 
 @pytest.mark.timeout(120)

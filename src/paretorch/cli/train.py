@@ -83,6 +83,7 @@ def train(
     accumulate: Annotated[
         int, typer.Option(min=1, help="Take each batch in N parts, one after another.", rich_help_panel=WHERE)
     ] = 1,
+    workers: options.Workers = None,
     track: options.Track = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="The same as --track tensorboard.", rich_help_panel=WHERE)
@@ -138,6 +139,7 @@ def train(
         checkpoint_steps=checkpoint_steps,
         shard=shard,
         accumulate=accumulate,
+        workers=workers,
         progress="quiet" if quiet else "auto",
         track=tuple(dict.fromkeys([*(track or ()), *(["tensorboard"] if tensorboard else [])])),
     )

@@ -30,7 +30,7 @@ from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import changed, require_same_recipe
 from paretorch.training.runtime import Runtime, fast_on_gpu, own_random
 from paretorch.training.stepper import Stepper
-from paretorch.training.tasks import Batch, Task
+from paretorch.training.tasks import Batch, SharedTask, Task
 from paretorch.training.tasks.choose import choose
 from paretorch.training.tracking import require_trackers
 from paretorch.training.writer import Writer
@@ -68,6 +68,8 @@ def _train(recipe: Recipe, out: Path, runtime: Runtime, ranks: Ranks, resume: bo
         return result
     setup = ranks.together(lambda: run.prepare(recipe, runtime))
     ranks.together(lambda: require_parts(recipe, setup.task, runtime, ranks))
+    if isinstance(setup.task, SharedTask):
+        setup.task.share(ranks.rank, ranks.count, runtime.accumulate, ranks.mean)
     with contextlib.ExitStack() as inside:
         inside.enter_context(warnings.catch_warnings())
         if not ranks.is_first:  # the first one warns
@@ -133,12 +135,16 @@ class RankStepper(Stepper):
     def _gradients(self, batch: Batch) -> Tensor:
         rows = []
         for part in range(self._parts):
-            own = tuple(each.chunk(self._parts)[part].chunk(self._ranks.count)[self._ranks.rank] for each in batch)
+            own = tuple(self._own(each.chunk(self._parts)[part]) for each in batch)
             with self._exchanging(part == self._parts - 1):
                 loss, row = self._forward(*own)
                 (loss / self._parts).backward()
             rows.append(row)
         return torch.cat(rows).mean(0, keepdim=True)
+
+    def _own(self, rows: Tensor) -> Tensor:
+        """This rank's rows of a batch; of a stream there are no others."""
+        return rows if self._coming is not None else rows.chunk(self._ranks.count)[self._ranks.rank]
 
     def _exchanging(self, last: bool) -> AbstractContextManager[Any]:
         """Gradients are added up over the ranks once a step, with the last part."""

@@ -28,7 +28,7 @@ from paretorch.training.runtime import Runtime, fast_on_gpu, own_random
 from paretorch.training.tasks import ImageTask, StatefulTask, Task, runtime_for
 from paretorch.training.tasks.batches import BatchTask
 from paretorch.training.tasks.choose import choose
-from paretorch.training.tasks.images import ImageClassification
+from paretorch.training.tasks.images import Classification
 from paretorch.training.tasks.language import CARRIED
 from paretorch.training.tasks.translation import Translation
 from paretorch.training.tracking import require_trackers
@@ -117,7 +117,7 @@ def check_fit(model: nn.Module, task: Task, recipe: Recipe, wanted: dict[str, An
     """Refuse a network that cannot take the data, or whose outputs are not what the task needs."""
     if isinstance(task, BatchTask):
         task.check(model, recipe.network)
-    elif isinstance(task, ImageClassification):
+    elif isinstance(task, Classification):
         found = _run_image(model, task.example()[:1], recipe)
         what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
         with suppress(ConfigError):  # what has no main output is named below
