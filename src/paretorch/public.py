@@ -4,19 +4,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from paretorch.core.arguments import check_arguments
 from paretorch.core.compress import compress as _compress
 from paretorch.core.finish.byte_budget import Meter
-from paretorch.core.finish.latency_budget import Stopwatch, require_cuts
+from paretorch.core.finish.latency_budget import require_cuts
 from paretorch.core.method import Method
 from paretorch.core.plan import Plan
 from paretorch.edits import Edit
 from paretorch.errors import ConfigError
 from paretorch.support.inputs import Example
-from paretorch.support.text import dense_bytes, parse_bytes, parse_milliseconds
+from paretorch.support.text import dense_bytes, parse_bytes
 
 
 def compress(
@@ -64,8 +63,11 @@ def compress(
     if latency is not None:
         check_arguments(model, methods, steps, None, seed)
         require_cuts(methods, example is not None)
-        time, stopwatch = _timed(model, example, runtime, latency)
-        runtime = None if runtime in ("onnxruntime", "torch") else runtime
+        assert example is not None
+        from paretorch.deploy.measure.stopwatch import TIMED_ONLY, stopwatch_for
+
+        time, stopwatch = stopwatch_for(model, example, runtime, latency)
+        runtime = None if runtime in TIMED_ONLY else runtime
     if runtime is not None:
         from paretorch.deploy.runtimes import restrict
 
@@ -102,14 +104,6 @@ def compress(
     )
 
 
-def _timed(model: nn.Module, example: Any, runtime: str | None, latency: str) -> tuple[float, Stopwatch]:
-    """Return the milliseconds that a network may take, and what measures them."""
-    from paretorch.deploy.measure.stopwatch import NetworkStopwatch, timed_runtime
-
-    stopwatch = NetworkStopwatch(model, example, timed_runtime(runtime, torch.get_num_threads()))
-    return parse_milliseconds(latency, lambda: stopwatch.network(())), stopwatch
-
-
 def distillation_loss(
     student_outputs: Any, teacher_outputs: Any, temperature: float = 1.0, *, mask: Tensor | None = None, dim: int = -1
 ) -> Tensor:
@@ -144,8 +138,9 @@ def shrink(
     folder: str | Path | None = None,
     progress: str = "auto",
     runtime: str | None = None,
+    latency: str | None = None,
 ) -> nn.Module:
-    """Return a smaller network: a trained model rounded to a byte budget and trained to answer as before.
+    """Return a smaller network: a trained model rounded to a byte budget, or cut to a latency, and trained to answer as before.
 
     The model is its own teacher, so that batches need no labels. It stays as it is; what is returned is a plain module in evaluation mode
     whose file, as `paretorch.save` writes it, is within the budget. Weights are rounded by second-order post-training, then
@@ -159,6 +154,8 @@ def shrink(
         budget: Bytes of the file: a number, or text such as "4 MB", "500 KiB" or "1/10" of the dense network.
         runtime: In place of a budget: where the network will run, such as "gguf:Q4_0". Weights are rounded to and trained on the values that
             it stores, and `export` writes exactly these.
+        latency: The time of one row of a batch, exported and measured on this machine's CPU: "5 ms", or "1/2" of the dense network's. Channels are
+            removed for it. With a budget or a runtime's formats, these come afterwards, and each gets half of the steps.
         steps: Training steps; 0 rounds only, without any training.
         folder: Where to keep checkpoints, and at the end the file and a record. The same call with the same folder goes on if it was killed.
         progress: "bar", "plain" or "quiet"; "auto" is a bar on a terminal, and quiet elsewhere.
@@ -173,5 +170,5 @@ def shrink(
     from paretorch.workflows.shrink import shrink_network  # as above
 
     return shrink_network(
-        model, batches, budget=budget, steps=steps, folder=folder, progress=progress, runtime=runtime
+        model, batches, budget=budget, steps=steps, folder=folder, progress=progress, runtime=runtime, latency=latency
     ).model

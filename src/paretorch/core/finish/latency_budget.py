@@ -62,7 +62,7 @@ class LatencyBudget:
         Args:
             cut: Rounds to a factor times the target share, and measures the network that is left.
         """
-        if self.share >= 1.0:
+        if self.dense.milliseconds <= self.target:
             return 1.0
         low, high = self.least, self.dense
         tried: list[tuple[float, Point]] = []
@@ -148,9 +148,9 @@ def plan_latency(coupling: Coupling, block: int, target: float, stopwatch: Stopw
         )
         return LatencyBudget(target, stopwatch, 1.0, dense, dense)
     least = _measured(coupling, coupling.fewest(), coupling.evenly(), block, stopwatch)
-    if least.milliseconds >= _FASTER * dense.milliseconds:
+    if least.milliseconds >= _FASTER * dense.milliseconds or least.share >= _FASTER:
         raise ConfigError(
-            f"latency: no cut makes this network faster here: it takes {dense.milliseconds:.3g} ms with all channels and "
+            f"latency: no cut makes this network or its layers faster here: it takes {dense.milliseconds:.3g} ms with all channels and "
             f"{least.milliseconds:.3g} ms with the fewest; leave out latency="
         )
     if least.milliseconds > target:

@@ -26,6 +26,7 @@ from paretorch.edits import Edit
 from paretorch.errors import ConfigError, MissingExtraError, PareWarning
 from paretorch.support.eval_mode import Hook, run_example, watched
 from paretorch.support.inputs import Example, ModelCall, read_example
+from paretorch.support.text import parse_milliseconds
 
 _ROUNDS, _SECONDS = 9, 0.12  # of whole networks
 _LAYER_ROUNDS, _LAYER_SECONDS = 3, 0.003  # of each layer at each size
@@ -174,6 +175,20 @@ class NetworkStopwatch:
         return found
 
 
+def stopwatch_for(
+    model: nn.Module, example: Example, runtime: str | None, latency: str
+) -> tuple[float, NetworkStopwatch]:
+    """Return the milliseconds that a latency stands for, such as "5 ms" or "1/2", and what measures the network.
+
+    Args:
+        runtime: Where the network will run.
+    """
+    stopwatch = NetworkStopwatch(model, example, timed_runtime(runtime, torch.get_num_threads()))
+    return parse_milliseconds(latency, lambda: stopwatch.network(())), stopwatch
+
+
+TIMED_ONLY = ("onnxruntime", "torch")
+"""What `runtime=` may say beside a latency that is no format of weights."""
 T = TypeVar("T")
 
 

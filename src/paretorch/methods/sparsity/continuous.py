@@ -127,8 +127,6 @@ class ContinuousSparsification(Couples, Automatic, Recordable, Pruning):
             raise ConfigError(f"gate={self.gate!r} is not known: use one of {', '.join(GATES)}")
         if self.start not in STARTS:
             raise ConfigError(f"start={self.start!r} is not known: use one of {', '.join(STARTS)}")
-        if self.start == "saliency" and self.target is None:
-            raise ConfigError('start="saliency" needs a target=, the share of weights to drop')
         if self.start == "saliency" and self.penalty:
             raise ConfigError('penalty= moves decisions that start="uniform": leave it out, the target decides')
         require_number("init", self.init, -10.0, 10.0, "give a number from -10 to 10; the thesis uses -0.3 to 0.3")
@@ -155,6 +153,8 @@ class ContinuousSparsification(Couples, Automatic, Recordable, Pruning):
             raise ConfigError(f'count="{self.count}" needs group="channel": single zeros save no multiply-adds')
 
     def check_goal(self) -> None:
+        if self.start == "saliency" and self.target is None:
+            raise ConfigError('start="saliency" needs a target=, the share of weights to drop')
         chooses_init = self.init != 0.0 or any("init" in options for options in self.overrides.values())
         is_printed = self.start == "uniform" and self.gradient_anneal <= self.anneal  # there init=0 is as good as any
         if self.target is None and not (chooses_init or self.penalty or is_printed):
