@@ -36,7 +36,7 @@ _SHARES = {"1/2": 0.5, "2/3": 2 / 3, "3/4": 0.75, "1/3": 1 / 3, "1/4": 0.25}
 def cut(model: nn.Module, example: Tensor, options: argparse.Namespace) -> tuple[nn.Module, dict[str, Any]]:
     """The network within the budget, and how long it took to get there."""
     start = time.perf_counter()
-    method = pt.ContinuousSparsification(group="channel", start="saliency", multiple=options.multiple, exclude="head")
+    method = pt.ContinuousSparsification(group="channel", start="saliency", multiple=options.multiple)
     plan = pt.compress(model, method, steps=options.steps, example=example, latency=options.latency)
     compressed = time.perf_counter()
     optimizer = torch.optim.SGD(plan.param_groups(), lr=1e-3)

@@ -28,7 +28,7 @@ from paretorch.support.eval_mode import Hook, run_example, watched
 from paretorch.support.inputs import Example, ModelCall, read_example
 from paretorch.support.text import parse_milliseconds
 
-_ROUNDS, _SECONDS = 9, 0.12  # of whole networks
+_ROUNDS, _SECONDS = 11, 0.15  # of whole networks
 _LAYER_ROUNDS, _LAYER_SECONDS = 3, 0.003  # of each layer at each size
 
 

@@ -43,7 +43,8 @@ def cut_network(
         steps: Of training, at least 1.
     """
     start = time.perf_counter()
-    small, found = store.load_cut(copied(dense, "shrink")), {}
+    found: dict[str, float] = {}
+    small = store.load_cut(copied(dense, "shrink"))
     if small is None:
         objective = Objective(dense, data.calibration[0])
         objective.check([*data.calibration, *data.held_out])
