@@ -20,6 +20,7 @@ from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.decisions import Decisions
 from paretorch.core.finish.byte_budget import ByteBudget, Edit
 from paretorch.core.finish.finalize import Attached
+from paretorch.core.finish.latency_budget import LatencyBudget
 from paretorch.core.finish.recalibrate import recalibrate_norms
 from paretorch.core.method import Method, Recordable, Term
 from paretorch.core.relaxation import Chain
@@ -215,6 +216,8 @@ class Plan:
                 term.method = replace(term.method, **estimates)
                 for relaxation, site in zip(term.relaxations, term.sites, strict=True):
                     relaxation.adopt(term.method.for_site(site))
+            if term.coupling is not None and term.coupling.times is not None:
+                term.coupling.times = self._state.numbers(f"{term.method.kind}_times")
         self._decisions.set_phase(hard)
         self._engine.take_loaded()
         for term in self._terms:
@@ -303,6 +306,13 @@ class Plan:
     def set_budget(self, budget: ByteBudget) -> None:
         """Hold the saved file to a number of bytes."""
         self._decisions.budget = budget
+
+    def set_latency(self, latency: LatencyBudget) -> None:
+        """Hold the measured time of the network to a number of milliseconds."""
+        self._decisions.latency = latency
+        for term in self._terms:
+            if term.coupling is not None and term.coupling.times is not None:
+                self._state.add_numbers(f"{term.method.kind}_times", term.coupling.times)
 
     def check_budget(self) -> None:
         """Refuse a budget that rounding could not meet, before any training; the plan is no good afterwards."""
