@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import shlex
 import sys
 import tempfile
 import warnings
@@ -119,6 +120,7 @@ def main() -> None:
     ids = torch.load(options.folder / "ids.pt")
     trained, held = ids[: -options.held], ids[-options.held :]
     dense = build(options.folder)
+    weights = sum(p.numel() for p in dense.parameters())
     rows: list[dict[str, Any]] = []
 
     def add(row: dict[str, Any]) -> None:
@@ -126,13 +128,9 @@ def main() -> None:
         print(json.dumps(row), flush=True)
         if options.json is not None:
             options.json.parent.mkdir(parents=True, exist_ok=True)
-            command = f"python {' '.join(sys.argv)}"
-            record = {
-                "command": command,
-                "environment": environment(),
-                "llama_cpp": llama_cpp.__version__,
-                "rows": rows,
-            }
+            command = f"python benchmarks/gguf_llama.py {shlex.join(sys.argv[1:])}"
+            about = {**environment(torch.device("cpu")), "command": command, "llama_cpp": llama_cpp.__version__}
+            record = {**about, "weights": weights, "held_tokens": held.numel(), "rows": rows}
             options.json.write_text(json.dumps(record, indent=1) + "\n")
 
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():

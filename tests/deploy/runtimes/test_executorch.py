@@ -26,6 +26,14 @@ def test_programs_are_traced(tmp_path: Path) -> None:
         pt.export(Words(), tmp_path / "words.pte", runtime=RUNTIME)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_report_counts_a_tied_weight_for_both_layers(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paretorch.deploy.runtimes.registry.find_spec", lambda name: name)
+    whole = pt.compress(Words(tied), pt.SMOL(), steps=1, runtime=RUNTIME).finalize()
+    weights = 2 * 40 * 256 + 2 * 256 * 512
+    assert pt.report(whole, latency=False).runtimes[RUNTIME] == weights // 2 + 2 * weights // 32 + 4 * 512
+
+
 def run(path: Path, *inputs: Tensor) -> Tensor:
     engine = pytest.importorskip("executorch.runtime")
     program = engine.Runtime.get().load_program(path, verification=engine.Verification.Minimal)

@@ -25,4 +25,4 @@ def test_logits_are_those_of_torch(runtime: str, tied: bool, tmp_path: Path) -> 
     finally:
         engine.close()
     wanted = small(input_ids=ids).logits[0].detach()
-    assert float((found - wanted).abs().max()) < 0.03 * float(wanted.abs().max())
+    assert float((found - wanted).abs().max()) < 0.05 * float(wanted.abs().max())

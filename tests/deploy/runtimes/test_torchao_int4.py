@@ -75,5 +75,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
         pytest.warns(LeftOutWarning),
     ):
         pt.compress(nn.Sequential(nn.Conv2d(3, 16, 3)), pt.SMOL(), steps=1, runtime=RUNTIME)
+    with pytest.raises(ConfigError, match="has codes for none of the layers: torch"):
+        pt.export(nn.Linear(64, 10), tmp_path / "small.pt", runtime=RUNTIME)
     with pytest.raises(ConfigError, match=re.escape(f"give the file, such as {tmp_path / 'model.pt'}")):
         pt.export(network(), tmp_path, runtime=RUNTIME)

@@ -149,10 +149,15 @@ def _size(model: nn.Module, runtime: Runtime) -> int | None:
     stored = read_stored(model, runtime)
     if all(one.form is None or one.form.is_half for one in stored.values()):
         return None
-    weights = sum(one.size for one in stored.values())
+    weights = sum(one.size * (1 if runtime.shares_ties else _kinds_of_owners(one)) for one in stored.values())
     if runtime.step_bytes is not None:
         weights += sum(one.steps.size * (runtime.step_bytes - one.step_bytes) for one in stored.values())
     own = {id(site.weight) for site in find_sites(model)}
     state: Iterable[Tensor] = model.state_dict(keep_vars=True).values()
     rest = {id(t): t for t in state if id(t) not in own and t.is_floating_point()}
     return weights + 4 * sum(t.numel() for t in rest.values())
+
+
+def _kinds_of_owners(one: Stored) -> int:
+    """Return 2 for a weight with codes of both an embedding and another layer, else 1."""
+    return 1 if one.form is None else len({isinstance(module, nn.Embedding) for module, *_ in one.site.owners})

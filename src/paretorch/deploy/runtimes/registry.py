@@ -34,6 +34,7 @@ class Runtime:
         others: Formats of convolutions and all other layers.
         least_embedding: Bits of an embedding, at least.
         step_bytes: Of a step in the file, if not those of the format.
+        shares_ties: Whether the file holds a weight once that an embedding and a linear layer share.
         layers: Whether the runtime has codes for a weight at all; default: for every one that its formats can hold.
         has_halves: Whether a weight without codes is fp16 in the file; if not, fp32.
         package, extra: What `export` needs, and the extra of this library that installs it.
@@ -48,6 +49,7 @@ class Runtime:
     extra: str = "export"
     least_embedding: int = 0
     step_bytes: int | None = None
+    shares_ties: bool = True
     layers: Callable[[Site], bool] | None = None
     has_halves: bool = True
 
@@ -169,6 +171,7 @@ RUNTIMES = {
             {8: ("int8",)},
             "executorch",
             "executorch",
+            shares_ties=False,
             layers=_runs_in_xnnpack,
             has_halves=False,
         ),

@@ -27,6 +27,8 @@ def write_torchao(model: nn.Module, path: str | Path, runtime: Runtime) -> list[
     """Write the state of a plain network and return the names of weights off the grid; raises if a written weight reads back differently."""
     kind = _tensor_type()
     stored = {name: one for name, one in read_stored(model, runtime).items() if runtime.formats(one.site)}
+    if not stored:
+        raise ConfigError(f"runtime={runtime.name!r} has codes for none of the layers: torch.save writes the same file")
     packed = {id(one.site.weight): _packed(one, kind) for one in stored.values() if one.form is not None}
     state = {name: packed.get(id(entry), entry) for name, entry in model.state_dict(keep_vars=True).items()}
     state = {name: entry.detach() if isinstance(entry, Tensor) else entry for name, entry in state.items()}
