@@ -125,7 +125,7 @@ def load(path: StrPath, into: nn.Module | None = None, *, packed: bool = False) 
     edits = read_edits(reader.head.get("edits", []))
     if sum(edit.added_bytes() for edit in edits) > reader.limit:
         raise ArtefactError("The artefact has maps of activations too large for a file of this size")
-    module = build(reader, edits, bare=packed) if own is None else own
+    module = build(reader, edits) if own is None else own
     with replayed(module, edits):
         filled = fill(module, reader, packed)
     if packed:

@@ -27,13 +27,11 @@ _MAX_OPTION = 1 << 20  # a number in a zoo network's name or options
 _DRAWS = (Tensor.normal_, Tensor.uniform_)
 
 
-def build(reader: BlobReader, edits: Sequence[Edit] = (), bare: bool = False) -> nn.Module:
+def build(reader: BlobReader, edits: Sequence[Edit] = ()) -> nn.Module:
     """Build the zoo network that the file names, in eval mode, after checking that it is no larger than the file allows.
 
-    Its names are compared as they will be after the structural edits, which are replayed later.
-
-    Args:
-        bare: Give its parameters no memory, if all that it holds is in the file.
+    Its names are compared as they will be after the structural edits, which are replayed later. If all that it holds is in the file,
+    its tensors are on the meta device: to fill them with random numbers first takes as long as to decode them.
     """
     zoo = reader.head.get("zoo")
     if zoo is None:
@@ -51,10 +49,8 @@ def build(reader: BlobReader, edits: Sequence[Edit] = (), bare: bool = False) ->
         _replay(empty, [edit for edit in edits if isinstance(edit, Share)])  # which change the names in a state dict
         added = {name for edit in edits for name in edit.added_names()}
         _check_names(empty, [name for name in reader.names if name not in added])
-        if (
-            bare
-            and not any(edit.structural for edit in edits)
-            and not any(m._non_persistent_buffers_set for m in empty.modules())
+        if not any(edit.structural for edit in edits) and not any(
+            m._non_persistent_buffers_set for m in empty.modules()
         ):
             return empty.eval()
         return build_network(zoo[0], **zoo[1]).eval()
@@ -255,7 +251,8 @@ def _allocated(module: nn.Module) -> dict[int, Tensor]:
                         f"{path}.{name} has no memory (meta device), and is in no file: compute it, and give the module to load "
                         "again; module.to_empty(device=...) allocates it"
                     )
-                made = torch.empty_like(tensor, device="cpu")
+                # Not empty_like, which imports all of torch's compiler for a tensor without memory.
+                made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
                 is_parameter = isinstance(tensor, nn.Parameter)
                 found[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if is_parameter else made
     return found

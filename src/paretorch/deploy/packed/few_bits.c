@@ -6,6 +6,9 @@
    Vectors are of 16 floats whatever the processor has: compilers split them. Only the lookup in a register, which AVX-512 has,
    is written for it. */
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("O2") /* vectors are written out; -O3 compiles six times as long */
+#endif
 #include <pthread.h>
 #include <stdint.h>
 #include <string.h>
@@ -20,7 +23,7 @@ enum { LANES = 16, MAX_THREADS = 256, TASKS_PER_THREAD = 4 };
 typedef float floats __attribute__((vector_size(64)));
 typedef uint32_t words __attribute__((vector_size(64)));
 #define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16") /* so that sums stay in registers */
+#define UNROLL _Pragma("GCC unroll 8") /* so that sums stay in registers */
 
 /* The thread pool of OpenMP, if torch has loaded it: its threads are awake between two layers. */
 #if defined(__linux__) && !defined(OWN_THREADS)
@@ -107,11 +110,13 @@ INLINE void multiply_block(const Weight *w, const uint32_t *codes, const float *
             UNROLL for (int c = 0; c < chains; c++) sum[r][c] = (floats){0};
         int64_t i = start;
         for (; i + per <= end; i += per, codes += LANES) {
-            const words packed = load(codes);
-            UNROLL for (int k = 0; k < per; k++) {
-                const floats value = decode(packed >> (k * width), width, &of);
-                UNROLL for (int r = 0; r < rows; r++) sum[r][k % chains] += value * x[r * inputs + i + k];
-            }
+            words packed = load(codes);
+#pragma GCC unroll 1
+            for (int k = 0; k < per; k += 4, packed = packed >> 2 * width >> 2 * width)
+                UNROLL for (int j = 0; j < 4; j++) {
+                    const floats value = decode(packed >> (j * width), width, &of);
+                    UNROLL for (int r = 0; r < rows; r++) sum[r][j % chains] += value * x[r * inputs + i + k + j];
+                }
         }
         if (i < end) { /* the last word of a row */
             words packed = load(codes);

@@ -14,10 +14,6 @@ from paretorch.deploy.codec.integers import Integers
 from paretorch.deploy.codec.words import to_floats, to_words
 from paretorch.deploy.packed.few_bits import FewBits, pack
 
-_SAMPLE = 1 << 12
-_MOST_VALUES = 0.5
-"""Different values in a sample, relative to its size: a weight with more has no codes."""
-
 
 def pack_values(weight: Tensor) -> FewBits | None:
     """Pack an fp32 weight of a CPU exactly; None if its values are on no grid of 2, 4 or 8 bits."""
@@ -37,9 +33,6 @@ def _readings(words: np.ndarray, values: np.ndarray) -> Iterator[Integers]:
     if binary is not None:
         numbers, exponent = binary
         yield Integers(numbers.reshape(rows, width), np.full((rows, 1), 2.0**exponent, dtype=np.float32), width)
-    sample = np.abs(values[0 : max(1, _SAMPLE // width)])
-    if any(np.unique(row).size > _MOST_VALUES * row.size for row in sample):
-        return
     grid = read_grid(values, (0,))
     if grid is not None:
         yield Integers(grid.codes, grid.steps[:, None], width)

@@ -81,7 +81,7 @@ class FewBitLayer(ResizableBuffers):
 class FewBitLinear(FewBitLayer):
     """y = x Wᵀ + b, with any number of leading dimensions, in fp32.
 
-    Inputs that need a gradient, and those of torch.compile and torch.export, are multiplied by the unpacked weight.
+    Inputs that need a gradient are multiplied by the unpacked weight. torch.compile leaves the call to Python.
     """
 
     @property
@@ -96,7 +96,6 @@ class FewBitLinear(FewBitLayer):
         if (
             input.dtype != torch.float32
             or input.shape[-1] != self.shape[1]
-            or torch.compiler.is_compiling()
             or (input.requires_grad and torch.is_grad_enabled())
         ):
             return F.linear(
@@ -120,8 +119,6 @@ class FewBitEmbedding(FewBitLayer):
         return self.shape[1]
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
-            return F.embedding(input, self.weight)
         places = self.product.weight.places[input.flatten()]
         return self.product.rows(places).view(*input.shape, self.shape[1])
 
@@ -146,7 +143,7 @@ class FewBitConv2d(FewBitLayer):
         x, padding = input, self.padding
         if self.padding_mode != "zeros":
             x, padding = F.pad(x, self._padding, mode=self.padding_mode), (0, 0)
-        if torch.compiler.is_compiling() or self.groups > 1:
+        if self.groups > 1:
             return self._part(x, padding, self.weight, self.bias)
         step = max(LANES, _CHANNELS_AT_ONCE // self.shape[1])
         places = self.product.weight.places
