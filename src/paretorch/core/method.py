@@ -304,7 +304,8 @@ class Term:
         """The share of the measured time of the layers that is left once channels are removed."""
         assert self.coupling is not None
         assert isinstance(self.method, Couples)
-        return float(self.coupling.share(self._open_channels(self.coupling.count), LATENCY, self.method.block))
+        keep = self._open_channels(self.coupling.count).to(self.relaxations[0].decision.device)
+        return float(self.coupling.share(keep, LATENCY, self.method.block))
 
     def _open_channels(self, count: int) -> Tensor:
         """Which channels rounding keeps, as 0 and 1."""

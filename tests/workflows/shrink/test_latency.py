@@ -1,8 +1,6 @@
 """`pt.shrink(latency=)`: channels go until a fake runtime, which counts weights, takes the time; bytes come afterwards."""
 
 import copy
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +10,10 @@ from torch import nn
 
 import paretorch as pt
 from paretorch.deploy.measure import stopwatch as stopwatch_module
-from paretorch.edits import Edit
 from paretorch.errors import ConfigError
 from paretorch.workflows.shrink import shrink_network
+from tests.workflows.shrink.fake_stopwatch import Fake, time_of
 from tests.workflows.shrink.networks import images, trained_convnet
-
-
-class Fake:
-    """Networks and layers take as many milliseconds as they have thousands of weights; counts how often it is asked."""
-
-    asked = 0
-
-    def __init__(self, model: nn.Module, example: Any, runtime: object) -> None:
-        self.model = copy.deepcopy(model)
-
-    def __deepcopy__(self, memo: dict[int, object]) -> "Fake":
-        return self
-
-    def layer(self, weight: str, rows: Sequence[int], columns: Sequence[int]) -> list[list[float]]:
-        rest = math.prod(self.model.get_parameter(weight).shape[2:])
-        return [[1e-3 * rest * row * column for column in columns] for row in rows]
-
-    def network(self, edits: Sequence[Edit]) -> float:
-        Fake.asked += 1
-        small = copy.deepcopy(self.model)
-        for edit in edits:
-            edit.apply(small)
-        return time_of(small)
-
-
-def time_of(model: nn.Module) -> float:
-    return 1e-3 * sum(p.numel() for p in model.parameters() if p.dim() > 1)
 
 
 @pytest.fixture(scope="module")
