@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,8 @@ class RankKiller:
         whole, found = self._whole / "run", folder / "run"
         assert "Traceback" not in _said(folder), _said(folder)
         if end == 2:
-            assert rows(found) == rows(whole)
+            pairs = zip_longest(rows(found), rows(whole))
+            assert rows(found) == rows(whole), "\n".join(f"{a}\nfor\n{b}" for a, b in pairs if a != b) + _said(folder)
             assert (found / "model.pare").read_bytes() == (whole / "model.pare").read_bytes()
         else:
             assert_alike(whole, found, TOLERANCE)
@@ -143,8 +145,11 @@ class RankKiller:
             os.kill(pids[1 - killed], signal.SIGKILL)
             os.waitpid(pids[1 - killed], 0)
         taken = before + (folder / "steps").stat().st_size
-        assert code != 0 or taken == before, f"a rank ended well without the other one:\n{_said(folder)}"
+        if code == 0:  # the other one had nothing left to wait for
+            assert (folder / "run" / "result.json").exists(), f"a rank ended well too early:\n{_said(folder)}"
+            return True
         assert "Traceback" not in _said(folder), _said(folder)
+        assert code is None or taken == before or "lost another rank, which has ended" in _said(folder), _said(folder)
         lost = taken - _position(folder / "run")
         assert 0 <= lost <= 2 * INTERVAL, f"{lost} steps are lost in {folder}"
         self.most_lost = max(self.most_lost, lost)

@@ -381,9 +381,13 @@ class Plan:
             raise ConfigError(
                 f"this is no state of this plan, it has {min(unknown)!r}: give what plan.state_dict() returned"
             )
-        self._engine.batches()  # lays decisions out as the weights are, which may have been sharded since `compress`
+        # Lays decisions out as the weights are, which may have been sharded since `compress`.
+        batches = self._engine.batches()
         for term in self._terms:
             load_state(term, state.get(term.method.kind))
+        if any(batch.is_sharded for batch in batches):
+            # Part by part, as at every step: the last bit of W may depend on where a part ends.
+            self._engine.write()
 
     def methods(self) -> tuple[Method, ...]:
         """The methods, in the order given."""

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -60,15 +62,15 @@ def test_a_killed_process_is_replaced_and_errors_are_those_of_one_process(tmp_pa
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    done = CliRunner().invoke(app, words(queued, "0.05,1e9", 4, "--parallel", "2"))
+    done = CliRunner().invoke(app, words(queued, "0.05", 4, "--parallel", "2"))
     killer.join()
     assert done.exit_code == 0, done.output
     assert killed
     assert "lr0.05-eps0.1: its process was killed by SIGKILL; another one continues it" in done.output
-    assert "lr 1e+09, eps 0.1: diverged" in done.output
-    assert CliRunner().invoke(app, words(alone, "0.05,1e9", 4, "--quiet")).exit_code == 0
+    assert "Recommended: --optimizer avagrad --lr 0.05" in done.output
+    assert CliRunner().invoke(app, words(alone, "0.05", 4, "--quiet")).exit_code == 0
     assert errors(queued) == errors(alone)
-    assert rows(queued)["lr0.05-eps0.1"] == rows(alone)["lr0.05-eps0.1"] == [1, 2, 3, 4]
+    assert rows(queued) == rows(alone) == {"lr0.05-eps0.1": [1, 2, 3, 4]}
 
 
 @pytest.mark.faults
@@ -140,6 +142,16 @@ def test_a_setting_that_is_known_in_its_folder_is_not_trained_again(trial: Trial
     assert first.errors.tolist() == again.errors.tolist()
     (trial.place(0.1, 0.1) / "trial.json").write_text('{"recipe": {}, "error": 0.0}')
     assert trial.result(0.1, 0.1) is None, "of another recipe"
+
+
+def test_a_setting_that_diverges_is_tried_once(trial: Trial, tmp_path: Path) -> None:
+    engine = Instant(trial, 1)
+    search = partial(tuning.search, QueuedTrials(trial, engine), [0.1, 1e9], [0.1], method="grid", trials=2)
+    for name in ("a.journal", "b.journal"):
+        found = search(storage=tmp_path / name)
+        assert np.isnan(found.errors[1, 0])
+        assert found.best[:2] == (0.1, 0.1)
+    assert engine.started == ["lr0.1-eps0.1", "lr1e+09-eps0.1"]
 
 
 def test_a_trial_that_fails_is_named_and_ends_the_search(trial: Trial, tmp_path: Path) -> None:
