@@ -103,6 +103,7 @@ class Coupling:
         cuts: the sides of modules that lose channels.
         sets: the decisions of every layer whose channels are all decided: one of them stays.
         parts: the decisions of every layer.
+        weights: how many weights shares of "weights" are over, which biases and norms are not.
     """
 
     def __init__(self, net: Network, model: nn.Module, counted: set[str]) -> None:
@@ -130,6 +131,8 @@ class Coupling:
             "macs": entries * torch.tensor([layer.positions for layer in layers], dtype=torch.float32),
         }
         self._shares = Shares(rows, columns, units, self.sets, self.count)
+        of_layer = torch.tensor([len(row) * len(column) for row, column in zip(rows, columns, strict=True)])
+        self.weights = int((of_layer * units["weights"]).sum())
 
     def grouping(self, name: str, shape: torch.Size) -> Channels:
         """How the tensor of this name reads the decisions."""
