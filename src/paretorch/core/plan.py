@@ -264,8 +264,15 @@ class Plan:
         return {"step": float(self._state.step), **numbers}
 
     def decided(self) -> dict[str, int]:
-        """How many weights each number of `metrics` is over: those that the method acts on, whether they are kept or not."""
-        return {"sparsity" if t.method.unit == "kept" else "bits": t.weights for t in self._terms if t.is_on_weights}
+        """How many weights each number of `metrics` is over: those that the method acts on, whether they are kept or not.
+
+        A sparsity that counts multiply-adds is over no number of weights, and is left out.
+        """
+        return {
+            "sparsity" if term.method.unit == "kept" else "bits": term.counted
+            for term in self._terms
+            if term.is_on_weights and getattr(term.method, "counts", "weights") == "weights"
+        }
 
     # Deciding
 
