@@ -84,6 +84,13 @@ def test_ranks_share_each_batch_of_one_process(root: Path, name: str, count: int
             assert torch.equal(together, rows)
 
 
+def test_a_batch_that_cannot_be_shared_out_is_refused(root: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"A batch of 6 cannot be shared out .*a multiple of 4 \(2 ranks times 2 parts\)"
+    ):
+        task_of(root).share(0, 2, 2, lambda value: value)
+
+
 class Means(nn.Module):
     """Logits that say how bright an image is."""
 

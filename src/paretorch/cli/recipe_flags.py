@@ -83,7 +83,7 @@ FLAGS = (
         f"{', '.join(network_names())}; wrn, swrn and lstm with any numbers; FILE.py:FUNCTION, hf:NAME or timm:NAME.",
         WHAT,
     ),
-    Flag("data", str, f"{', '.join(DATA)}; folder:PATH, FILE.py:FUNCTION or hf:NAME.", WHAT),
+    Flag("data", str, f"{', '.join(DATA)}; folder:PATH, webdataset:PATTERN, FILE.py:FUNCTION or hf:NAME.", WHAT),
     Flag("task", str, f"{', '.join(TASKS)} or FILE.py:FUNCTION.", WHAT, default="that of the data"),
     Flag("validation", int, "Training images held out; of text its validation part.", WHAT),
     Flag("start", str, "Weights to begin with: .safetensors, .pt or .pare.", WHAT, names=("--weights", "--start")),

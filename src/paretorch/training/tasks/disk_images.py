@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from paretorch.errors import ConfigError
 from paretorch.support.arithmetic import widest_float
 from paretorch.training.tasks import Batch, derive_seed
 from paretorch.training.tasks.images import Classification
@@ -60,6 +61,11 @@ class DiskClassification(Classification):
 
     def share(self, rank: int, count: int, parts: int, mean: Callable[[Tensor], Tensor]) -> None:
         """See `paretorch.training.tasks.SharedTask`."""
+        if self._batch % (count * parts):
+            raise ConfigError(
+                f"A batch of {self._batch} cannot be shared out equally: give a --batch that is a multiple of {count * parts} "
+                f"({count} ranks times {parts} parts)"
+            )
         self._rank, self._ranks, self._parts, self._mean = rank, count, parts, mean
 
     def epoch(self, number: int) -> "EpochStream":
@@ -90,8 +96,8 @@ class DiskClassification(Classification):
         return {**found, "test_top5_accuracy": near} if self._images.classes > _TOP else found
 
     def example(self) -> Tensor:
-        size = self._view.size
-        return self._prepared(torch.zeros(2, 3, size, size, dtype=torch.uint8, device=self._device))
+        shape, generator = (2, 3, self._view.size, self._view.size), torch.Generator().manual_seed(0)
+        return self._prepared(torch.randint(256, shape, generator=generator, dtype=torch.uint8).to(self._device))
 
     def inputs(self, number: int, count: int) -> list[Tensor]:
         """Up to `count` training batches of an epoch as the model sees them, to re-estimate statistics with."""

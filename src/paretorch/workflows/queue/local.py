@@ -44,6 +44,7 @@ class LocalEngine:
         threads = str(max(1, (os.cpu_count() or 1) // self.places))
         environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": threads}
         environment.setdefault("OMP_NUM_THREADS", threads)
+        environment.setdefault("PARE_WORKERS", threads)  # what reads images for a job
         with self._lock, open(job.log, "ab") as log:
             gpu = self._next_gpu()
             if gpu:

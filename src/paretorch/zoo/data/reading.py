@@ -206,7 +206,10 @@ class _Calls(Dataset[Any]):
 
 
 def usual_workers() -> int:
-    """A process per core that this process may use, shared out among the ranks of the machine."""
+    """$PARE_WORKERS, or else a process per core that this process may use, shared out among the ranks of the machine."""
+    asked = os.environ.get("PARE_WORKERS", "")
+    if asked.isdecimal():
+        return int(asked)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     return max(1, cores // max(1, int(ranks) if ranks.isdecimal() else 1))
