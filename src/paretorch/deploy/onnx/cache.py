@@ -28,7 +28,6 @@ _CACHE, _MASK, _FLAG = "past_key_values", "attention_mask", "use_cache"
 _PAST, _PRESENT = f"{_CACHE}.", "present."
 _KINDS = ("key", "value")
 _AXIS = 2  # of the length, in keys and values
-_CLOSE = 1e-4  # of the largest logit
 
 
 class CachedModel(nn.Module):
@@ -88,11 +87,12 @@ class CachedCalls:
     dims: Sequence[Mapping[int, str]] = field(repr=False)
 
 
-def with_cache(model: nn.Module, call: ModelCall) -> CachedCalls:
+def with_cache(model: nn.Module, call: ModelCall, tolerance: float) -> CachedCalls:
     """Return the network with its cache as inputs and outputs; raises for one that has no such cache, or computes otherwise with it.
 
     Args:
         call: A prompt, of two rows or more.
+        tolerance: Of its own outputs with the cache against those without, relative to the largest.
     """
     if find_spec("transformers") is None:
         raise MissingExtraError("cache=True needs transformers: pip install 'paretorch[transformers]'")
@@ -109,7 +109,7 @@ def with_cache(model: nn.Module, call: ModelCall) -> CachedCalls:
         "traced": (past, length), "prompt": (0, length), "token": (length - 1, length)}.items()}  # fmt: skip
     cached = CachedModel(model)
     traced = splits["traced"]
-    _check_outputs(cached, traced, whole, past)
+    _check_outputs(cached, traced, whole, past, tolerance)
     dims = [_dims(name, prompt) for name in traced.kwargs]
     return CachedCalls(cached, traced, (traced.first(), splits["prompt"], splits["token"]), dims)
 
@@ -149,14 +149,16 @@ def _split(prompt: ModelCall, whole: Mapping[str, Tensor], begin: int, end: int)
             yield name.replace(_PRESENT, _PAST), tensor[:, :, :begin].clone()
 
 
-def _check_outputs(cached: CachedModel, traced: ModelCall, whole: Mapping[str, Tensor], past: int) -> None:
+def _check_outputs(
+    cached: CachedModel, traced: ModelCall, whole: Mapping[str, Tensor], past: int, tolerance: float
+) -> None:
     """Raise if the network itself gives other logits with its cache than without."""
     with checked_example(*traced.tensors), torch.no_grad():
         found = cached(**traced.kwargs)
     name = next(iter(whole))
     wanted = whole[name][:, past:]
     if found[name].shape != wanted.shape or not torch.allclose(
-        found[name], wanted, rtol=0, atol=_CLOSE * float(wanted.abs().max())
+        found[name], wanted, rtol=0, atol=tolerance * float(wanted.abs().max())
     ):
         raise ConfigError(
             f"{type(cached.model).__name__} itself gives other {name} with a cache of {past} tokens than without: leave out cache=True"

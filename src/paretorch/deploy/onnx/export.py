@@ -116,7 +116,7 @@ def export_onnx(
     if calibrate is not None:
         form = "int8" if weights == "packed" else "fp32"  # what onnxruntime's quantizer reads
     block_form = DEQUANTIZE if runtime == "openvino" else MATMULNBITS
-    cached = _with_cache(plain, call, calibrate) if cache else None
+    cached = _with_cache(plain, call, calibrate, tolerance) if cache else None
     if cached is not None:
         plain, call = cached.model, cached.traced
     parts = (call, call.first()) if cached is None else (call, *cached.others)
@@ -152,10 +152,10 @@ def _onnx_runtime(name: str, weights: str) -> Runtime:
     return found
 
 
-def _with_cache(model: nn.Module, call: ModelCall, calibrate: Iterable[Any] | None) -> CachedCalls:
+def _with_cache(model: nn.Module, call: ModelCall, calibrate: Iterable[Any] | None, tolerance: float) -> CachedCalls:
     if calibrate is not None:
         raise ConfigError("cache=True and calibrate= do not go together: leave out calibrate=")
-    return with_cache(model, call)
+    return with_cache(model, call, tolerance)
 
 
 def _least_tolerance(model: nn.Module, call: ModelCall, int8: bool) -> float:
