@@ -267,7 +267,7 @@ The methods here are not the thesis' to the letter: "as printed" are `Continuous
 
 An empty cell was not measured. Beside it are the minutes that its runs would take on one H200, one after another: epochs times the seconds of an epoch, measured for ResNet-20, VGG-16, WRN-28-4, WRN-28-10 and LSTM(300) (results/train-step and
 the metrics of runs), by multiply-adds for other Wide ResNets, assumed for the rest (`paretorch.workflows.studies.estimate`); expect an error of a third. Several runs at once take less in all. Nothing was
-measured on ImageNet: its studies are ready, and were tried end to end with a few small images in its place ([many-gpus.md](many-gpus.md#imagenet)).
+measured on ImageNet: its studies are ready, and one setting of each was tried end to end on a few small images in its place ([many-gpus.md](many-gpus.md#imagenet)).
 """
 
 
