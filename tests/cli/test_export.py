@@ -111,7 +111,7 @@ def test_a_runtime_is_named(run: Path, tmp_path: Path) -> None:
 def test_options_that_do_not_go_with_a_runtime(run: Path) -> None:
     for words, error in (
         (["--runtime", "openvino", "--weights", "qdq"], "--runtime says how weights are stored"),
-        (["--runtime", "gguf:Q8_0", "--data", "digits"], "--data is for ONNX files"),
+        (["--runtime", "gguf:Q8_0", "--data", "digits"], "--data is for files that are run"),
         (["--runtime", "tflite"], "runtime='tflite' is not known"),
     ):
         assert error in " ".join(_pare("export", str(run), *words, code=2).split())

@@ -9,6 +9,7 @@ from paretorch.cli.finished import DEFAULT, FLAGS, HELP, Finished, find_finished
 from paretorch.cli.options import Number, Text, Whole, go_with, integers
 from paretorch.cli.recipe_flags import RecipeFields, recipe_flags
 from paretorch.errors import ConfigError
+from paretorch.training.tasks.choose_disk import has_own_task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +34,10 @@ def export(
         str, typer.Option(help="packed (few bits where they suffice), qdq (for other compilers) or fp32.")
     ] = "packed",
     runtime: Annotated[
-        Text, typer.Option(help="onnxruntime-int4, onnxruntime-int8, openvino, gguf:Q8_0, gguf:Q4_0 or gguf:TQ2_0.")
+        Text,
+        typer.Option(
+            help="onnxruntime-int4, onnxruntime-int8, openvino, executorch, torchao-int4, gguf:Q8_0, gguf:Q4_0 or gguf:TQ2_0."
+        ),
     ] = None,
     int8: Annotated[
         bool, typer.Option("--int8", help="Integer weights and activations, ranges from training images.")
@@ -75,24 +79,28 @@ def export(
     if runtime is not None and (int8 or weights != "packed"):
         raise ConfigError("--runtime says how weights are stored: leave out --int8 and --weights")
     is_onnx = known_runtime is None or known_runtime.kind == "onnx"
-    target = out or artefact.with_suffix(".onnx" if is_onnx else ".gguf")
+    target = out or artefact.with_suffix(".onnx" if known_runtime is None else known_runtime.suffix)
     if target.resolve() == artefact.resolve():
         raise ConfigError(f"{target} is the artefact itself, which the ONNX file would replace: give another name")
-    if not is_onnx:
+    if known_runtime is not None and not known_runtime.is_traced:
         _refuse_inputs(data, shape)
-        deploy.export(found.network(), target, runtime=str(runtime))
+        deploy.export(found.network(), target, runtime=known_runtime.name)
         typer.echo(_sizes(target, artefact))
         return
     name = data or (found.data if int8 else None)
     if name and shape:
         raise ConfigError(f"The inputs are those of {name}, whose shape is known: leave out --shape")
     options: dict[str, Any] = {"weights": weights} if runtime is None else {"runtime": runtime}
-    own = bool(name) and ":" in str(name)
+    own = bool(name) and has_own_task(str(name))
     known = zoo.data.load(name, root) if name and not own else None
     example = _example(known, shape, found)
     model = found.network()
+    if known_runtime is not None and not is_onnx:
+        deploy.export(model, target, runtime=known_runtime.name, example=example)
+        typer.echo(_sizes(target, artefact))
+        return
     if int8:
-        looked_at = _own_batches(found, images or _IMAGES) if known is None else _calibration(known, images or _IMAGES)
+        looked_at = found.inputs(images or _IMAGES) if known is None else _calibration(known, images or _IMAGES)
         options |= {"calibrate": looked_at, "percentile": percentile}
     deploy.export_onnx(model, example, target, **options)
     typer.echo(_sizes(target, artefact))
@@ -106,10 +114,10 @@ def _sizes(target: Path, artefact: Path) -> str:
 
 
 def _refuse_inputs(data: str | None, shape: str | None) -> None:
-    """A GGUF file has weights and no graph: nothing is run."""
+    """Such a file has weights and no graph: nothing is run."""
     for option, value in (("--data", data), ("--shape", shape)):
         if value is not None:
-            raise ConfigError(f"{option} is for ONNX files, which are run: leave it out for a GGUF file")
+            raise ConfigError(f"{option} is for files that are run: leave it out for one of weights alone")
 
 
 def _example(known: "Images | None", shape: str | None, found: Finished) -> "Example":
@@ -120,18 +128,6 @@ def _example(known: "Images | None", shape: str | None, found: Finished) -> "Exa
     if example is None:
         raise ConfigError("The shape of an input is not known: --shape 3,32,32")
     return example
-
-
-def _own_batches(found: Finished, count: int) -> list[Any]:
-    """Training batches of a user's own data until there are so many rows."""
-    from paretorch.support.inputs import read_example
-
-    kept: list[Any] = []
-    for batch in found.inputs():
-        kept.append(batch)
-        if sum(read_example(one, dims=0).batch for one in kept) >= count:
-            break
-    return kept
 
 
 def _own_accuracies(found: Finished, model: "Module", path: Path) -> str:

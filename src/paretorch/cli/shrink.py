@@ -104,7 +104,7 @@ def _check(folder: Path, resume: bool) -> None:
 
 def _prepare(recipe: "Recipe", runtime: "Runtime", weights: Path | None) -> "tuple[nn.Module, Task]":
     from paretorch.training.networks import build_network, is_zoo, load_weights
-    from paretorch.training.run import choose_device
+    from paretorch.training.run import check_fit, choose_device
     from paretorch.training.tasks.choose import choose
 
     place = choose_device(runtime.device)
@@ -114,7 +114,9 @@ def _prepare(recipe: "Recipe", runtime: "Runtime", weights: Path | None) -> "tup
     model = build_network(recipe.network, recipe.network_options, wanted)
     if weights is not None:
         load_weights(model, weights)
-    return model.to(place).eval(), task
+    model = model.to(place).eval()
+    check_fit(model, task, recipe, wanted)
+    return model, task
 
 
 class TaskInputs:

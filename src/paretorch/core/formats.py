@@ -9,13 +9,14 @@ A weight that is trained with `format=` has these values already, so that an exp
     int4               −8 … 7       an output channel          fp32     two weights per byte
     int8xB, int4xB     as above     B inputs of one output     fp32     MatMulNBits and DequantizeLinear with blocks
     int2xB             −2 … 1       B inputs of one output     fp32     MatMulNBits
+    int4xBbf16         −8 … 7       B inputs of one output     bf16     XNNPACK's and torchao's groups
     Q8_0               −127 … 127   32 inputs                  fp16     GGUF
     Q4_0               −8 … 7       32 inputs                  fp16, of either sign
     TQ2_0              −1, 0, 1     256 inputs                 fp16
     fp16               what a runtime keeps of a weight that it has no codes for: W = half(w)
 
-The product of a step in fp16 and a code has at most 19 binary digits, so that it is exact in fp32; one of a step in fp32 is rounded
-once, as runtimes round it.
+The product of a step in fp16 or bf16 and a code has at most 19 binary digits, so that it is exact in fp32; one of a step in fp32 is
+rounded once, as runtimes round it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from paretorch.core.attach.sites import Site, is_conv1d
 from paretorch.core.groups import Group, Grouping
 from paretorch.errors import ConfigError
 
-_LEAST = {torch.float32: 1e-30, torch.float16: 2.0**-14}  # of a step: below, fp16 loses digits
+_LEAST = {torch.float32: 1e-30, torch.bfloat16: 1e-30, torch.float16: 2.0**-14}  # of a step: below, fp16 loses digits
 _TRIED = 24  # steps per group that the start is chosen from
 _SHORTEST = 0.4  # of the step that reaches the largest magnitude
 
@@ -171,6 +172,7 @@ FORMATS = {
         *_blocks(8, -127, 127),
         *_blocks(4, -8, 7),
         *_blocks(2, -2, 1),
+        *(WeightFormat(f"int4x{block}bf16", 4, -8, 7, block, torch.bfloat16) for block in BLOCKS if block >= 32),
         WeightFormat("Q8_0", 8, -127, 127, 32, torch.float16),
         WeightFormat("Q4_0", 4, -8, 7, 32, torch.float16, signed=True),
         WeightFormat("TQ2_0", 2, -1, 1, 256, torch.float16),

@@ -234,6 +234,11 @@ class Term:
         self.weights += math.prod(relaxation.grouping.shape)
 
     @property
+    def counted(self) -> int:
+        """How many weights a target is a share of: where whole channels go, the vectors that go with them are not counted."""
+        return self.weights if self.coupling is None else self.coupling.weights
+
+    @property
     def is_on_weights(self) -> bool:
         """Whether the decisions act on weights of their own, whose gradients the engine computes."""
         return all(isinstance(chain, RelaxedWeight) for chain in self.chains)

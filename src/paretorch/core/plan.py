@@ -264,8 +264,15 @@ class Plan:
         return {"step": float(self._state.step), **numbers}
 
     def decided(self) -> dict[str, int]:
-        """How many weights each number of `metrics` is over: those that the method acts on, whether they are kept or not."""
-        return {"sparsity" if t.method.unit == "kept" else "bits": t.weights for t in self._terms if t.is_on_weights}
+        """How many weights each number of `metrics` is over: those that the method acts on, whether they are kept or not.
+
+        A sparsity that counts multiply-adds is over no number of weights, and is left out.
+        """
+        return {
+            "sparsity" if term.method.unit == "kept" else "bits": term.counted
+            for term in self._terms
+            if term.is_on_weights and getattr(term.method, "counts", "weights") == "weights"
+        }
 
     # Deciding
 
@@ -381,9 +388,13 @@ class Plan:
             raise ConfigError(
                 f"this is no state of this plan, it has {min(unknown)!r}: give what plan.state_dict() returned"
             )
-        self._engine.batches()  # lays decisions out as the weights are, which may have been sharded since `compress`
+        # Lays decisions out as the weights are, which may have been sharded since `compress`.
+        batches = self._engine.batches()
         for term in self._terms:
             load_state(term, state.get(term.method.kind))
+        if any(batch.is_sharded for batch in batches):
+            # Part by part, as at every step: the last bit of W may depend on where a part ends.
+            self._engine.write()
 
     def methods(self) -> tuple[Method, ...]:
         """The methods, in the order given."""

@@ -92,13 +92,16 @@ class ModelCall:
         """Return the call with the beginning of each sequence only."""
         return self.map(lambda tensor: tensor[:, :length] if self.has_sequence(tensor) else tensor)
 
+    def arguments(self, model: nn.Module) -> dict[str, Any]:
+        """Return all arguments by name."""
+        return {**dict(zip(_positions(model, len(self.args)), self.args, strict=True)), **self.kwargs}
+
     def names(self, model: nn.Module) -> list[str]:
         """Return a name for each tensor: that of its argument, with a number if it has several tensors; "input" for one."""
         if len(self.tensors) == len(self.args) == 1 and not self.kwargs:
             return ["input"]
-        parts = {**dict(zip(_positions(model, len(self.args)), self.args, strict=True)), **self.kwargs}
         found: list[str] = []
-        for name, part in parts.items():
+        for name, part in self.arguments(model).items():
             count = sum(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(part))
             for own in [name] if isinstance(part, Tensor) else [f"{name}_{i}" for i in range(count)]:
                 found.append(own if own not in found else f"{own}_{len(found)}")
@@ -300,9 +303,9 @@ class TensorFunction(nn.Module):
 
 def main_output(output: Any) -> Tensor:
     """Return the main tensor of an output: itself, its `logits`, or the first tensor of a tuple; raise if there is none."""
-    parts = parts_of(output)
     if isinstance(output, Tensor):
         return output
+    parts = parts_of(output)
     if isinstance(parts.get("logits"), Tensor):
         logits: Tensor = parts["logits"]
         return logits

@@ -25,12 +25,20 @@ def names_of(small: nn.Module, runtime: str) -> dict[str, str | None]:
 @pytest.mark.parametrize("runtime", sorted(RUNTIMES))
 @pytest.mark.parametrize("network", [Words, Pictures])
 @pytest.mark.parametrize("method", [None, LSQ], ids=["smol", "lsq"])
-def test_values_are_those_of_codes_and_steps(runtime: str, network: type[nn.Module], method: type[LSQ] | None) -> None:
+def test_values_are_those_of_codes_and_steps(
+    runtime: str, network: type[nn.Module], method: type[LSQ] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paretorch.deploy.runtimes.registry.find_spec", lambda name: name)  # only files need packages
+    if runtime == "torchao-int4" and network is Pictures:
+        pytest.skip("no layer has codes")
     methods: list[Method] = [] if method is None else [method(bits=RUNTIMES[runtime].bits, lr=0.1)]
     torch.manual_seed(0)
     small = trained(network(), runtime, *methods)
     for name, one in read_stored(small, RUNTIMES[runtime]).items():
-        assert one.form is not None, name
+        if one.form is None:
+            assert not RUNTIMES[runtime].formats(one.site), name
+            assert not RUNTIMES[runtime].has_halves
+            continue
         weight = small.get_parameter(name).detach()
         if one.form.is_half:
             assert torch.equal(weight.half().float(), weight)

@@ -104,6 +104,7 @@ class Coupling:
         cuts: the sides of modules that lose channels.
         sets: the decisions of every layer whose channels are all decided: one of them stays.
         parts: the decisions of every layer.
+        weights: how many weights shares of "weights" are over, which biases and norms are not.
     """
 
     def __init__(self, net: Network, model: nn.Module, counted: set[str]) -> None:
@@ -132,6 +133,8 @@ class Coupling:
         }
         self._shares = Shares(rows, columns, units, self.sets, self.count)
         self._sides = [LayerSides(one.weight, *both) for one, *both in zip(layers, rows, columns, strict=True)]
+        of_layer = torch.tensor([len(row) * len(column) for row, column in zip(rows, columns, strict=True)])
+        self.weights = int((of_layer * units["weights"]).sum())
 
     def grouping(self, name: str, shape: torch.Size) -> Channels:
         """How the tensor of this name reads the decisions."""

@@ -9,9 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from paretorch.core.formats import FORMATS
 from paretorch.deploy.artefact import StrPath
@@ -20,10 +19,12 @@ from paretorch.deploy.codec.container import require_plain_values
 from paretorch.deploy.onnx.advice import advice
 from paretorch.deploy.onnx.blocks import DEQUANTIZE, MATMULNBITS, is_blocked, is_half, store_blocks, store_halves
 from paretorch.deploy.onnx.blocks import OPSET as BLOCK_OPSET
-from paretorch.deploy.onnx.graph import Model, merge_equal, optimize, prune, shared, trace
+from paretorch.deploy.onnx.cache import CachedCalls, with_cache
+from paretorch.deploy.onnx.graph import Model, dynamic_dims, merge_equal, optimize, prune, shared, trace
 from paretorch.deploy.onnx.int8 import SIGNS, narrow, quantize_int8, share_codes
 from paretorch.deploy.onnx.openvino import run_openvino
 from paretorch.deploy.onnx.pack import CODES, FORMS, LOW, STEPS, Packing, find_packing, finished, pack
+from paretorch.deploy.onnx.verify import compare, feed, outputs_of, verify
 from paretorch.deploy.plain import copied
 from paretorch.deploy.plain import plain as plain_module
 from paretorch.deploy.runtimes.read import Stored, read_stored
@@ -31,9 +32,8 @@ from paretorch.deploy.runtimes.registry import Runtime, find_runtime
 from paretorch.edits import QuantizedActivation
 from paretorch.errors import ConfigError, MissingExtraError, warn
 from paretorch.support.checks import require_number
-from paretorch.support.eval_mode import checked_example
 from paretorch.support.files import replacing_checked
-from paretorch.support.inputs import Example, ModelCall, TensorFunction, named_tensors, read_example
+from paretorch.support.inputs import Example, ModelCall, TensorFunction, read_example
 
 _QUANTIZED_TOLERANCE = 0.05  # a value halfway between two levels may be rounded to either
 _HALF_TOLERANCE = 1e-2  # fp16 has three digits
@@ -49,6 +49,7 @@ def export_onnx(
     calibrate: Iterable[Any] | None = None,
     percentile: float | None = None,
     runtime: str | None = None,
+    cache: bool = False,
 ) -> Path:
     """Write the module, in eval mode, as one ONNX file and return its path.
 
@@ -75,6 +76,9 @@ def export_onnx(
         runtime: "onnxruntime-int4", "onnxruntime-int8" or "openvino": weights that lie on blocks of inputs with a step each, as
             `compress(runtime=)` trains them, are stored so, bit for bit. Others are stored as with "packed", or in fp16 if that is exact.
             The file is run by that runtime.
+        cache: For causal language models of transformers: the file has the keys and values of earlier tokens as inputs `past_key_values.0.key`,
+            `past_key_values.0.value` and so on, and those with the new tokens as outputs `present.0.key` …, as optimum and
+            onnxruntime-genai name them. The example is a prompt, of 5 tokens or more; an attention mask covers the past too.
 
     Example:
         >>> import tempfile, torch, paretorch as pt
@@ -103,7 +107,6 @@ def export_onnx(
     target = Path(path)
     if target.is_dir():
         raise ConfigError(f"{target} is a folder: give the file, such as {target / 'model.onnx'}")
-    wanted = [(part, _outputs(plain, part)) for part in (call, call.first())]
     form = weights
     stored: dict[str, Stored] = {}
     if target_runtime is not None and calibrate is None:
@@ -113,19 +116,26 @@ def export_onnx(
     if calibrate is not None:
         form = "int8" if weights == "packed" else "fp32"  # what onnxruntime's quantizer reads
     block_form = DEQUANTIZE if runtime == "openvino" else MATMULNBITS
+    cached = _with_cache(plain, call, calibrate) if cache else None
+    if cached is not None:
+        plain, call = cached.model, cached.traced
+    parts = (call, call.first()) if cached is None else (call, *cached.others)
+    wanted = [(part, outputs_of(plain, part)) for part in parts]
     with replacing_checked(target, ".onnx") as temporary:
-        if not _export_sequences(plain, call, temporary, form, stored, block_form, tolerance):
-            _export(plain, call, temporary, form, stored, block_form)
+        if cached is not None:
+            _export(plain, call, temporary, form, stored, block_form, cached.dims)
+        elif not _export_sequences(plain, call, temporary, form, stored, block_form, tolerance):
+            _export(plain, call, temporary, form, stored, block_form, dynamic_dims(call, False))
         for part, expected in wanted:
-            _verify(temporary, plain, part, expected, tolerance)
+            verify(temporary, plain, part, expected, tolerance)
             if runtime == "openvino":
-                _compare(run_openvino(temporary, _feed(plain, part)), expected, tolerance, "OpenVINO")
+                compare(run_openvino(temporary, feed(plain, part)), expected, tolerance, "OpenVINO")
         if calibrate is not None:
             names = call.names(plain)
             feeds = (dict(zip(names, one.tensors, strict=True)) for one in calls_of(plain, calibrate, call))
             quantize_int8(temporary, temporary, feeds, percentile)
             _finish_int8(temporary)
-            _verify(temporary, plain, *wanted[0], math.inf)
+            verify(temporary, plain, *wanted[0], math.inf)
         elif runtime is None and weights in FORMS and (sentence := advice(temporary, weights)):
             warn(sentence)
     return target
@@ -142,6 +152,12 @@ def _onnx_runtime(name: str, weights: str) -> Runtime:
     return found
 
 
+def _with_cache(model: nn.Module, call: ModelCall, calibrate: Iterable[Any] | None) -> CachedCalls:
+    if calibrate is not None:
+        raise ConfigError("cache=True and calibrate= do not go together: leave out calibrate=")
+    return with_cache(model, call)
+
+
 def _least_tolerance(model: nn.Module, call: ModelCall, int8: bool) -> float:
     """Return the tolerance that the module's types need; raise for types that onnxruntime does not run."""
     kinds = {tensor.dtype for tensor in (*model.parameters(), *call.tensors) if tensor.is_floating_point()}
@@ -153,19 +169,6 @@ def _least_tolerance(model: nn.Module, call: ModelCall, int8: bool) -> float:
         raise ConfigError("onnxruntime does not turn fp16 into int8: export model.float(), with a float example")
     quantized = any(isinstance(module, QuantizedActivation) for module in model.modules())
     return max(_HALF_TOLERANCE if torch.float16 in kinds else 0.0, _QUANTIZED_TOLERANCE if quantized else 0.0)
-
-
-def _outputs(model: nn.Module, call: ModelCall) -> dict[str, Tensor]:
-    """Return the tensors that the module gives for a call, by their names in the file."""
-    with checked_example(*call.tensors), torch.no_grad():
-        output = call(model)
-    found = named_tensors(output)
-    if not found:
-        raise ConfigError(f"export_onnx needs a module that returns tensors, not {type(output).__name__}")
-    if any(bool(tensor.isnan().any()) for tensor in found.values()):
-        raise ConfigError("Outputs of the module on the example are NaN, so no file can be compared with it")
-    taken = set(call.names(model))
-    return {f"output_{name}" if name in taken else name: tensor for name, tensor in found.items()}
 
 
 def _export_sequences(
@@ -183,12 +186,12 @@ def _export_sequences(
         return False
     shorter = call.shortened(max(1, length // 2))
     try:
-        expected = _outputs(model, shorter)
+        expected = outputs_of(model, shorter)
     except ConfigError:  # such as a linear layer over the whole sequence
         return False
     try:
-        _export(model, call, path, weights, stored, block_form, sequence=True)
-        _verify(path, model, shorter, expected, tolerance)
+        _export(model, call, path, weights, stored, block_form, dynamic_dims(call, True))
+        verify(path, model, shorter, expected, tolerance)
     except ConfigError as error:
         warn(f"The file takes sequences of {length} tokens alone, as the example has: {error}")
         return False
@@ -202,9 +205,9 @@ def _export(
     weights: str,
     stored: Mapping[str, Stored],
     block_form: str,
-    sequence: bool = False,
+    dims: Sequence[Mapping[int, str]],
 ) -> None:
-    inputs, outputs = call.names(model), list(_outputs(model, call))
+    inputs, outputs = call.names(model), list(outputs_of(model, call))
     module = model
     # No tensor may be named like an input or output of the graph.
     if inputs != ["input"] or outputs != ["output"] or {*inputs, *outputs} & {*model._parameters, *model._buffers}:
@@ -223,7 +226,7 @@ def _export(
         if weights != "fp32"
         else Packing({}, {})
     )
-    graph = trace(module, call, outputs, inputs, max(packing.opset, BLOCK_OPSET if own else 0), sequence)
+    graph = trace(module, call, outputs, inputs, max(packing.opset, BLOCK_OPSET if own else 0), dims)
     if weights == "int8":
         packing = Packing({}, {})  # onnxruntime's quantizer needs plain weights; the opset is for the packing after it
     graph = optimize(graph, shared(graph) | packing.grids.keys() | own.keys())
@@ -267,37 +270,3 @@ def _summary(graph: Model, merged: int) -> str:
             count[blocked.name if blocked else kind if low is None else f"{kind}+{low}"] += 1
     words = ", ".join(f"{number} {kind}" for kind, number in sorted(count.items()))
     return f"weights: {words}" + (f"; {merged} bytes of equal tensors merged" if merged else "")
-
-
-def _verify(path: str, model: nn.Module, call: ModelCall, expected: Mapping[str, Tensor], tolerance: float) -> None:
-    """Run the file with onnxruntime, and raise if an output differs from the expected one."""
-    import onnxruntime
-
-    try:
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        found = session.run(list(expected), _feed(model, call))
-    except Exception as error:  # onnxruntime raises types of its own
-        double = any(tensor.dtype == torch.float64 for tensor in expected.values())
-        hint = "; export model.float(), with a float example" if double else ""
-        raise ConfigError(f"onnxruntime cannot run the exported network: {str(error).splitlines()[0]}{hint}") from error
-    _compare(found, expected, tolerance, "onnxruntime")
-
-
-def _feed(model: nn.Module, call: ModelCall) -> dict[str, np.ndarray[Any, Any]]:
-    return {name: tensor.numpy() for name, tensor in zip(call.names(model), call.tensors, strict=True)}
-
-
-def _compare(found: Sequence[Any], expected: Mapping[str, Tensor], tolerance: float, runtime: str) -> None:
-    """Raise if an output of the runtime differs from the expected one."""
-    for (name, tensor), output in zip(expected.items(), found, strict=True):
-        wanted = tensor.detach().numpy().astype(np.float64)
-        scale = max(float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)), 1e-6)
-        apart = math.inf
-        if output.shape == wanted.shape:
-            other = output.astype(np.float64) != wanted  # equal infinities have no difference
-            apart = float(np.abs(output[other] - wanted[other]).max(initial=0.0))
-        if not apart <= tolerance * scale:
-            which = "output" if len(found) == 1 else name
-            raise ConfigError(
-                f"{runtime}'s {which} differs from torch's by {apart:.2g}; tolerance is {tolerance * scale:.2g}"
-            )

@@ -5,6 +5,7 @@ A batch norm after a packed weight is multiplied into its steps: γ(c·s ∗ x +
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,9 +22,21 @@ from paretorch.support.inputs import ModelCall, TensorFunction
 from paretorch.support.processes import suppress_output
 
 OPSET = 20  # unless something needs a later one
+BATCH, SEQUENCE = "batch", "sequence"
+"""Names of dynamic dimensions."""
+_SYMBOL = re.compile(r"[A-Za-z_]\w*")
 _NO_COPY = ("Shape", "Size", "CastLike", "Slice", "Split")  # reads that do not copy a weight when they are folded
 Graph = Any  # onnx.GraphProto and its parts have no static types
 Model = Any
+
+
+def dynamic_dims(call: ModelCall, sequence: bool) -> list[dict[int, str]]:
+    """Return the names of the dynamic dimensions of each tensor of a call: the batch, and if asked for the length of sequences."""
+    found = []
+    for tensor in call.tensors:
+        own = {0: BATCH} if call.has_batch(tensor) else {}
+        found.append({**own, **({1: SEQUENCE} if sequence and call.has_sequence(tensor) else {})})
+    return found
 
 
 def trace(
@@ -32,20 +45,18 @@ def trace(
     outputs: Sequence[str],
     inputs: Sequence[str],
     opset: int,
-    sequence: bool = False,
+    dims: Sequence[Mapping[int, str]],
 ) -> Model:
-    """Return the module as torch exports it, not optimized: parameters keep their names, the batch size is dynamic.
+    """Return the module as torch exports it, not optimized: parameters keep their names.
 
     Args:
         module: Takes one tensor, or is a `TensorFunction` that takes those of the call.
         outputs, inputs: Their names in the graph.
-        sequence: Whether the length of sequences is dynamic, too.
+        dims: Names of the dynamic dimensions of each tensor of the call.
     """
-    batch = torch.export.Dim("batch")
-    has_batch = [call.has_batch(tensor) for tensor in call.tensors]
-    length = [sequence and call.has_sequence(tensor) for tensor in call.tensors]
-    more: list[dict[int, Any]] = [{1: torch.export.Dim.AUTO} if own else {} for own in length]
-    shapes = tuple({0: batch, **other} if own else None for own, other in zip(has_batch, more, strict=True))
+    batch = torch.export.Dim(BATCH)
+    free: Any = torch.export.Dim.AUTO
+    shapes = tuple({i: batch if name == BATCH else free for i, name in own.items()} or None for own in dims)
     try:
         with suppress_output():
             program = torch.onnx.export(
@@ -64,27 +75,29 @@ def trace(
             graph = program.model_proto
     except Exception as error:  # the exporter raises its own types, on many layers
         raise ConfigError(f"{_name(module)} cannot be exported to ONNX: {_reason(error)}") from error
-    for value, own in zip(graph.graph.input, has_batch, strict=False):
-        if own and not value.type.tensor_type.shape.dim[0].dim_param:
-            raise ConfigError(
-                f"{_name(module)} cannot be exported to ONNX: its forward pass makes the batch size a constant; "
-                "write x.shape[0] in place of len(x) or int(x.shape[0])"
-            )
-    for value, own in zip(graph.graph.input, length, strict=False):
-        if own:
-            _name_sequence(graph.graph, value.type.tensor_type.shape.dim[1], _name(module))
+    _name_dims(graph.graph, dims, _name(module))
     return graph
 
 
-def _name_sequence(graph: Graph, dim: Any, name: str) -> None:
-    """Name the dimension of sequences, in inputs and outputs; raises if it became a constant."""
-    if not dim.dim_param:
-        raise ConfigError(f"{name} makes the length of sequences a constant")
-    own = dim.dim_param
+def _name_dims(graph: Graph, dims: Sequence[Mapping[int, str]], name: str) -> None:
+    """Name the dynamic dimensions of inputs and outputs; raises if one became a constant."""
+    symbols: dict[str, str] = {}
+    for value, own in zip(graph.input, dims, strict=False):
+        for i, wanted in own.items():
+            symbol = value.type.tensor_type.shape.dim[i].dim_param
+            if not symbol and wanted == BATCH:
+                raise ConfigError(
+                    f"{name} cannot be exported to ONNX: its forward pass makes the batch size a constant; "
+                    "write x.shape[0] in place of len(x) or int(x.shape[0])"
+                )
+            if not symbol:
+                raise ConfigError(f"{name} makes the length of sequences a constant")
+            symbols.setdefault(symbol, wanted)
     for value in (*graph.input, *graph.output):
         for one in value.type.tensor_type.shape.dim:
-            if one.dim_param == own:
-                one.dim_param = "sequence"
+            if one.dim_param:
+                named = _SYMBOL.sub(lambda found: symbols.get(found[0], found[0]), one.dim_param)
+                one.dim_param = symbols.get(one.dim_param) or " + ".join(sorted(named.split(" + ")))
 
 
 def _name(module: nn.Module) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -45,6 +46,11 @@ class Stored:
             return 4 * weight.numel()
         return self.form.bytes_of(weight.numel(), weight.shape, self.site.channel_axis)
 
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of a step in the format."""
+        return 0 if self.form is None else self.form.scale_bits // 8
+
 
 _NO_CODES = np.zeros((0, 0, 0), dtype=np.int16), np.zeros((0, 0), dtype=np.float32)
 
@@ -66,7 +72,7 @@ def _read(site: Site, runtime: Runtime) -> Stored:
             codes, steps = found
             return Stored(site, form, codes.reshape(rows.shape), steps.reshape(rows.shape[:2]))
     with np.errstate(over="ignore"):
-        is_half = np.array_equal(values.astype(np.float16).astype(np.float32), values)
+        is_half = runtime.has_halves and np.array_equal(values.astype(np.float16).astype(np.float32), values)
     return Stored(site, HALF if is_half else None, *_NO_CODES)
 
 
@@ -120,14 +126,13 @@ def _step(rows: Floats, code: int, form: WeightFormat, variant: int) -> Floats:
     """Return the step by which the largest value of each group has this code; 1 if the format has no such step.
 
     Args:
-        variant: The sign of a step in fp16, or by how many units in the last place a step in fp32 differs.
+        variant: The sign of a step in two bytes, or by how many units in the last place a step in fp32 differs.
     """
     exact = np.abs(rows).max(1, initial=0.0).astype(np.float64) / code
     if form.scale.itemsize == 4:
         near = exact.astype(np.float32).view(np.int32) + np.int32(variant)
         return np.asarray(near.view(np.float32))
-    with np.errstate(over="ignore"):
-        short = exact.astype(np.float16).astype(np.float64)
+    short = torch.from_numpy(exact).to(form.scale).double().numpy()
     return np.where(short == exact, exact * variant, 1.0).astype(np.float32)
 
 
@@ -144,8 +149,15 @@ def _size(model: nn.Module, runtime: Runtime) -> int | None:
     stored = read_stored(model, runtime)
     if all(one.form is None or one.form.is_half for one in stored.values()):
         return None
-    weights = sum(one.size for one in stored.values())
+    weights = sum(one.size * (1 if runtime.shares_ties else _kinds_of_owners(one)) for one in stored.values())
+    if runtime.step_bytes is not None:
+        weights += sum(one.steps.size * (runtime.step_bytes - one.step_bytes) for one in stored.values())
     own = {id(site.weight) for site in find_sites(model)}
     state: Iterable[Tensor] = model.state_dict(keep_vars=True).values()
     rest = {id(t): t for t in state if id(t) not in own and t.is_floating_point()}
     return weights + 4 * sum(t.numel() for t in rest.values())
+
+
+def _kinds_of_owners(one: Stored) -> int:
+    """Return 2 for a weight with codes of both an embedding and another layer, else 1."""
+    return 1 if one.form is None else len({isinstance(module, nn.Embedding) for module, *_ in one.site.owners})

@@ -17,7 +17,7 @@ from paretorch.core.attach.sites import Site, choose_sites, find_sites
 from paretorch.core.formats import FORMATS, WeightFormat
 from paretorch.core.groups import grouping
 from paretorch.core.method import Couples, Method
-from paretorch.deploy.runtimes.registry import HALF, Runtime, find_runtime
+from paretorch.deploy.runtimes.registry import Runtime, find_runtime
 from paretorch.errors import ConfigError, LeftOutWarning, warn
 
 _SHOWN = 3  # names of layers in a message
@@ -59,9 +59,11 @@ def _restricted(model: nn.Module, method: Any, runtime: Runtime) -> Method:
     given = {site.name: _given(method, site, runtime) for site in sites}
     wanted = _wanted_bits(method, runtime)
     chosen = _choose(sites, runtime, wanted, given)
-    halves = [site for site in sites if chosen[site.name] is HALF and given[site.name] is None]
-    if halves:
-        _warn_of_halves(halves, sites, runtime)
+    without = [site for site in sites if chosen.get(site.name) is runtime.rest and given[site.name] is None]
+    if without:
+        _warn_of_layers(without, sites, runtime)
+    if not chosen:
+        raise ConfigError(f"runtime={runtime.name!r} has codes for none of the layers: leave it out")
     overrides = {name: {"format": form.name} for name, form in chosen.items()}
     changes: dict[str, Any] = {"include": list(chosen), "exclude": (), "overrides": overrides}
     if hasattr(method, "target_bits"):
@@ -77,10 +79,10 @@ def _given(method: Any, site: Site, runtime: Runtime) -> WeightFormat | None:
             name = options.get("format", name)
     if name is None:
         return None
-    allowed = [*(one.name for one in runtime.formats(site)), HALF.name]
+    allowed = [one.name for one in (*runtime.formats(site), runtime.rest) if one is not None]
     if name not in allowed:
         raise ConfigError(
-            f"format={name!r} of {site.name}: runtime={runtime.name!r} stores it as {', '.join(allowed)}; use one of these"
+            f"format={name!r} of {site.name}: runtime={runtime.name!r} stores it as {', '.join(allowed) or 'fp32 alone'}; use one of these"
         )
     return FORMATS[name]
 
@@ -98,12 +100,15 @@ def _wanted_bits(method: Any, runtime: Runtime) -> float:
 def _choose(
     sites: Sequence[Site], runtime: Runtime, bits: float, given: Mapping[str, WeightFormat | None]
 ) -> dict[str, WeightFormat]:
-    """Return the format of each weight: at most so many bits on average, as far as the runtime has them."""
+    """Return the format of each weight that has one: at most so many bits on average, as far as the runtime has them."""
     low = max((width for width in runtime.widths if width <= bits), default=runtime.widths[0])
-    chosen = {site.name: given[site.name] or runtime.format_of(site, low) or HALF for site in sites}
+    wanted = {site.name: given[site.name] or runtime.format_of(site, low) or runtime.rest for site in sites}
+    chosen = {name: form for name, form in wanted.items() if form is not None}
     if bits == low:
         return chosen
-    free = [site for site in sites if given[site.name] is None and chosen[site.name].bits == low]
+    free = [
+        site for site in sites if given[site.name] is None and site.name in chosen and chosen[site.name].bits == low
+    ]
     left = bits * sum(site.weight.numel() for site in free) - sum(low * site.weight.numel() for site in free)
     gains = []
     for site in free:
@@ -127,11 +132,11 @@ def relative_error(site: Site, form: WeightFormat) -> float:
     return float(error.square().sum() / weight.square().sum().clamp_min(1e-30))
 
 
-def _warn_of_halves(halves: Sequence[Site], sites: Sequence[Site], runtime: Runtime) -> None:
-    names = ", ".join(site.name for site in halves[:_SHOWN]) + (" …" if len(halves) > _SHOWN else "")
-    count, every = (sum(site.weight.numel() for site in group) for group in (halves, sites))
+def _warn_of_layers(without: Sequence[Site], sites: Sequence[Site], runtime: Runtime) -> None:
+    names = ", ".join(site.name for site in without[:_SHOWN]) + (" …" if len(without) > _SHOWN else "")
+    count, every = (sum(site.weight.numel() for site in group) for group in (without, sites))
     warn(
-        f"runtime={runtime.name!r} has no codes for {len(halves)} of {len(sites)} layers, which stay in fp16 "
+        f"runtime={runtime.name!r} has no codes for {len(without)} of {len(sites)} layers, which stay in {'fp16' if runtime.rest else 'fp32'} "
         f"({count / every:.1%} of the weights): {names}",
         LeftOutWarning,
     )

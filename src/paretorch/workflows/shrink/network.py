@@ -18,7 +18,7 @@ from paretorch.core.formats import WeightFormat
 from paretorch.deploy import encoded_size, load
 from paretorch.deploy.measure.stopwatch import TIMED_ONLY
 from paretorch.deploy.plain import copied, plain
-from paretorch.edits import edits_of
+from paretorch.edits import edits_of, forget_scales
 from paretorch.errors import ConfigError, DivergenceError, PareWarning, warn
 from paretorch.support.checks import require_count
 from paretorch.support.text import dense_bytes, parse_bytes
@@ -26,6 +26,7 @@ from paretorch.training.files import alone_in
 from paretorch.training.norms import compact_state, make_compact
 from paretorch.workflows.posttraining import post_train
 from paretorch.workflows.posttraining.calibration import divergence
+from paretorch.workflows.posttraining.layers import find_layers
 from paretorch.workflows.shrink.coded import CodedWeights
 from paretorch.workflows.shrink.cutting import cut_network
 from paretorch.workflows.shrink.folder import ShrinkFolder, ShrinkProgress, describe, fingerprint
@@ -125,6 +126,8 @@ def shrink_network(
         raise ConfigError(
             f"shrink: steps={steps} with latency=, which removes channels: give steps to learn without them"
         )
+    changed = {layer.name for layer in find_layers(dense)} if formats is None else formats_for(dense, formats)
+    forget_scales(dense, changed)
     path = None if folder is None else Path(folder)
     options = {"budget": limit or None, "runtime": runtime, "latency": latency}
     asked = {name: value for name, value in options.items() if value is not None}
