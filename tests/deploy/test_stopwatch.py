@@ -71,7 +71,7 @@ class Counting:
 
     def __init__(self) -> None:
         self.calls: list[list[str]] = []
-        self.times: dict[str, list[float]] = {"dense": [8.0, 10.0, 4.0], "small": [4.0, 6.0, 2.0], "layer": [2.0, 1.0]}
+        self.times: dict[str, list[float]] = {"dense": [8.0, 10.0, 4.0], "small": [4.0, 5.0, 2.0], "layer": [2.0, 1.0]}
 
     def __call__(
         self, calls: Mapping[str, stopwatch_module.Call], rounds: int, seconds: float
@@ -99,6 +99,14 @@ def test_networks_are_timed_beside_the_dense_one_and_layers_wherever_they_run(mo
     assert clock.layer("other.weight", [1], [1]) == [[0]]
     assert copy.deepcopy(clock) is clock
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_rounds_that_disagree_are_repeated() -> None:
+    timer = Counting()
+    timer.times["small"] = [4.0, 9.0, 1.0]
+    clock = NetworkStopwatch(Net(), torch.randn(1, 3, 8, 8), Torch(), timer)
+    assert clock.network(HALF) == 8.0 * 0.5
+    assert timer.calls == [["dense", "small"]] * 4 + [["dense"]]
 
 
 class Weighed(Onnxruntime):

@@ -29,6 +29,7 @@ from paretorch.support.inputs import Example, ModelCall, read_example
 from paretorch.support.text import parse_milliseconds
 
 _ROUNDS, _SECONDS = 11, 0.15  # of whole networks
+_REPEATS, _SURE = 4, 0.015  # of the rounds, until the median ratio is known so well
 _ANY = 1e6  # how far off outputs may be: the file is timed, and not used
 _LAYER_ROUNDS, _LAYER_SECONDS = 3, 0.003  # of each layer at each size
 
@@ -147,11 +148,15 @@ class NetworkStopwatch:
             for edit in edits:
                 edit.apply(small)
             calls["small"] = self._runtime.network(small, self._call)
-        times = self._timer(calls, _ROUNDS, _SECONDS)
         if not edits:
-            return statistics.median(times["dense"])
-        ratio = statistics.median(b / a for a, b in zip(times["dense"], times["small"], strict=True))
-        return ratio * self.network(())
+            return statistics.median(self._timer(calls, _ROUNDS, _SECONDS)["dense"])
+        ratios: list[float] = []
+        for _ in range(_REPEATS):
+            times = self._timer(calls, _ROUNDS, _SECONDS)
+            ratios += [b / a for a, b in zip(times["dense"], times["small"], strict=True)]
+            if _doubt(ratios) <= _SURE:
+                break
+        return statistics.median(ratios) * self.network(())
 
     def _time_of(self, shape: LayerShape) -> float:
         key = self._runtime.name, self._threads, shape
@@ -174,6 +179,14 @@ class NetworkStopwatch:
         with watched(self._model, hooks):
             run_example(self._model, self._call)
         return found
+
+
+def _doubt(values: Sequence[float]) -> float:
+    """How far the median of many values may be off, relative to it: about its standard error."""
+    if len(values) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(values, n=4)
+    return float((high - low) / (middle * len(values) ** 0.5))
 
 
 def stopwatch_for(
