@@ -392,9 +392,11 @@ class Plan:
         batches = self._engine.batches()
         for term in self._terms:
             load_state(term, state.get(term.method.kind))
-        if any(batch.is_sharded for batch in batches):
+        with torch.no_grad():
             # Part by part, as at every step: the last bit of W may depend on where a part ends.
-            self._engine.write()
+            for batch in batches:
+                if batch.is_sharded and not batch.holds_latent:
+                    batch.write()
 
     def methods(self) -> tuple[Method, ...]:
         """The methods, in the order given."""
