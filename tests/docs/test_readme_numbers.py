@@ -206,6 +206,8 @@ def test_a_budget_in_milliseconds() -> None:
         cells += [" · ".join(f"{one['seconds'][name]:.0f}" for name in ("compress", "harden"))]
         assert f"| {' | '.join(cells)} |" in page
         assert 0.95 <= one["times_budget"] <= 1.05
+    (again,) = read("latency-budget/cpu-again.json")["rows"]
+    assert f"({again['ratio']:.3f} of dense, {again['times_budget']:.3f} × the budget)" in page
 
 
 def test_the_cost_in_the_own_loop_is_written_by_its_script() -> None:
