@@ -3,6 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Tests start many processes, which import the library: its bytecode is kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test contract faults docs notebooks lint types bench clean
 
 demo: $(STAMP)

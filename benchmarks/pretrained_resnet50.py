@@ -1,6 +1,6 @@
 """Claim: a pretrained ResNet-50 keeps its accuracy on Imagenette at 128 px in a twentieth to a two-hundredth of its bytes.
 
-The ImageNet network (`shared/data/get.py resnet50`) gets the ten outputs of Imagenette's classes and is fine-tuned for 6 epochs. Then,
+The ImageNet network (keys as in torchvision, the original layout; see `build`) gets the ten outputs of Imagenette's classes and is fine-tuned for 6 epochs. Then,
 each from that network, with that network as the teacher (KL divergence), 12 epochs of search and 4 of tuning, SGD with Nesterov
 momentum and one cosine, batches of 128:
 

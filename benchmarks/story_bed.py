@@ -1,6 +1,6 @@
 """A trained language model that a CPU can fine-tune: stories15M with the words of its own stories alone.
 
-The network of `shared/data/get.py stories15m` writes rows of 256 ids, sampled at temperature 1 from id 1. Embedding rows of ids that it did
+The network, stories15M as a folder of transformers, writes rows of 256 ids, sampled at temperature 1 from id 1. Embedding rows of ids that it did
 not write are dropped (the embedding is tied to the output), so that 7 M of 15 M weights are left. DEST is then a folder that transformers can load, with
 ids.pt, one row per story: what `pretrained_precision.py` and `shrink.py --bed benchmarks/story_bed.py --name llama` take.
 

@@ -11,8 +11,8 @@ ROOT = Path(__file__).parent.parent
 _HEAD = """# Attacks
 
 What was tried against the library, and what survived; every row comes from a file of [results/attacks](../results/attacks), by the
-command beside it. Survived means: the outcome is that of an undisturbed run, bit for bit, or one error of the library in one line;
-no traceback, no code of the file run, nothing lost, nothing trained twice, no hang above the limit. This page is written by
+command beside it. Survived means: the outcome is that of an undisturbed run, bit for bit (within the tolerance that a row names), or one
+error of the library in one line; no traceback, no code of the file run, nothing lost, nothing trained twice, no hang above the limit. This page is written by
 `python docs/attacks.py`. What is promised about files from strangers is in [SECURITY.md](../SECURITY.md).
 
 | attack | tries | survived | beside | command |
@@ -23,9 +23,9 @@ All of it ran on two cores beside other work, with a load of up to 22, so that t
 temporary files that no later start removed (rounds, tuning, results), a checkpoint left beside the result of a shrink, field names with line breaks in messages, a flipped
 bit in the mark of a checksum, a worker that ended in a traceback since its storage was slower than others were patient, living workers that were given up on SQLite since
 their beats waited for its lock (the row above has a patience of 10 seconds, with which that happened), journals with a trial that was asked for one value of two, or with
-finished trials of which some have no time.
+finished trials of which some have no time, and sharded runs that were continued with other last bits in their weights.
 
-The kills of studies and ticket searches were made before these ran on one queue, and those of tuning on a journal and on PostgreSQL before slow storages were waited for; they were not made again since.
+The searches of ten workers on a journal and on PostgreSQL were made before slow storages were waited for; they were not made again since.
 
 ## The twelve findings of 0.1.0, and what covers each
 
@@ -128,6 +128,9 @@ _BESIDE = {
     "coverage": "{:,} edges",
     "kills": "{:,} kills",
     "settings": "{:,} settings",
+    "interval": "a checkpoint every {} steps",
+    "most_lost": "at most {} steps lost",
+    "tolerance": "losses within {:g}",
     "limit_s": "limit {:g} s",
 }
 

@@ -16,7 +16,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from paretorch.workflows.studies import Study, load_study
-from paretorch.workflows.studies.estimate import minutes_of, seconds_per_epoch, ticket_minutes
+from paretorch.workflows.studies.estimate import minutes_of, search_minutes, ticket_minutes
 from paretorch.workflows.studies.results import collect
 from paretorch.workflows.studies.tables import dense_point, points_of, verdicts
 from paretorch.workflows.studies.tickets import result_of
@@ -84,6 +84,10 @@ def _beside(count: str, metric: Callable[[Rows], str], form: str, scale: float =
 
 KINDS: dict[str, Callable[[Rows], str]] = {
     "accuracy": _accuracy,
+    "errors": lambda rows: ", ".join(
+        spread([100.0 - one for one in _of(rows, name, 100.0)], "{:.2f}")
+        for name in ("test_accuracy", "test_top5_accuracy")
+    ),
     "error": lambda rows: spread([100.0 - one for one in _of(rows, "test_accuracy", 100.0)], "{:.2f}"),
     "f1": lambda rows: spread(_of(rows, "test_f1", 100.0), "{:.1f}"),
     "bpc": lambda rows: spread(_of(rows, "test_bpc"), "{:.3f}"),
@@ -135,10 +139,6 @@ class Maker:
         name, thesis = row["row"], row["thesis"]
         if row.get("quoted"):
             return [Line(name, thesis, what="quoted by the thesis; not run")]
-        if "imagenet" in row:
-            network, epochs = row["imagenet"]
-            told = f"`{network}`, {epochs} epochs; the data set is not here"
-            return [Line(name, thesis, what=told, minutes=epochs * seconds_per_epoch(network) / 60)]
         if "file" in row:
             return [self._from_file(row)]
         kind, made = row.get("kind", part.get("kind")), []
@@ -154,6 +154,7 @@ class Maker:
             "within": self._within,
             "runs": self._runs,
             "tickets": self._all_tickets,
+            "round": self._round,
             "ticket-dense": self._ticket,
             "sparsest": self._ticket,
             "best": self._ticket,
@@ -212,6 +213,16 @@ class Maker:
         seeds = len({row["seed"] for row in result.tickets})
         return f"{len(result.tickets)} tickets: [results/{study.name}](../results/{study.name})", seeds, 0.0
 
+    def _round(self, study: Study, place: str, kind: str) -> tuple[str, int, float]:
+        """One ticket of a search, named as in "imp-rate0.2 10": what it has without training, and its accuracy."""
+        label, number = place.split()
+        names = [f"{label}-seed{seed}" for seed in study.seeds]
+        rows = [
+            row for row in self._tickets_of(study).tickets if row["search"] in names and row["round"] == int(number)
+        ]
+        sparsity = f"{fmean(100.0 * row['sparsity'] for row in rows):.1f} %, {_accuracy(rows)}" if rows else ""
+        return sparsity, len(rows), 0.0 if rows else search_minutes(study, label)
+
     def _ticket(self, study: Study, method: str, kind: str) -> tuple[str, int, float]:
         result = self._tickets_of(study)
         if kind == "ticket-dense":
@@ -255,8 +266,8 @@ files in [results/](../results/README.md); "what was run" names the setting of t
 The methods here are not the thesis' to the letter: "as printed" are `ContinuousSparsification.as_printed` and `SMOL.as_printed`, everything else has the changes that the pages of the methods list.
 
 An empty cell was not measured. Beside it are the minutes that its runs would take on one H200, one after another: epochs times the seconds of an epoch, measured for ResNet-20, VGG-16, WRN-28-4, WRN-28-10 and LSTM(300) (results/train-step and
-the metrics of runs), by multiply-adds for other Wide ResNets, assumed for the rest (`paretorch.workflows.studies.estimate`); expect an error of a third. Several runs at once take less in all. Nothing on
-ImageNet was run: there are the networks, and no data set.
+the metrics of runs), by multiply-adds for other Wide ResNets, assumed for the rest (`paretorch.workflows.studies.estimate`); expect an error of a third. Several runs at once take less in all. Nothing was
+measured on ImageNet: its studies are ready, and one setting of each was tried end to end on a few small images in its place ([many-gpus.md](many-gpus.md#imagenet)).
 """
 
 

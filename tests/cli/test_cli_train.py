@@ -85,6 +85,9 @@ def test_dry_run_prints_the_plan_and_trains_nothing(tmp_path: Path) -> None:
     told = _pare("train", *_SMALL, "--sparsity", "0.5", "--dry-run", "--out", str(out))
     assert "head" in told
     assert "sparsity groups" in told
+    assert "paretorch_" not in told
+    rows = [line.split("│")[1].strip() for line in told.splitlines() if line.count("│") == 6]
+    assert len(rows) == len(set(rows)) > 3  # each weight once
     assert "2,200 (200 epochs of 11)" in told
     assert not out.exists()
 

@@ -16,6 +16,8 @@ from paretorch.cli.app import app
 from tests.timm_package import FOLDER, import_timm
 
 _MINE = """
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -37,9 +39,30 @@ class Odd(nn.Module):
     def forward(self, x):
         return {"a": self.layer(x.flatten(1)), "b": x}
 
+@dataclass
+class Output:
+    logits: torch.Tensor
+    seen: torch.Tensor
+
+class Wrapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = build()
+
+    def forward(self, x):
+        return Output(self.layers(x), x)
+
+def pictures(labels, channels=3):
+    return DataLoader(TensorDataset(torch.randn(16, channels, 8, 8), labels), 8)
+
 def sixteen():
-    data = TensorDataset(torch.randn(16, 3, 8, 8), torch.arange(16))
-    return DataLoader(data, 8), DataLoader(data, 8)
+    return pictures(torch.arange(16)), pictures(torch.arange(16))
+
+def late():
+    return pictures(torch.zeros(16, dtype=torch.int64)), pictures(-torch.ones(16, dtype=torch.int64))
+
+def wide():
+    return pictures(torch.zeros(16, dtype=torch.int64)), pictures(torch.zeros(16, dtype=torch.int64), 5)
 """
 
 
@@ -86,6 +109,45 @@ def test_a_folder_smaller_than_the_default_batch_is_used_as_it_is() -> None:
     pare("train", *own, "--epochs", "1", "--out", "dense")
 
 
+@pytest.mark.usefixtures("folder")
+def test_a_network_whose_output_holds_logits() -> None:
+    own = ["--network", "mine.py:Wrapped", "--data", "folder:photos", "--device", "cpu"]
+    assert "accuracy" in pare("train", *own, "--epochs", "1", "--sparsity", "0.5", "--out", "run")
+    assert "times smaller" in pare("shrink", *own, "--weights", "run/model.pare", "--budget", "1200", "--steps", "2")
+    assert "onnxruntime" in pare("export", "run", "--network", "mine.py:Wrapped", "--data", "folder:photos")
+
+
+def test_a_model_of_transformers_gets_the_classes_of_a_folder(folder: Path) -> None:
+    import transformers
+
+    config = transformers.ViTConfig(
+        image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        num_labels=7, architectures=["ViTForImageClassification"],
+    )  # fmt: skip
+    config.save_pretrained(folder / "vit")
+    own = ["--network", "hf:vit", "--data", "folder:photos", "--device", "cpu"]
+    pare("train", *own, "--epochs", "1", "--bits", "4", "--out", "run")
+    config.num_labels = 2
+    small = pt.load(folder / "run" / "model.pare", into=transformers.ViTForImageClassification(config))
+    assert small(torch.zeros(1, 3, 8, 8)).logits.shape == (1, 2)
+
+
+@pytest.mark.usefixtures("folder")
+def test_shrink_says_before_it_begins_what_does_not_fit() -> None:
+    said = pare("shrink", "--network", "mine.py:Odd", "--data", "folder:photos", "--out", "run", code=2)
+    assert "mine.py:Odd gives dict for images of folder:photos: return logits" in said
+    assert not Path("run").exists()
+
+
+@pytest.mark.usefixtures("folder")
+def test_searches_judge_by_a_tenth_of_a_folder() -> None:
+    own = ["--network", "mine.py:build", "--data", "folder:photos", "--device", "cpu", "--batch", "4", "--epochs", "1"]
+    pare("tune", *own, "--trials", "1", "--alphas", "0.1", "--epsilons", "0.1")
+    assert Path("runs/tune-avagrad-mine-photos/tuning.json").exists()
+    pare("tickets", *own, "--method", "cs", "--rounds", "1", "--quiet")
+    assert Path("runs/tickets-mine-photos").is_dir()
+
+
 _VIT = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
 
 
@@ -129,7 +191,13 @@ def test_a_torchvision_that_does_not_fit_torch() -> None:
         ("mine.py:nowhere", "folder:photos", "mine.py has no function 'nowhere'"),
         ("mine.py:narrow", "folder:photos", "mine.py:narrow gives 1 classes, and folder:photos has labels up to 1"),
         ("mine.py:Odd", "folder:photos", "mine.py:Odd gives dict for images of folder:photos: return logits"),
-        ("mine.py:build", "mine.py:sixteen", "cannot take a batch of --data mine.py:sixteen: IndexError: Target"),
+        (
+            "mine.py:build",
+            "mine.py:sixteen",
+            "mine.py:build on --data mine.py:sixteen: there is the label 2, and the model gives 2 classes, 0 to 1",
+        ),
+        ("mine.py:build", "mine.py:late", "mine.py:build on --data mine.py:late: there is the label -1, and the model"),
+        ("mine.py:build", "mine.py:wide", "mine.py:build cannot take a batch of --data mine.py:wide: RuntimeError: "),
         ("mine.py:build", "folder:empty", "--data: empty has no classes"),
         ("mine.py:build", "folder:alone", "--data folder:alone: there is one class, 'cats'"),
         ("mine.py:build", "folder:broken", "dogs/3.png is not a readable image; replace or delete it"),

@@ -23,6 +23,15 @@ def test_the_library_needs_four_packages() -> None:
     assert "cli" in project["optional-dependencies"]["all"][0]
 
 
+def test_the_source_distribution_has_what_its_tests_and_its_site_read() -> None:
+    rules = [line.split() for line in (_ROOT / "MANIFEST.in").read_text().splitlines()]
+    whole = {words[1] for words in rules if words[0] == "graft"}
+    assert whole == {"tests", "docs", "examples", "benchmarks", "results"}
+    files = [name for words in rules if words[0] == "include" for name in words[1:]]
+    assert {"mkdocs.yml", "Makefile", "constraints.txt", "CONTRIBUTING.md"} <= set(files)
+    assert all((_ROOT / name).exists() for name in (*whole, *files))
+
+
 def test_importing_the_library_brings_little() -> None:
     names = (*_HEAVY, "triton", "paretorch.cli", "paretorch.training")
     done = _python(f"import sys, paretorch; print([name for name in {names!r} if name in sys.modules])")

@@ -66,9 +66,9 @@ def test_only_what_was_given_counts() -> None:
     assert given(lr=0.0, resume=False, seeds=[], network=None) == {"lr": 0.0, "resume": False, "seeds": []}
 
 
-@pytest.mark.parametrize("data", ["digits", "cifar10", "ptb"])
+@pytest.mark.parametrize("data", ["digits", "cifar10", "ptb", "folder:photos", "mine.py:loaders"])
 def test_what_is_held_out_follows_the_data_unless_a_number_is_asked_for(data: str) -> None:
-    usual = {"digits": 200, "cifar10": 5000, "ptb": 1}[data]
+    usual = {"digits": 200, "cifar10": 5000}.get(data, 1)
     assert make_recipe(None, {"data": data}, holds_out=True).data.validation == usual
     assert make_recipe(None, {"data": data}).data.validation == 0
     for asked in (0, 7):

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 import paretorch as pt
 from paretorch import zoo
 from paretorch.cli.app import app
+from paretorch.deploy.measure import stopwatch
+from tests.workflows.shrink.fake_stopwatch import Fake
 
 _OWN = """
 import torch
@@ -66,6 +68,17 @@ def test_a_network_of_the_zoo_is_shrunk_into_a_file(weights: Path, tmp_path: Pat
     assert "already holds a run" in _pare(*words, "--steps", "4", code=2)
     assert f"{record['bytes']:,} bytes" in _pare(*words, "--steps", "4", "--resume", "--quiet")
     assert "another steps" in _pare(*words, "--steps", "5", "--resume", code=2)
+
+
+def test_a_latency_is_met_and_shown(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopwatch, "NetworkStopwatch", Fake)
+    words = [*_NETWORK, "--weights", str(weights / "dense.pare"), "--latency", "3/4", "--steps", "4"]
+    shown = _pare(*words, "--out", str(tmp_path / "run"))
+    record = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert record["milliseconds"] <= 1.05 * 0.75 * record["dense_milliseconds"]
+    assert "budget" not in record
+    assert "milliseconds" in shown
+    assert 'write it like "5 ms"' in _pare(*words[:-4], "--latency", "5", "--out", str(tmp_path / "other"), code=2)
 
 
 def test_files_of_all_formats_give_the_same(weights: Path, tmp_path: Path) -> None:

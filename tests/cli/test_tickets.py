@@ -197,7 +197,7 @@ def test_the_page_names_only_options_studies_and_methods_that_exist() -> None:
     told = {name: CliRunner().invoke(app, [name, "--help"], env=_WIDE).output for name in ("tickets", "study")}
     for name, words in commands:
         assert [flag for flag in re.findall(r"--[a-z]+", words) if flag not in told[name]] == [], words
-    studies = set(re.findall(r"sparsity-[a-z0-9-]+", page))
+    studies = set(re.findall(r"(?:sparsity|imagenet)-[a-z0-9-]+", page))
     assert studies == {name for name in study_names() if load_study(name).tickets}
     assert set(re.findall(r"^\| `([a-z][a-z-]+)`", page, re.MULTILINE)) == set(METHODS)
 

@@ -15,6 +15,7 @@ from paretorch.cli.app import app
         (["--sparsity=-1"], "pare: --sparsity -1: give the share of weights to drop"),
         (["--bits", "99"], "pare: --bits 99: give the average bits"),
         (["--budget", "0"], "pare: --budget 0: give the bytes of the file"),
+        (["--budget", "0.2kB", "--epochs", "1"], "pare: --budget 0.2kB, 200 bytes: "),
         (["--set", "sparsity_options.target=7", "--pruning", "gmp"], "pare: target=7: give the share"),
     ],
 )

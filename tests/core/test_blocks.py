@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 import paretorch as pt
 from paretorch.core.rounding import keep_best
-from paretorch.support import blocks
+from paretorch.support import arithmetic
 
 CASES = {
     "cs": lambda: [pt.ContinuousSparsification(target=0.8, start="uniform")],
@@ -52,7 +52,7 @@ def _trained(case: str, steps: int = 4) -> dict[str, Tensor]:
 @pytest.mark.parametrize("case", CASES)
 def test_in_parts_it_is_what_it_is_in_one(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     whole = _trained(case)
-    monkeypatch.setattr(blocks, "ON_CPU", 128)
+    monkeypatch.setattr(arithmetic, "ON_CPU", 128)
     monkeypatch.setattr("paretorch.core.step.optimizers.ON_CPU", 128)
     parts = _trained(case)
     assert whole.keys() == parts.keys()
@@ -93,7 +93,7 @@ HELD = {"cs": 4, "saliency": 4, "cs channel": 1, "smol": 5, "smol channel": 1}
 
 @pytest.mark.parametrize("case", HELD)
 def test_a_step_and_harden_take_little_beside_what_they_hold(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    monkeypatch.setattr(blocks, "ON_CPU", 2**15)
+    monkeypatch.setattr(arithmetic, "ON_CPU", 2**15)
     monkeypatch.setattr("paretorch.core.step.optimizers.ON_CPU", 2**15)
     monkeypatch.setattr("paretorch.core.step.sample.WHOLE", 2**15)
     monkeypatch.setattr("paretorch.core.step.sample._SIZE", 2**12)
@@ -119,7 +119,7 @@ def test_a_step_and_harden_take_little_beside_what_they_hold(monkeypatch: pytest
 @pytest.mark.parametrize("levels", [1, 3, 40, None])
 def test_the_best_are_those_of_sorting(monkeypatch: pytest.MonkeyPatch, kept: int, levels: int | None) -> None:
     """With ties by index, zeros of either sign, and values of all magnitudes."""
-    monkeypatch.setattr(blocks, "ON_CPU", 64)
+    monkeypatch.setattr(arithmetic, "ON_CPU", 64)
     torch.manual_seed(0)
     scores = torch.randn(3000) * torch.exp2(torch.randint(-120, 120, (3000,)).float())
     if levels is not None:

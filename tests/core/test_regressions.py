@@ -56,7 +56,9 @@ def test_decisions_are_priced_from_the_same_state() -> None:
 
 def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    plan = compress(model, ContinuousSparsification(target=0.5, include="1"), SMOL(include="0"), steps=10)
+    plan = compress(
+        model, ContinuousSparsification(target=0.5, include="1"), SMOL(target_bits=4.0, include="0"), steps=10
+    )
     model(torch.ones(2, 4)).sum().backward()
     model[0].weight.grad.fill_(float("nan"))
     before = model[1].paretorch_weight.sparsity.s.detach().clone()

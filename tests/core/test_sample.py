@@ -40,7 +40,7 @@ def test_estimates_are_close_on_large_layers(group: str | tuple[int, ...], monke
     monkeypatch.setattr(sample, "WHOLE", 0)
     monkeypatch.setattr(sample, "_SIZE", 2**15)
     model = nn.Sequential(nn.Conv2d(64, 96, 3), nn.Linear(512, 300), nn.Linear(10, 10))
-    _, terms = stepped(model, ContinuousSparsification(target=0.5, group=group), SMOL(group=group))
+    _, terms = stepped(model, ContinuousSparsification(target=0.5, group=group), SMOL(penalty=1e-4, group=group))
     generator = torch.Generator().manual_seed(0)
     for term in terms:
         assert float(term.sample.share.sum()) == pytest.approx(1.0, abs=1e-5)
@@ -62,7 +62,7 @@ def test_all_rooms_are_read_at_the_same_weights(group: str | tuple[int, ...], la
     """Each decision of the mask is set to the number of its weight's group of precision: both kinds must read alike."""
     model = nn.Sequential(nn.Conv2d(40, 50, 3), nn.Conv2d(6, 5, 2))
     model.to(memory_format=layout)
-    _, terms = stepped(model, ContinuousSparsification(target=0.5), SMOL(group=group))
+    _, terms = stepped(model, ContinuousSparsification(target=0.5), SMOL(penalty=1e-4, group=group))
     number(model, "precision")
     for chain in relaxed(model).values():
         grouping = chain.precision.grouping
@@ -99,7 +99,7 @@ def test_values_of_groups_are_read_where_those_of_weights_are(
 
 def test_a_weight_without_a_decision_reads_as_kept() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    _, (_, precision) = stepped(model, ContinuousSparsification(include="0", init=-1.0), SMOL())
+    _, (_, precision) = stepped(model, ContinuousSparsification(include="0", init=-1.0), SMOL(penalty=1e-4))
     assert precision.read("sparsity").tolist() == [-1.0] * 12 + [torch.inf] * 8
     assert precision.kept_sample().tolist() == [0.0] * 12 + [1.0] * 8
 

@@ -90,7 +90,12 @@ def test_a_state_that_names_tied_weights_once_is_loaded(tmp_path: Path) -> None:
     torch.manual_seed(0)
     one, other = Net(), Net()
     for model in (one, other):
-        compress(model, ContinuousSparsification(target=0.5, include="embed"), SMOL(include="embed"), steps=4)
+        compress(
+            model,
+            ContinuousSparsification(target=0.5, include="embed"),
+            SMOL(target_bits=4.0, include="embed"),
+            steps=4,
+        )
     save_model(one, str(tmp_path / "net.safetensors"))
     load_model(other, tmp_path / "net.safetensors")
     assert all(torch.equal(value, other.state_dict()[key]) for key, value in one.state_dict().items())
@@ -110,7 +115,10 @@ def test_the_last_matching_override_wins() -> None:
 
 def test_methods_may_act_on_different_layers() -> None:
     plan = compress(
-        Net(), ContinuousSparsification(target=0.5, include="body*"), SMOL(include=["body.0", "scaled"]), steps=4
+        Net(),
+        ContinuousSparsification(target=0.5, include="body*"),
+        SMOL(target_bits=4.0, include=["body.0", "scaled"]),
+        steps=4,
     )
     kinds = {name: [one.kind for one in own.relaxations()] for name, own in relaxed(plan.model).items()}
     assert kinds == {
@@ -163,7 +171,9 @@ def test_weights_of_whole_numbers_are_left_alone() -> None:
     assert [site.name for site in choose(find_sites(model), "*", ())] == ["0.weight"]
 
 
-@pytest.mark.parametrize("method", [SMOL(), LSQ(), MagnitudePruning(target=0.5), SoftSharing(templates=1)])
+@pytest.mark.parametrize(
+    "method", [SMOL(target_bits=4.0), LSQ(), MagnitudePruning(target=0.5), SoftSharing(templates=1)]
+)
 def test_complex_weights_take_masks_alone(method: Method) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, dtype=torch.complex64), nn.Linear(4, 4))
     with pytest.raises(

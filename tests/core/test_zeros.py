@@ -32,12 +32,12 @@ def test_a_pruned_weight_that_is_quantized_is_told(method: Method) -> None:
 @pytest.mark.parametrize(
     ("share", "methods"),
     [
-        (0.9, (ContinuousSparsification(target=0.95), SMOL())),
+        (0.9, (ContinuousSparsification(target=0.95), SMOL(target_bits=4.0))),
         (0.9, (ContinuousSparsification(target=0.95),)),
         (0.9, (SMOL(target_bits=2.0, zero_precision=True),)),
-        (0.9, (SMOL(exclude="1"),)),
-        (0.1, (SMOL(),)),
-        (1.0, (SMOL(),)),
+        (0.9, (SMOL(target_bits=4.0, exclude="1"),)),
+        (0.1, (SMOL(target_bits=4.0),)),
+        (1.0, (SMOL(target_bits=4.0),)),
     ],
 )
 def test_nothing_is_told_where_weights_may_be_dropped_or_zeros_are_few_or_all(

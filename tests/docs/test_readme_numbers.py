@@ -196,6 +196,18 @@ def test_shrunk_networks(start: str, file: str, asked: str, steps: list[int]) ->
     assert all(math.isclose(float(number) * scale, one["file_bytes"], rel_tol=0.005) for one in rows)
 
 
+def test_a_budget_in_milliseconds() -> None:
+    page = (_ROOT / "docs/ship.md").read_text()
+    names = {"resnet50": "ResNet-50", "mobilenetv2": "MobileNetV2"}
+    for one in read("latency-budget/cpu.json")["rows"]:
+        ratio = f"{one['ratio']:.3f} ({one['lowest']:.3f} to {one['highest']:.3f})"
+        cells = [names[one["network"]], f"{one['dense_ms']:.1f} ms", f"{one['small_ms']:.1f} ms", ratio]
+        cells += [f"{one['macs'][1] / one['macs'][0]:.2f}"]
+        cells += [" · ".join(f"{one['seconds'][name]:.0f}" for name in ("compress", "harden"))]
+        assert f"| {' | '.join(cells)} |" in page
+        assert 0.95 <= one["times_budget"] <= 1.05
+
+
 def test_the_cost_in_the_own_loop_is_written_by_its_script() -> None:
     spec = importlib.util.spec_from_file_location("own_loop", _ROOT / "docs/own_loop.py")
     assert spec is not None

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from paretorch.workflows.studies import load_study, study_names
+from paretorch.workflows.tickets import make_searches
 
 ROOT = Path(__file__).parents[2]
 PARTS = tomllib.loads((ROOT / "docs/thesis_tables.toml").read_text())["part"]
@@ -75,6 +76,11 @@ def test_every_row_names_runs_that_there_are() -> None:
             assert setting in study.settings, (name, setting)
         elif kind in ("within", "runs"):
             assert study.only([setting]).settings
+        elif kind == "round":
+            label, number = setting.split()
+            searches = [one for table in study.tickets for one in make_searches({"seeds": [0], **table}, name)]
+            (search,) = (one for one in searches if one.name == f"{label}-seed0")
+            assert 1 <= int(number) <= search.rounds
         else:
             methods = {
                 one

@@ -170,3 +170,15 @@ def test_the_check_finds_a_wide_page_and_a_request(site: Path, address: str, tmp
         assert int(str(one["scroll"])) >= 2000
         assert one["outside"] == ["http://example.invalid/x.png"]
     baited.unlink()
+
+
+@needs_chromium
+def test_the_search_works_without_a_server(site: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={tmp_path}",
+         "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=15000", "--dump-dom",
+         f"{(site / 'index.html').as_uri()}?q=budget"],
+        capture_output=True, text=True, timeout=180, check=True,
+    )  # fmt: skip
+    assert re.search(r"\d+ matching documents", done.stdout)
+    assert "post-training.html?h=budget" in done.stdout

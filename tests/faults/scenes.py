@@ -96,6 +96,7 @@ def _ticket_rows(folder: Path) -> Any:
 
 
 def _tune(folder: Path) -> None:
+    os.environ["PARE_PATIENCE"] = "5"  # in this process, which is the only worker: whoever is silent was killed
     words = ["tune", *_DIGITS, "--epochs", "1", "--validation", "200", "--method", "grid", "--epsilons", "0.1"]
     pare(*words, "--alphas", "0.05,0.1,0.5", "--trials", "3", "--out", str(folder / "tune"))
 

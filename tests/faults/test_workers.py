@@ -15,7 +15,7 @@ def test_every_setting_is_trained_once(kind: str) -> None:
         pytest.importorskip("psycopg")
         if programs() is None:
             pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
-    assert run(kind, workers=4, kills=2, seed=11)["begun"] >= 24
+    assert run(kind, workers=4, kills=2, seed=11, patience=10.0)["begun"] >= 24
 
 
 @pytest.mark.faults

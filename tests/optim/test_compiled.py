@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from paretorch.optim import AvaGrad, AvaGradW
 from paretorch.optim.kernels import choose_implementation, compiled
+from paretorch.support import c_code
 
 from .common import KINDS, build
 
-needs_compiler = pytest.mark.skipif(compiled.find_compiler() is None, reason="needs a C compiler")
+needs_compiler = pytest.mark.skipif(c_code.find_compiler() is None, reason="needs a C compiler")
 LENGTHS = [3 * compiled.CHUNK + 17, 5000, 1, 0, compiled.CHUNK]
 
 
@@ -97,7 +98,7 @@ def test_a_library_is_compiled_once_and_cached(tmp_path: Path, monkeypatch) -> N
     assert compiled.build(["REAL=float"]) is not None
     (made,) = (tmp_path / "paretorch").iterdir()
     assert (tmp_path / "paretorch").stat().st_mode & 0o077 == 0
-    monkeypatch.setattr(compiled, "_compile", lambda *_: pytest.fail("compiled again"))
+    monkeypatch.setattr(c_code, "_compile", lambda *_: pytest.fail("compiled again"))
     assert compiled.build(["REAL=float"])._name == str(made)
 
 
@@ -141,7 +142,7 @@ def test_damaged_libraries_are_compiled_again(tmp_path: Path, monkeypatch) -> No
         (folder / path.name).write_bytes(damage(content))
     found = steps_in_a_new_process([{"XDG_CACHE_HOME": str(tmp_path / name)} for name in DAMAGES])
     assert found == ["CompiledBucket 0.5 0.5 0.5"] * len(DAMAGES)
-    monkeypatch.setattr(compiled, "_compile", lambda *_: pytest.fail("compiled again"))
+    monkeypatch.setattr(c_code, "_compile", lambda *_: pytest.fail("compiled again"))
     for name in DAMAGES:
         (again,) = (tmp_path / name / "paretorch").iterdir()
         assert len(again.read_bytes()) == len(content)

@@ -1,6 +1,7 @@
 """The Pareto picture: the front by its definition, sizes on a logarithmic axis, readable by eye, ear and machine."""
 
 import itertools
+import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ET
@@ -62,6 +63,14 @@ def test_any_points_can_be_drawn(points: list[Point]) -> None:
     assert "nan" not in draw("t", points)
     below = [one for one in root.iter(f"{SVG}text") if one.attrib["y"] == "326"]
     assert below, "the axis says which sizes these are"
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 1.0])
+def test_the_axis_ends_where_accuracies_do(accuracy: float) -> None:
+    root = ET.fromstring(draw("t", [Point("a", "x", 1000, accuracy), Point("b", "x", 2000, accuracy)]))
+    shown = [float(one.text[:-1]) for one in root.iter(f"{SVG}text") if re.fullmatch(r"-?[\d.]+%", one.text or "")]
+    assert len(shown) >= 3
+    assert 0 <= min(shown) < max(shown) <= 100
 
 
 def test_the_picture_says_what_it_shows() -> None:

@@ -120,3 +120,36 @@ def test_what_a_run_prints_is_what_the_report_says(tmp_path: Path) -> None:
     assert f"{found[3]}% of all {found[4]} weights are zero" in str(report)
     zeros = sum(layer.size.zeros for layer in report.layers)
     assert zeros == pytest.approx(float(found[1]) / 100 * decided, abs=1)
+
+
+@pytest.mark.parametrize("count", ["weights", "macs"])
+def test_what_a_run_of_channels_prints_is_what_the_report_says(count: str, tmp_path: Path) -> None:
+    """Biases and norms go with their channels, and are no weights; multiply-adds are no weights either."""
+    words = [
+        "train",
+        "--network",
+        "digits-cnn",
+        "--data",
+        "digits",
+        "--epochs",
+        "1",
+        "--batch",
+        "512",
+        "--sparsity",
+        "0.5",
+    ]
+    words += ["--out", str(tmp_path / "run"), "--set", "network_options.width=8"]
+    words += ["--set", "sparsity_options.group=channel", "--set", f"sparsity_options.count={count}"]
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    last = done.output.strip().splitlines()[-1]
+    report = pt.report(tmp_path / "run" / "model.pare")
+    of_all = f"{100 * report.sparsity:.2f} %"
+    if count == "macs":
+        assert re.search(
+            rf"sparsity [\d.]+ % of the multiply-adds \({of_all} of all {report.built:,} weights\)", last
+        ), last
+        return
+    found = re.search(rf"of the ([\d,]+) weights decided on \({of_all} of all {report.built:,}\)", last)
+    assert found is not None, last
+    assert int(found[1].replace(",", "")) < report.built

@@ -45,6 +45,13 @@ def test_a_validation_run_says_so() -> None:
     assert brief(row, 2, "validation") == "1/2 validation 50.0 % loss 1"
 
 
+def test_a_regression_has_its_loss() -> None:
+    row = {"phase": "train", "epoch": 1, "loss": 1.0, "test_loss": 0.25}
+    assert describe(row, 2) == "train 1/2  loss 1  test loss 0.25"
+    assert brief(row, 2) == "1/2 test loss 0.25 loss 1"
+    assert "test loss" not in describe({**row, "test_perplexity": 3.0}, 2)
+
+
 @pytest.mark.parametrize("width", [60, 80])
 def test_the_time_left_is_readable_on_a_narrow_terminal(width: int) -> None:
     long = {**_ROW, "epoch": 128, "test_accuracy": 0.86}

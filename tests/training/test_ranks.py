@@ -16,10 +16,12 @@ import torch
 from typer.testing import CliRunner
 
 from paretorch.cli.app import app
-from paretorch.errors import ArtefactError, ConfigError
+from paretorch.errors import ArtefactError, ConfigError, PareError
 from paretorch.training import Runtime, shards, train
+from paretorch.training.ranks import device_of_rank
 from paretorch.training.recipe_values import recipe_from
 from tests.meeting import both_ranks, free_ports
+from tests.photos import write_folders
 
 # Without batch norm, whose small variances magnify the last bit of a sum until it shows.
 _NETWORK = """
@@ -109,9 +111,31 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one process, and the network's file beside it."""
     made = tmp_path_factory.mktemp("ranks")
-    (made / "mine.py").write_text(_NETWORK)
+    write_network(made)
     run(1, made / "one", small(made))
     return made
+
+
+def write_network(folder: Path) -> None:
+    (folder / "mine.py").write_text(_NETWORK)
+
+
+def photos(folder: Path) -> list[str]:
+    """A run on images that worker processes read, of which 9 are to be evaluated by two ranks."""
+    if not (folder / "imagenet").exists():
+        write_folders(folder / "imagenet")
+    words = ["--network", f"{folder / 'mine.py'}:build", "--network-options", "channels=3", "--data", "imagenet"]
+    words += [
+        "--root",
+        str(folder),
+        "--set",
+        "data.options.size=12",
+        "--set",
+        "data.options.jitter=true",
+        "--workers",
+        "1",
+    ]
+    return [*words, "--batch", "12", "--epochs", "3", "--sparsity", "0.5", "--finetune", "1"]
 
 
 def small(folder: Path) -> list[str]:
@@ -126,8 +150,13 @@ def two(folder: Path) -> dict[str, tuple[int, str]]:
         "--shard": [*small(folder), "--shard"],
         "norms": _DENSE,
         "odd": [*small(folder), "--batch", "241"],
+        "again": [*small(folder), "--out", str(folder / "ddp")],
+        "other": [*small(folder), "--lr", "0.02", "--resume", "--out", str(folder / "ddp")],
+        "photos": photos(folder),
+        "photos --shard": [*photos(folder), "--shard"],
     }
-    commands = [["train", *words, "--device", "cpu", "--out", str(folder / name)] for name, words in runs.items()]
+    # The last --out is the one that counts.
+    commands = [["train", "--out", str(folder / name), *words, "--device", "cpu"] for name, words in runs.items()]
     told = folder / "told"
     told.mkdir()
     both_ranks("tests.training.cli_rank", told, json.dumps(commands), json.dumps(free_ports(len(runs))))
@@ -204,6 +233,29 @@ def test_a_batch_in_parts_is_the_same_batch(folder: Path) -> None:
     assert_alike(folder / "one", folder / "parts")
 
 
+@pytest.mark.timeout(240)
+def test_ranks_read_images_from_the_disk(folder: Path, two: dict[str, tuple[int, str]]) -> None:
+    run(1, folder / "photos-one", photos(folder))
+    for how in ("photos", "photos --shard"):
+        assert two[how][0] == 0, two[how][1]
+        for row, found in zip(rows(folder / "photos-one"), rows(folder / how), strict=True):
+            for name in set(row) & {"loss", "test_loss", "sparsity"}:
+                assert row[name] == pytest.approx(found[name], rel=1e-3), (row, found)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(240)
+def test_ranks_that_read_images_continue_in_the_middle_of_an_epoch(folder: Path) -> None:
+    out = folder / "photos-killed"
+    words = [*photos(folder), "--checkpoint-steps", "1"]
+    kill_a_rank_after(start(2, out, words), out / "checkpoint.ranks" / "3")
+    assert shards.load(shards.find(out)).step > 0
+    run(2, out, words, "--resume")
+    run(2, folder / "photos-whole", words)
+    assert rows(out) == rows(folder / "photos-whole")
+    assert (out / "model.pare").read_bytes() == (folder / "photos-whole" / "model.pare").read_bytes()
+
+
 @pytest.mark.timeout(120)
 def test_what_ranks_cannot_do_is_said_once(folder: Path, two: dict[str, tuple[int, str]]) -> None:
     code, told = two["odd"]
@@ -212,6 +264,59 @@ def test_what_ranks_cannot_do_is_said_once(folder: Path, two: dict[str, tuple[in
         told.count("A batch of 241 cannot be shared out equally: make it a multiple of 2 (2 ranks times 1 parts)") == 1
     )
     assert not (folder / "odd").exists()
+
+
+def test_another_configuration_in_the_folder_is_said_once(folder: Path, two: dict[str, tuple[int, str]]) -> None:
+    for name, words in (
+        ("again", "already holds a run; continue it with --resume or choose another --out"),
+        ("other", "lr (there 0.01, now 0.02)"),
+    ):
+        code, told = two[name]
+        assert code == 2
+        assert told.count(words) == 1, told
+    assert (folder / "ddp" / "model.pare").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_meets_nobody_says_where(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one died at its start, or nothing answers at its address."""
+    (port,) = free_ports(1)
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in place.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr("paretorch.training.ranks._MEET", 1.0)
+    with pytest.raises(PareError, match=rf"The 2 ranks did not meet at 127\.0\.0\.1:{port}: "):
+        train(RECIPE, tmp_path / "run", Runtime(device="cpu"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("mps", "Ranks train on CPUs and on NVIDIA GPUs, not on mps: use --device cpu"),
+        ("cuda:1", "Each rank of a machine has a GPU of its own, and --device cuda:1 is one GPU: use --device cuda"),
+    ],
+)
+def test_devices_that_ranks_cannot_have_are_named(
+    device: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=message):
+        train(RECIPE, tmp_path / "run", Runtime(device=device))
+
+
+def test_ranks_on_gpus_have_one_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert [device_of_rank(name) for name in ("auto", "cuda", "cpu")] == ["cuda:1", "cuda:1", "cpu"]
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(
+        ConfigError, match="There are more ranks than the 2 GPUs of this machine: use --nproc-per-node 2"
+    ):
+        device_of_rank("auto")
 
 
 RECIPE = recipe_from({"network": "digits-cnn", "data.name": "digits"})

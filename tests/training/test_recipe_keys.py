@@ -135,7 +135,12 @@ def test_a_later_source_replaces_a_table_or_sets_one_entry_of_it() -> None:
         ({"data": {"name": "digits"}, "data.name": "cifar10"}, "data.name and data.name are the same field"),
         ({"optimizer": {"rate": 0.1}}, "unknown fields: optimizer.rate"),
         ({"optimizer.rate": 0.1}, "unknown fields: optimizer.rate"),
-        ({"optimizer": {"sparsity": 0.1}}, "unknown fields: optimizer.sparsity"),
+        (
+            {"optimizer": {"sparsity": 0.1}},
+            "unknown fields: optimizer.sparsity; did you mean one of: compression.sparsity",
+        ),
+        ({"sparsty": 0.1}, "sparsty; did you mean one of: compression.sparsity"),
+        ({"zzz": 1}, "zzz; known are compression.activation_bits, "),
         ({"network.width": 4}, "unknown fields: network.width"),
         ({"compression": 0.5}, "compression should be a table of fields, not 0.5"),
         ({"data": 3}, "data.name should be of type str"),

@@ -82,8 +82,12 @@ def _as_typed(message: str, words: list[str]) -> str:
         return message
     typed = [word.split("=", 1) if "=" in word else [word, after] for word, after in pairwise([*words, ""])]
     for flag, value in typed:
-        if flag in _FLAGS.get(found[1], (f"--{found[1].replace('_', '-')}",)) and _is_same(value, found[2]):
+        if flag not in _FLAGS.get(found[1], (f"--{found[1].replace('_', '-')}",)):
+            continue
+        if _is_same(value, found[2]):
             return f"{flag} {value}: {message[found.end() :]}"
+        if flag == "--budget":  # 1/10 or 48kB became a number of bytes
+            return f"{flag} {value}, {found[2]} bytes: {message[found.end() :]}"
     return message
 
 

@@ -15,6 +15,7 @@ from paretorch.cli.finished import Finished, find_finished
 from paretorch.errors import ConfigError
 from paretorch.training.recipe import Recipe
 from paretorch.training.runtime import Runtime
+from paretorch.training.tasks.choose_disk import has_own_task
 from paretorch.training.tasks.images import IMAGES
 
 _OURS = {"cs": "CS", "smol": "SMOL", "smol-printed": "SMOL", "given": "SMOL"}
@@ -67,7 +68,7 @@ def find_sources(
     that is named itself must be finished. `flags` say what the files of a user's own networks do not.
     """
     data = flags.get("data.name")
-    if data is not None and data not in IMAGES and ":" not in data:
+    if data is not None and data not in IMAGES and not has_own_task(data):
         raise ConfigError(
             f"--data is {data!r}; accuracy is measured on images: choose one of {', '.join(IMAGES)}, or your own, folder:PATH"
         )
@@ -102,7 +103,7 @@ def find_sources(
 
 def _of_run(finished: Finished) -> Source:
     folder, recipe = finished.path.parent, finished.recipe
-    own = ":" in recipe.data.name
+    own = has_own_task(recipe.data.name)
     if (recipe.data.name not in IMAGES and not own) or recipe.network == "dcgan-generator":
         raise ConfigError(
             f"{folder} has no accuracy to draw: {recipe.network} on {recipe.data.name} is no classifier of images"

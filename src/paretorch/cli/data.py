@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from paretorch.cli.options import DATA
+from paretorch.training.tasks.choose_disk import IMAGENET
 
 
 def data(
@@ -32,6 +33,9 @@ def _describe(name: str, root: Path | None, download: bool) -> str:
     from paretorch import zoo
     from paretorch.training.tasks.translation import load_multi30k
     from paretorch.zoo.data import text
+    from paretorch.zoo.data.on_disk import open_imagenet
+    from paretorch.zoo.data.reading import in_processes, usual_workers
+    from paretorch.zoo.data.registry import data_root
 
     if name in ("ptb", "ptb-char"):
         corpus = text.load("char" if name == "ptb-char" else "word", root)
@@ -43,6 +47,10 @@ def _describe(name: str, root: Path | None, download: bool) -> str:
         return f"{sizes} pairs of sentences to train, validate and test with, {pairs.vocabulary:,} tokens"
     if name == "shortest-paths":
         return "grids are made when they are needed"
+    if name == IMAGENET:
+        found = open_imagenet(data_root(root) / IMAGENET, in_processes(usual_workers()))
+        counts = [len(part.labels) for part in (found.train, found.test)]
+        return f"{counts[0]:,} training and {counts[1]:,} test images, {found.classes} classes"
     images = zoo.data.load(name, root, download)
     shape = "×".join(str(size) for size in images.train[0].shape[1:])
     sizes = f"{len(images.train[1])} training and {len(images.test[1])} test images of {shape}"

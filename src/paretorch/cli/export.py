@@ -9,6 +9,7 @@ from paretorch.cli.finished import DEFAULT, FLAGS, HELP, Finished, find_finished
 from paretorch.cli.options import Number, Text, Whole, go_with, integers
 from paretorch.cli.recipe_flags import RecipeFields, recipe_flags
 from paretorch.errors import ConfigError
+from paretorch.training.tasks.choose_disk import has_own_task
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,7 +91,7 @@ def export(
     if name and shape:
         raise ConfigError(f"The inputs are those of {name}, whose shape is known: leave out --shape")
     options: dict[str, Any] = {"weights": weights} if runtime is None else {"runtime": runtime}
-    own = bool(name) and ":" in str(name)
+    own = bool(name) and has_own_task(str(name))
     known = zoo.data.load(name, root) if name and not own else None
     example = _example(known, shape, found)
     model = found.network()
@@ -99,7 +100,7 @@ def export(
         typer.echo(_sizes(target, artefact))
         return
     if int8:
-        looked_at = _own_batches(found, images or _IMAGES) if known is None else _calibration(known, images or _IMAGES)
+        looked_at = found.inputs(images or _IMAGES) if known is None else _calibration(known, images or _IMAGES)
         options |= {"calibrate": looked_at, "percentile": percentile}
     deploy.export_onnx(model, example, target, **options)
     typer.echo(_sizes(target, artefact))
@@ -127,18 +128,6 @@ def _example(known: "Images | None", shape: str | None, found: Finished) -> "Exa
     if example is None:
         raise ConfigError("The shape of an input is not known: --shape 3,32,32")
     return example
-
-
-def _own_batches(found: Finished, count: int) -> list[Any]:
-    """Training batches of a user's own data until there are so many rows."""
-    from paretorch.support.inputs import read_example
-
-    kept: list[Any] = []
-    for batch in found.inputs():
-        kept.append(batch)
-        if sum(read_example(one, dims=0).batch for one in kept) >= count:
-            break
-    return kept
 
 
 def _own_accuracies(found: Finished, model: "Module", path: Path) -> str:

@@ -24,6 +24,7 @@ from paretorch.training.run import choose_device
 from paretorch.training.runtime import Runtime
 from paretorch.training.tasks import Task
 from paretorch.training.tasks.choose import choose
+from paretorch.training.tasks.choose_disk import has_own_task
 
 FLAGS = ("network", "data", "task")
 """Flags of the recipe that say what a file does not."""
@@ -72,7 +73,7 @@ class Finished:
     @property
     def own_data(self) -> bool:
         """Whether the data are a user's own."""
-        return ":" in self.data
+        return has_own_task(self.data)
 
     def network(self) -> nn.Module:
         """The network, in eval mode on the CPU."""
@@ -111,12 +112,13 @@ class Finished:
             return read_example(found).rows(lambda tensor: tensor[:rows])
         return (found.float() if found.is_floating_point() else found)[:rows]
 
-    def inputs(self) -> list[Any]:
-        """The training batches of an epoch as the network sees them."""
+    def inputs(self, rows: int) -> list[Any]:
+        """Training batches of an epoch as the network sees them, with so many rows or more if there are."""
         found = getattr(self.task, "inputs", None)
         if found is None:
             raise ConfigError(f"--data {self.data} has no inputs to look at")
-        return list(found(0, self.task.steps))
+        each = read_example(found(0, 1)[0], dims=0).batch
+        return list(found(0, min(self.task.steps, -(-rows // max(1, each)))))
 
     @functools.cached_property
     def _chosen(self) -> tuple[Task, dict[str, Any]]:

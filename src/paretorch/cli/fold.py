@@ -27,6 +27,7 @@ from paretorch.training.progress import format_metric, headline
 from paretorch.training.run import choose_device
 from paretorch.training.runtime import Runtime
 from paretorch.training.tasks.choose import choose
+from paretorch.training.tasks.choose_disk import has_own_task
 from paretorch.workflows.folding_curve import Folded, folding_curve
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def shared_network(folder: Path, root: str | None = None, flags: RecipeFields | 
     if any(method.on_activations for method in methods):
         data = str(fields.get("data.name"))
         own = find_finished(folder, flags or {}, root)
-        example = own.example(None, 1) if ":" in data else torch.zeros(1, *SHAPES.get(data, (1,)))
+        example = own.example(None, 1) if has_own_task(data) else torch.zeros(1, *SHAPES.get(data, (1,)))
     compress(network, *methods, steps=steps, seed=seed, example=example)
     try:
         network.load_state_dict({key: value for key, value in checkpoint.model.items() if key != CARRIED})
@@ -140,7 +141,7 @@ def _options(folder: Path, recipe: dict[str, Any], root: str | None) -> tuple[di
     if (folder / "model.pare").exists() and "zoo" in (head := open_artefact(folder / "model.pare")[1]):
         return dict(head["zoo"][1]), {}
     data = str(recipe.get("data.name"))
-    if data in ("ptb", "ptb-char", "multi30k") or ":" in data or not is_zoo(str(recipe["network"])):
+    if data in ("ptb", "ptb-char", "multi30k") or has_own_task(data) or not is_zoo(str(recipe["network"])):
         suited = _chosen(folder, root, torch.device("cpu"))[2]
     else:
         suited = {"classes": 100} if data == "cifar100" else {}

@@ -13,9 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from paretorch.errors import ConfigError
+from paretorch.training.tasks.choose_disk import IMAGENET
 from paretorch.training.tasks.images import IMAGES
 
-DATA = (*IMAGES, "ptb", "ptb-char", "multi30k", "shortest-paths")
+DATA = (*IMAGES, IMAGENET, "ptb", "ptb-char", "multi30k", "shortest-paths")
 """What --data takes."""
 
 # Options that may be left out.
@@ -89,6 +90,15 @@ Compile = Annotated[
 ]
 Graph = Annotated[bool, typer.Option(help="Replay it as a CUDA graph (GPU).", rich_help_panel=WHERE)]
 CheckpointEpochs = Annotated[int, typer.Option(help="Checkpoint every N epochs.", rich_help_panel=WHERE)]
+Workers = Annotated[
+    Whole,
+    typer.Option(
+        min=0,
+        help="Processes that read images from the disk; 0: none.",
+        show_default="one per core",
+        rich_help_panel=WHERE,
+    ),
+]
 Track = Annotated[
     list[str] | None,
     typer.Option(

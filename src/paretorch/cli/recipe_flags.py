@@ -29,9 +29,12 @@ from paretorch.zoo.user_code import allow_code
 RecipeFields = dict[str, Any]
 """Fields of a recipe by their dotted places."""
 
-# Training images that are held out if a command judges by them; of text, any number above 0 chooses the validation part.
+# Training images that are held out if a command judges by them. Of text, and of data of a user's own that have a validation part,
+# any number above 0 chooses that part; of a folder of images, 1 is a tenth.
 _HELD_OUT = {"digits": 200, "ptb": 1, "ptb-char": 1, "multi30k": 1}
-_HELD_OUT_OTHERS = 5000
+_HELD_OUT_OWN, _HELD_OUT_OTHERS = 1, 5000
+HELD_OUT_SHOWN = "5000, digits 200, of a folder a tenth"
+"""What --help says of these."""
 _DEFAULTS = by_place(Recipe().as_dict())
 
 
@@ -80,7 +83,7 @@ FLAGS = (
         f"{', '.join(network_names())}; wrn, swrn and lstm with any numbers; FILE.py:FUNCTION, hf:NAME or timm:NAME.",
         WHAT,
     ),
-    Flag("data", str, f"{', '.join(DATA)}; folder:PATH, FILE.py:FUNCTION or hf:NAME.", WHAT),
+    Flag("data", str, f"{', '.join(DATA)}; folder:PATH, webdataset:PATTERN, FILE.py:FUNCTION or hf:NAME.", WHAT),
     Flag("task", str, f"{', '.join(TASKS)} or FILE.py:FUNCTION.", WHAT, default="that of the data"),
     Flag("validation", int, "Training images held out; of text its validation part.", WHAT),
     Flag("start", str, "Weights to begin with: .safetensors, .pt or .pare.", WHAT, names=("--weights", "--start")),
@@ -147,6 +150,7 @@ _SET = inspect.Parameter(
         list[str] | None,
         typer.Option(
             "--set",
+            metavar="NAME=VALUE",
             help="Any other recipe field: NAME=VALUE, such as optimizer.momentum=0.8 or sparsity_options.group=channel.",
             rich_help_panel=HOW,
         ),
@@ -232,7 +236,8 @@ def require_drops(recipe: Recipe, flags: Mapping[str, Any]) -> None:
 
 def with_held_out(values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields, by place, with the number of training images to judge by, if they have none; a 0 that was asked for stays."""
-    usual = _HELD_OUT.get(str(values.get("data.name")), _HELD_OUT_OTHERS)
+    name = str(values.get("data.name"))
+    usual = _HELD_OUT.get(name, _HELD_OUT_OWN if ":" in name else _HELD_OUT_OTHERS)
     return {"data.validation": usual, **values}
 
 

@@ -12,6 +12,7 @@ from paretorch.cli.recipe_flags import RecipeFields, recipe_flags
 from paretorch.errors import ConfigError
 from paretorch.training.networks import build_network, is_zoo
 from paretorch.training.progress import format_metric
+from paretorch.training.tasks.choose_disk import has_own_task
 from paretorch.zoo.user_code import allow_code
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def _measure(
     if latency and example is None:
         raise ConfigError("Latency needs the shape of an input: --shape 3,32,32")
     data = model.flags.get("data.name")
-    measured = model.task.evaluate(model.network()) if data and ":" in data else {}
+    measured = model.task.evaluate(model.network()) if data and has_own_task(data) else {}
     found = measure(
         model.path if model.path.suffix == ".pare" else model.network(),
         into=model.built() if own and model.path.suffix == ".pare" else None,

@@ -44,6 +44,13 @@ def shrink(
             help="In place of --budget: train on what a runtime stores, such as openvino.", rich_help_panel=SMALL
         ),
     ] = None,
+    latency: Annotated[
+        options.Text,
+        typer.Option(
+            help="Remove channels until one input takes this time on this machine: 5ms, or 1/2 of the dense network's. With --budget, both.",
+            rich_help_panel=SMALL,
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(help="Training steps; 0 rounds only.", rich_help_panel=SMALL)] = 1000,
     output: Annotated[
         Path | None, typer.Option(help="The small file.", show_default="model.pare in the run folder")
@@ -57,7 +64,7 @@ def shrink(
     download: options.Download = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the end alone.", rich_help_panel=WHERE)] = False,
 ) -> None:
-    """Make a trained network small: rounded to a byte budget, and trained to answer as before. Labels are not used.
+    """Make a trained network small: rounded to a byte budget or cut to a latency, and trained to answer as before. Labels are not used.
 
     Examples:
 
@@ -68,18 +75,22 @@ def shrink(
         pare shrink --network resnet20 --data cifar10 --weights dense.pare --budget 100kB --steps 0
 
         pare shrink --network resnet20 --data cifar10 --weights dense.pare --runtime onnxruntime-int4
+
+        pare shrink --network resnet20 --data cifar10 --weights dense.pare --latency 1/2 --budget 100kB
     """
+    from paretorch.deploy.measure.stopwatch import TIMED_ONLY
     from paretorch.training.recipe_values import changed
     from paretorch.training.runtime import Runtime
 
-    if budget is not None and runtime is not None:
+    if budget is not None and runtime is not None and not (latency and runtime in TIMED_ONLY):
         raise ConfigError("--budget and --runtime do not go together: a runtime says how many bytes a weight takes")
     recipe = changed(make_recipe(None, flags), {"dtype": "fp32"})
     setup = Runtime(root=root, download=download, device=device, progress="quiet" if quiet else "auto")
     folder = out or Path("runs") / f"shrink-{short_name(recipe.network)}-{short_name(recipe.data.name)}"
     _check(folder, resume)
     model, task = _prepare(recipe, setup, weights)
-    wanted = {"budget": budget or "1/10"} if runtime is None else {"runtime": runtime}
+    asked = {"budget": budget, "runtime": runtime, "latency": latency}
+    wanted = {name: value for name, value in asked.items() if value is not None} or {"budget": "1/10"}
     _shrink(model, task, recipe, folder, wanted, steps, output, quiet)
 
 
@@ -93,7 +104,7 @@ def _check(folder: Path, resume: bool) -> None:
 
 def _prepare(recipe: "Recipe", runtime: "Runtime", weights: Path | None) -> "tuple[nn.Module, Task]":
     from paretorch.training.networks import build_network, is_zoo, load_weights
-    from paretorch.training.run import choose_device
+    from paretorch.training.run import check_fit, choose_device
     from paretorch.training.tasks.choose import choose
 
     place = choose_device(runtime.device)
@@ -103,7 +114,9 @@ def _prepare(recipe: "Recipe", runtime: "Runtime", weights: Path | None) -> "tup
     model = build_network(recipe.network, recipe.network_options, wanted)
     if weights is not None:
         load_weights(model, weights)
-    return model.to(place).eval(), task
+    model = model.to(place).eval()
+    check_fit(model, task, recipe, wanted)
+    return model, task
 
 
 class TaskInputs:
@@ -169,6 +182,8 @@ def _print_comparison(
         "bytes per weight", f"{record['dense_bytes'] / size.weights:.2f}", f"{record['bytes'] / size.weights:.3f}"
     )
     table.add_row("bytes", f"{record['dense_bytes']:,}", f"{record['bytes']:,}")
+    if "milliseconds" in record:
+        table.add_row("milliseconds", f"{record['dense_milliseconds']:.3g}", f"{record['milliseconds']:.3g}")
     table.add_row("seconds", "", f"{sum(record['seconds'].values()):.0f}")
     Console().print(table)
     say(f"{target}: {record['bytes']:,} bytes, {record['dense_bytes'] / record['bytes']:.1f} times smaller")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     "task",
     help={
         "network": "Run every setting with this network: of the zoo, FILE.py:FUNCTION, hf:NAME or timm:NAME.",
-        "data": "On these data: of the package, folder:PATH, FILE.py:FUNCTION or hf:NAME.",
+        "data": "On these data: of the package, folder:PATH, webdataset:PATTERN, FILE.py:FUNCTION or hf:NAME.",
         "task": "With this task: classify, language, regress or FILE.py:FUNCTION.",
     },
     default=dict.fromkeys(("network", "data", "task"), "that of the study"),

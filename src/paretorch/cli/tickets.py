@@ -16,7 +16,14 @@ from rich.table import Table
 
 from paretorch.cli import options
 from paretorch.cli.options import SEARCH, Number, Text, Whole, assignments, epochs_bar, given, integers, numbers
-from paretorch.cli.recipe_flags import RecipeFields, recipe_flags, require_drops, source_of, with_held_out
+from paretorch.cli.recipe_flags import (
+    HELD_OUT_SHOWN,
+    RecipeFields,
+    recipe_flags,
+    require_drops,
+    source_of,
+    with_held_out,
+)
 from paretorch.errors import ConfigError, PareError, UndecidedWarning
 from paretorch.training.recipe_values import by_place, read_config, recipe_from
 from paretorch.training.runtime import Runtime
@@ -27,6 +34,7 @@ from paretorch.workflows.tickets.jobs import require_done, run_units
 from paretorch.workflows.tickets.loop import do_unit
 from paretorch.workflows.tickets.result import write_result
 from paretorch.workflows.tickets.storage import clean
+from paretorch.zoo.user_code import short_name
 
 _METHODS = ", ".join(sorted(METHODS))
 
@@ -49,7 +57,7 @@ _METHODS = ", ".join(sorted(METHODS))
         "batch": "Images per step.",
         "lr": "Learning rate of the weights.",
     },
-    default={"validation": "5000, digits 200"},
+    default={"validation": HELD_OUT_SHOWN},
 )
 def tickets(
     config: Annotated[
@@ -176,7 +184,7 @@ def _open_storage(
     source = source_of(config)
     recipe = recipe_from(with_held_out(by_place(values, recipe_given)), source)
     require_drops(recipe, recipe_given)
-    folder = folder or Path("runs") / f"tickets-{recipe.network}-{recipe.data.name}"
+    folder = folder or Path("runs") / f"tickets-{short_name(recipe.network)}-{short_name(recipe.data.name)}"
     exists = (folder / "recipe.json").exists()
     if exists and not continues:
         raise ConfigError(

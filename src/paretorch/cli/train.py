@@ -15,6 +15,7 @@ from paretorch.cli.lines import say
 from paretorch.cli.options import WHERE
 from paretorch.cli.recipe_flags import RecipeFields, make_recipe, recipe_flags
 from paretorch.errors import ConfigError, UndecidedWarning
+from paretorch.training.progress import format_metric
 from paretorch.training.recipe import Recipe
 from paretorch.training.runtime import Runtime
 from paretorch.zoo.user_code import short_name
@@ -82,6 +83,7 @@ def train(
     accumulate: Annotated[
         int, typer.Option(min=1, help="Take each batch in N parts, one after another.", rich_help_panel=WHERE)
     ] = 1,
+    workers: options.Workers = None,
     track: options.Track = None,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="The same as --track tensorboard.", rich_help_panel=WHERE)
@@ -137,6 +139,7 @@ def train(
         checkpoint_steps=checkpoint_steps,
         shard=shard,
         accumulate=accumulate,
+        workers=workers,
         progress="quiet" if quiet else "auto",
         track=tuple(dict.fromkeys([*(track or ()), *(["tensorboard"] if tensorboard else [])])),
     )
@@ -173,8 +176,10 @@ def _over(result: dict[str, Any], name: str) -> str:
         return f"{100 * value:.2f} %" if name == "sparsity" else f"{value:.2f} bits per weight"
 
     count, every, of_all = (result.get(key) for key in (f"{name}_weights", "weights", f"{name}_of_all"))
-    if count is None or every is None or of_all is None:  # of a run of an earlier version
+    if every is None or of_all is None:  # of a run of an earlier version
         return said(result[name])
+    if count is None:
+        return f"{said(result[name])} of the multiply-adds ({said(of_all)} of all {every:,} weights)"
     if count == every:
         return f"{said(result[name])} of all {every:,} weights"
     return f"{said(result[name])} of the {count:,} weights decided on ({said(of_all)} of all {every:,})"
@@ -182,6 +187,8 @@ def _over(result: dict[str, Any], name: str) -> str:
 
 def _metrics(result: dict[str, Any], before: str) -> list[str]:
     found = {name: result[before + name] for name in _METRICS if before + name in result}
+    if not found and f"{before}test_loss" in result:  # all there is of a regression
+        return [f"test loss {format_metric('test_loss', result[f'{before}test_loss'])}"]
     return [_METRICS[name].format(value).replace("%", " %") for name, value in found.items()]
 
 
@@ -209,14 +216,18 @@ def show_plan(recipe: Recipe, runtime: Runtime) -> None:
 def _layers(model: nn.Module) -> Iterator[tuple[str, Tensor, dict[str, int]]]:
     """Every weight of two or more dimensions once, with the number of decisions of each kind on it."""
     from paretorch.core.attach.templates import chains_of
+    from paretorch.core.attach.weights import relaxed_weights
+    from paretorch.core.relaxation import PREFIX
 
     seen: set[int] = set()
     for name, module in model.named_modules():
-        # The decisions of a weight are modules themselves, below "parametrizations": no layers.
-        if "parametrizations" in name.split("."):
+        # The decisions of a weight are modules themselves: no layers.
+        if any(part == "parametrizations" or part.startswith(PREFIX) for part in name.split(".")):
             continue
-        decided = {id(weight): chain.relaxations() for chain, weight in chains_of(module)}
-        weights = [weight for _, weight in chains_of(module)]
+        chains = chains_of(module)
+        decided = {id(weight): chain.relaxations() for chain, weight in chains}
+        seen |= {id(weight.tensor) for weight in relaxed_weights(module)}  # which follow from those in the chains
+        weights = [weight for _, weight in chains if weight.ndim > 1]
         weights += [weight for weight in module.parameters(recurse=False) if weight.ndim > 1]
         for weight in weights:
             if id(weight) not in seen:

@@ -12,15 +12,18 @@ import typer
 
 from paretorch.cli import options
 from paretorch.cli.options import SEARCH, Text, epochs_bar, numbers
-from paretorch.cli.recipe_flags import RecipeFields, make_recipe, recipe_flags
+from paretorch.cli.recipe_flags import HELD_OUT_SHOWN, RecipeFields, make_recipe, recipe_flags
 from paretorch.errors import ConfigError, PareError
 from paretorch.report.charts import Curve, curves
 from paretorch.report.markup import save
 from paretorch.support.files import write_file
 from paretorch.training.recipe_values import by_place
 from paretorch.training.runtime import Runtime
+from paretorch.workflows.queue import choose_engine
 from paretorch.workflows.tuning.plots import STEPS, heat_map
+from paretorch.workflows.tuning.queued import QueuedTrials
 from paretorch.workflows.tuning.trial import Trial, exactly
+from paretorch.zoo.user_code import short_name
 
 if TYPE_CHECKING:
     from paretorch.workflows.tuning import Found
@@ -45,7 +48,7 @@ _START = {"sgd": (0.1, 0.0), "avagrad": (0.1, 0.1), "avagradw": (0.1, 0.1), "ada
         "validation": "Training images held out to judge by; of text its validation part.",
         "epochs": "Epochs of a trial.",
     },
-    default={"validation": "5000, digits 200", "optimizer": "avagrad"},
+    default={"validation": HELD_OUT_SHOWN, "optimizer": "avagrad"},
 )
 def tune(
     config: options.Config = None,
@@ -76,6 +79,11 @@ def tune(
     download: options.Download = False,
     compile: options.Compile = None,
     graph: options.Graph = True,
+    parallel: options.Parallel = None,
+    engine: options.EngineName = "local",
+    setting: Annotated[
+        Text, typer.Option(help="The one setting to train; the caller has claimed it.", hidden=True)
+    ] = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Find learning rate and ε of an optimizer on held-out data, and say which to use (chapter 6).
@@ -92,6 +100,8 @@ def tune(
         pare tune --config recipe.toml --method grid --trials 441 --storage sqlite:////shared/tune.db
 
         pare tune --network resnet20 --data cifar10 --epochs 20 --alphas 0.1,0.5,1,5 --epsilons 0.1
+
+        pare tune --network resnet20 --data cifar10 --epochs 20 --root data --parallel 8
     """
     from paretorch.workflows import tuning
 
@@ -106,13 +116,19 @@ def tune(
     rates = tuning.alpha_grid() if alphas is None else _values(alphas, "--alphas")
     smoothing = tuning.eps_grid(recipe.optimizer.name) if epsilons is None else _values(epsilons, "--epsilons")
     smoothing = [0.0] if recipe.optimizer.name == "sgd" else smoothing
-    folder = out or Path("runs") / f"tune-{recipe.optimizer.name}-{recipe.network}-{recipe.data.name}"
+    name = f"tune-{recipe.optimizer.name}-{short_name(recipe.network)}-{short_name(recipe.data.name)}"
+    folder = out or Path("runs") / name
     trial = Trial(recipe, runtime, folder)
     # Everything that a wrong recipe can break comes before the storage is made.
     trial.check()
-    with show_trials(trial, min(trials, len(rates) * len(smoothing)), quiet=quiet) as on_trial:
+    if setting is not None:
+        alpha, eps = map(float, setting.split(","))
+        trial.train_once(alpha, eps)
+        return
+    runner = None if parallel is None and engine == "local" else choose_engine(engine, parallel, device)
+    with show_trials(trial, min(trials, len(rates) * len(smoothing)), quiet=quiet) as (log, on_trial):
         found = tuning.search(
-            trial,
+            trial if runner is None else QueuedTrials(trial, runner, _words(runtime), log),
             rates,
             smoothing,
             method=method,
@@ -122,9 +138,18 @@ def tune(
             first=_START.get(recipe.optimizer.name, (1e-3, 1e-8)),
             facts={name: one for name, one in by_place(recipe.as_dict()).items() if name not in _SEARCHED},
             on_trial=on_trial,
+            workers=1 if runner is None else runner.places,
         )
     write(found, trial)
     typer.echo(recommendation(found, trial))
+
+
+def _words(runtime: Runtime) -> list[str]:
+    """Where and how the process of a trial runs."""
+    flags = {"--compile": runtime.compile is True, "--no-compile": runtime.compile is False}
+    flags |= {"--no-graph": not runtime.graph}
+    words = ["--device", runtime.device, *(["--root", runtime.root] if runtime.root else [])]
+    return [*words, *(flag for flag, given in flags.items() if given)]
 
 
 def _values(text: str, flag: str) -> list[float]:
@@ -136,23 +161,24 @@ def _values(text: str, flag: str) -> list[float]:
 
 
 @contextlib.contextmanager
-def show_trials(trial: Trial, count: int, *, quiet: bool) -> Iterator[Callable[["Found", float, float], None]]:
-    """A function that reports each of `count` settings once it is tried; on a terminal with a bar over the epochs of all."""
+def show_trials(
+    trial: Trial, count: int, *, quiet: bool
+) -> Iterator[tuple[Callable[[str], None], Callable[["Found", float, float], None]]]:
+    """Functions that print a line, and report each of `count` settings once it is tried; on a terminal with a bar over the epochs of all."""
     if quiet:
-        yield lambda found, alpha, eps: write(found, trial)
+        yield (lambda line: None), (lambda found, alpha, eps: write(found, trial))
         return
     with epochs_bar() as bar:
+        log: Callable[[str], None] = typer.echo if bar is None else bar.log
 
         def on_trial(found: "Found", alpha: float, eps: float) -> None:
             write(found, trial)
             line = f"[{len(found.order)}/{count}] {_describe(found, trial, alpha, eps)}"
-            if bar is None:
-                typer.echo(line)
-            else:
-                bar.log(line)
+            log(line)
+            if bar is not None:
                 bar.watch(len(found.order) * trial.recipe.epochs, count * trial.recipe.epochs)
 
-        yield on_trial
+        yield log, on_trial
 
 
 def _describe(found: "Found", trial: Trial, alpha: float, eps: float) -> str:

@@ -18,8 +18,17 @@ from paretorch.core.attach.templates import Mix, Mixture, install, on_templates
 from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.channels.couple import couple
 from paretorch.core.channels.coupling import Channels, Coupling
+from paretorch.core.channels.shares import LATENCY
 from paretorch.core.finish.byte_budget import ByteBudget, Edit, Finish, Meter, assign_targets
 from paretorch.core.finish.finalize import earlier_edits
+from paretorch.core.finish.latency_budget import (
+    LatencyBudget,
+    Stopwatch,
+    likely_share,
+    plan_latency,
+    require_cuts,
+    with_latency,
+)
 from paretorch.core.groups import grouping
 from paretorch.core.method import Automatic, Couples, Method, Shares, Steered, Term
 from paretorch.core.plan import Plan
@@ -41,6 +50,8 @@ def compress(
     compile: bool = False,
     meter: Meter | None = None,
     finish: Finish | None = None,
+    latency: float | None = None,
+    stopwatch: Stopwatch | None = None,
 ) -> Plan:
     """Attach the methods to the model's weights and return the plan that trains, rounds and removes them.
 
@@ -57,21 +68,24 @@ def compress(
         compile: Whether to compile schedules and feedback (see `Plan.compile`).
         meter: Counts the bytes of a state.
         finish: What `finalize` does to the plain network in the end, which the meter counts already.
+        latency: Milliseconds of the network, kept at `harden` by removing channels.
+        stopwatch: Measures them.
 
     Load pretrained weights before; wrap in DDP, FSDP2, compile or an average after.
     """
     check_arguments(model, methods, steps, budget, seed)
-    draft = _Draft(model, methods, steps, example, budget, seed, meter, finish)
+    draft = _Draft(model, methods, steps, example, budget, seed, meter, finish, latency, stopwatch)
     draft.prepare()
     # Nothing was touched so far: whatever is wrong with the options has been said by now.
     if budget is not None and not draft.can_be_empty():
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
-            trial = _Draft(copy.deepcopy(model), methods, steps, example, budget, seed, meter, finish)
+            again = copy.deepcopy(model)
+            trial = _Draft(again, methods, steps, example, budget, seed, meter, finish, latency, stopwatch)
             trial.prepare()
             trial.attach().check_budget()
     if budget is None:
         for method in methods:
-            if isinstance(method, Steered):
+            if isinstance(method, Steered) and not (latency is not None and _removes(method, example)):
                 method.check_goal()
     plan = draft.attach()
     if compile:
@@ -91,6 +105,8 @@ class _Draft:
     seed: int
     meter: Meter | None
     finish: Finish | None
+    latency: float | None = None
+    stopwatch: Stopwatch | None = None
     # Of `choose`: all tensors that a decision can sit on, and those that each method acts on, by its kind.
     every: list[Site] = field(default_factory=list)
     chosen: dict[str, list[Site]] = field(default_factory=dict)
@@ -99,6 +115,7 @@ class _Draft:
     # Of `group`.
     outputs: list[tuple[OutputSite, Chain]] = field(default_factory=list)
     couplings: dict[str, Coupling | None] = field(default_factory=dict)
+    timing: LatencyBudget | None = None
     mixtures: list[Mixture] = field(default_factory=list)
     # Of `relax`: the weights that get relaxations, and these.
     touched: list[Site] = field(default_factory=list)
@@ -135,13 +152,16 @@ class _Draft:
     def set_targets(self) -> None:
         """Targets for methods that have none, from the budget."""
         self.targeted = self.on_weights
+        if self.latency is not None and self.stopwatch is not None:
+            require_cuts(self.on_weights, self.example is not None)
+            self.targeted = with_latency(self.targeted, likely_share(self.stopwatch, self.latency))
         if self.budget is not None and not self.on_weights:
             raise ConfigError("budget= counts the bytes of the weights: give a method that acts on weights too")
         if self.meter is not None:
             before = earlier_edits(self.model, [site for own in self.chosen.values() for site in own])
             self.meter = partial(_after, self.meter, before)
         if self.budget is not None and self.meter is not None:
-            self.targeted = assign_targets(self.on_weights, self.model, self.chosen, self.budget, self.meter)
+            self.targeted = assign_targets(self.targeted, self.model, self.chosen, self.budget, self.meter)
         self.targeted = tuple(
             method.resolve_auto(self.model, self.chosen[method.kind]) if isinstance(method, Automatic) else method
             for method in self.targeted
@@ -169,6 +189,7 @@ class _Draft:
             with _name_budget(self._budget_behind(method)):
                 own = _couple(method, self.model, self.chosen[method.kind], self.example, self.outputs)
                 self.couplings[method.kind] = own
+            self._time(method, own)
         for kind, coupling in self.couplings.items():
             if coupling is not None:
                 self.chosen[kind] = [site for site in self.every if site.name in coupling.gates]
@@ -180,6 +201,17 @@ class _Draft:
             )
         if self.mixtures:
             self.every, self.chosen = on_templates(self.mixtures, self.every, self.chosen)
+
+    def _time(self, method: Method, coupling: Coupling | None) -> None:
+        """The target of the method that removes channels, from measured times."""
+        if coupling is not None and isinstance(method, Couples) and method.counts == LATENCY and self.latency is None:
+            raise ConfigError(
+                'count="latency" is for compress(latency=), which measures: give that, and leave out count='
+            )
+        if coupling is None or self.latency is None or self.stopwatch is None or not isinstance(method, Couples):
+            return
+        self.timing = plan_latency(coupling, method.block, self.latency, self.stopwatch)
+        self.targeted = with_latency(self.targeted, self.timing.share)
 
     def relax(self) -> None:
         """The relaxations of each weight."""
@@ -206,7 +238,9 @@ class _Draft:
             next(m for m in (*self.targeted, *self.on_outputs) if m.kind == own.kind) for own in self.methods
         )
         device = self.outputs[0][0].device if self.outputs else next(self.model.parameters()).device
-        state = PlanState(self.model, ordered, self.steps, self.seed, device, self._estimated())
+        estimated = self._estimated()
+        measured = frozenset() if self.timing is None else estimated
+        state = PlanState(self.model, ordered, self.steps, self.seed, device, estimated, measured)
         terms = {
             m.kind: Term(m, self.model, self.steps, [], [], [], self.couplings.get(m.kind), Sample) for m in ordered
         }
@@ -225,10 +259,16 @@ class _Draft:
             terms[relaxation.kind].add(output, relaxation, chain)
             chain.train(output.module.training)
             attach_output(output, chain)
+        for term in terms.values():
+            if term.time_prices is not None:  # decisions are logarithms of what a channel is worth per unit of its time
+                decision = term.relaxations[0].decision
+                decision.data.sub_(term.time_prices.log().to(decision.device))
         plan = Plan(self.model, sites, chains, list(terms.values()), state, self.outputs)
         if self.budget is not None and self.meter is not None:
             given = frozenset(method.kind for method in self.on_weights if method.share is not None)
             plan.set_budget(ByteBudget(self.budget, self.meter, given, self.finish))
+        if self.timing is not None:
+            plan.set_latency(self.timing)
         return plan
 
     def _attach_weights(self, terms: Mapping[str, Term], state: PlanState) -> list[RelaxedWeight]:

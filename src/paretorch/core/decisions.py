@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.finish.byte_budget import ByteBudget, Edit
 from paretorch.core.finish.finalize import Attached
+from paretorch.core.finish.latency_budget import LatencyBudget, Point
 from paretorch.core.method import Steered, Term
 from paretorch.core.state import PlanState
 from paretorch.core.step.engine import Engine
@@ -39,6 +40,9 @@ class Decisions:
         self._state, self._engine, self._attached = state, engine, attached
         self.budget: ByteBudget | None = None
         """What the saved file is held to, if anything."""
+        self.latency: LatencyBudget | None = None
+        """What the time of the network is held to, if anything."""
+        self._time_factor = 1.0  # of the target of the method that removes channels: what measuring the network gave
         self.are_final = False
         """Whether the plan is over: a preview then leaves everything as it is."""
 
@@ -63,14 +67,15 @@ class Decisions:
     def round(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Round all decisions, to the budget if there is one; with an optimizer, dropped weights become zero and lose their momentum."""
         self._engine.settle()
-        if self.budget is not None:
-            before = self._copied()
-            self.round_again(before, 1.0)
+        before = None if self.budget is None and self.latency is None else self._copied()
+        if self.latency is not None and before is not None:
+            self._fit_latency(self.latency, before)
+        self.round_again(before, 1.0)
+        if self.budget is not None and before is not None:
             self.budget.fit(self, before)  # which moves the targets
         else:
-            self.round_again(None, 1.0)
             for term in self._terms:
-                if isinstance(term.method, Steered):
+                if isinstance(term.method, Steered) and not self._is_timed(term):
                     term.method.warn_missed_target(term)
         if optimizer is not None:
             clear_dropped_weights(self._weights, optimizer)
@@ -90,6 +95,24 @@ class Decisions:
             self._engine.invalidate()
         self.set_phase(True)
         self._engine.write()
+
+    def _fit_latency(self, latency: LatencyBudget, before: list[Tensor]) -> None:
+        """Find by how much the target of the method that removes channels is scaled, by measuring networks that are really cut."""
+        term = next(one for one in self._terms if self._is_timed(one))
+
+        def cut(factor: float) -> Point:
+            self._time_factor = factor
+            self.round_again(before, 1.0)
+            return Point(term.time_left(), latency.stopwatch.network(self.edits()))
+
+        try:
+            self._time_factor = latency.fit(cut)
+        except BaseException:  # a network that cannot be exported, or an impatient user
+            self.resume_search(before)
+            raise
+
+    def _is_timed(self, term: Term) -> bool:
+        return self.latency is not None and term.coupling is not None
 
     def resume_search(self, before: list[Tensor]) -> None:
         """Back to searching, with these decisions."""
@@ -131,9 +154,12 @@ class Decisions:
         """By how much one target is scaled.
 
         Beside bits that can be scaled, masks never grow, and never shrink if they were to drop nothing: weights that the search has
-        dropped, or has not tried to, would change the network.
+        dropped, or has not tried to, would change the network. Channels follow the measured time: only a file that no bits can make
+        smaller takes more of them.
         """
         bits = [one.method.share for one in self._terms if one.method.unit == "bits"]
+        if self._is_timed(term):
+            return self._time_factor * (min(factor, 1.0) if all(share is None for share in bits) else 1.0)
         if term.method.unit == "kept" and any(share is not None for share in bits):
             return 1.0 if term.method.share == 1.0 else min(factor, 1.0)
         return min(factor, 1.0) if term.method.kind in given else factor

@@ -17,6 +17,7 @@ from paretorch.core.attach.sites import Selection, Site
 from paretorch.core.attach.templates import Mixture
 from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.channels.coupling import Channels, Coupling
+from paretorch.core.channels.shares import LATENCY
 from paretorch.core.groups import Grouping
 from paretorch.core.relaxation import PREFIX, Chain, Relaxation, scalars_of
 from paretorch.core.rounding import keep_best
@@ -141,7 +142,7 @@ class Couples:
 
     @property
     def counts(self) -> str:
-        """What a target is a share of: "weights" or "macs"."""
+        """What a target is a share of: "weights", "macs" or, if layers were measured, "latency"."""
         return "weights"
 
     @property
@@ -151,6 +152,17 @@ class Couples:
 
     def check_coupling(self, coupling: Coupling) -> None:
         """Refuse a target that these channels cannot meet."""
+
+    def with_latency(self, share: float) -> Self:
+        """These options with a target of `share` of the measured time of the layers."""
+        raise ConfigError(
+            f'latency= needs ContinuousSparsification(group="channel"): {type(self).__name__} counts weights alone'
+        )
+
+    @property
+    def weighs_prices(self) -> bool:
+        """Whether a channel's decision learns per unit of time that the channel saves."""
+        return False
 
 
 class Shares(ABC):
@@ -222,6 +234,11 @@ class Term:
         self.weights += math.prod(relaxation.grouping.shape)
 
     @property
+    def counted(self) -> int:
+        """How many weights a target is a share of: where whole channels go, the vectors that go with them are not counted."""
+        return self.weights if self.coupling is None else self.coupling.weights
+
+    @property
     def is_on_weights(self) -> bool:
         """Whether the decisions act on weights of their own, whose gradients the engine computes."""
         return all(isinstance(chain, RelaxedWeight) for chain in self.chains)
@@ -283,15 +300,33 @@ class Term:
         """Module, side and channels that stay, where whole channels go."""
         if self.coupling is None:
             return []
-        keep = torch.ones(self.coupling.count + 1, dtype=torch.float32)  # the last: rows without a decision
+        keep = self._open_channels(self.coupling.count)
+        # Those that fill a layer up are all zero, so it does not matter which they are.
+        assert isinstance(self.method, Couples)
+        return self.coupling.kept(self.coupling.pad(keep > 0, keep, self.method.block))
+
+    def time_left(self) -> float:
+        """The share of the measured time of the layers that is left once channels are removed."""
+        assert self.coupling is not None
+        assert isinstance(self.method, Couples)
+        keep = self._open_channels(self.coupling.count).to(self.relaxations[0].decision.device)
+        return float(self.coupling.share(keep, LATENCY, self.method.block))
+
+    def _open_channels(self, count: int) -> Tensor:
+        """Which channels rounding keeps, as 0 and 1."""
+        keep = torch.ones(count + 1, dtype=torch.float32)  # the last: rows without a decision
         for r in self.relaxations:
             assert isinstance(r.grouping, Channels)
             rows = r.survives(r.grid(whole(r.decision)))
             assert rows is not None
             keep[r.grouping.index.cpu()] = rows.flatten().cpu()
-        # Those that fill a layer up are all zero, so it does not matter which they are.
-        assert isinstance(self.method, Couples)
-        return self.coupling.kept(self.coupling.pad(keep[:-1] > 0, keep[:-1], self.method.block))
+        return keep[:-1]
+
+    @property
+    def time_prices(self) -> Tensor | None:
+        """The time that each channel takes, 1 on average, if the method compares channels by it."""
+        weighs = self.coupling is not None and isinstance(self.method, Couples) and self.method.weighs_prices
+        return self.coupling.prices if weighs and self.coupling is not None else None
 
     @property
     def loses_channels(self) -> bool:

@@ -20,6 +20,7 @@ from paretorch.core.attach.weights import RelaxedWeight
 from paretorch.core.decisions import Decisions
 from paretorch.core.finish.byte_budget import ByteBudget, Edit
 from paretorch.core.finish.finalize import Attached
+from paretorch.core.finish.latency_budget import LatencyBudget
 from paretorch.core.finish.recalibrate import recalibrate_norms
 from paretorch.core.method import Method, Recordable, Term
 from paretorch.core.relaxation import Chain
@@ -215,6 +216,8 @@ class Plan:
                 term.method = replace(term.method, **estimates)
                 for relaxation, site in zip(term.relaxations, term.sites, strict=True):
                     relaxation.adopt(term.method.for_site(site))
+            if term.coupling is not None and term.coupling.times is not None:
+                term.coupling.times = self._state.numbers(f"{term.method.kind}_times")
         self._decisions.set_phase(hard)
         self._engine.take_loaded()
         for term in self._terms:
@@ -261,8 +264,15 @@ class Plan:
         return {"step": float(self._state.step), **numbers}
 
     def decided(self) -> dict[str, int]:
-        """How many weights each number of `metrics` is over: those that the method acts on, whether they are kept or not."""
-        return {"sparsity" if t.method.unit == "kept" else "bits": t.weights for t in self._terms if t.is_on_weights}
+        """How many weights each number of `metrics` is over: those that the method acts on, whether they are kept or not.
+
+        A sparsity that counts multiply-adds is over no number of weights, and is left out.
+        """
+        return {
+            "sparsity" if term.method.unit == "kept" else "bits": term.counted
+            for term in self._terms
+            if term.is_on_weights and getattr(term.method, "counts", "weights") == "weights"
+        }
 
     # Deciding
 
@@ -303,6 +313,13 @@ class Plan:
     def set_budget(self, budget: ByteBudget) -> None:
         """Hold the saved file to a number of bytes."""
         self._decisions.budget = budget
+
+    def set_latency(self, latency: LatencyBudget) -> None:
+        """Hold the measured time of the network to a number of milliseconds."""
+        self._decisions.latency = latency
+        for term in self._terms:
+            if term.coupling is not None and term.coupling.times is not None:
+                self._state.add_numbers(f"{term.method.kind}_times", term.coupling.times)
 
     def check_budget(self) -> None:
         """Refuse a budget that rounding could not meet, before any training; the plan is no good afterwards."""
@@ -371,9 +388,15 @@ class Plan:
             raise ConfigError(
                 f"this is no state of this plan, it has {min(unknown)!r}: give what plan.state_dict() returned"
             )
-        self._engine.batches()  # lays decisions out as the weights are, which may have been sharded since `compress`
+        # Lays decisions out as the weights are, which may have been sharded since `compress`.
+        batches = self._engine.batches()
         for term in self._terms:
             load_state(term, state.get(term.method.kind))
+        with torch.no_grad():
+            # Part by part, as at every step: the last bit of W may depend on where a part ends.
+            for batch in batches:
+                if batch.is_sharded and not batch.holds_latent:
+                    batch.write()
 
     def methods(self) -> tuple[Method, ...]:
         """The methods, in the order given."""

@@ -43,10 +43,13 @@ class PlanState:
         seed: int,
         device: torch.device,
         estimated: frozenset[str] = frozenset(),
+        measured: frozenset[str] = frozenset(),
     ) -> None:
         self.root, self.steps = root, steps
         # Options, such as "precision.target_bits", that a budget, or a method itself, chose from the values at the start.
         self._estimated = estimated
+        # Those that follow from measured times, which are never the same again.
+        self._measured = measured
         self.order = list(root.state_dict())
         config = {"steps": steps, "seed": seed, **{method.kind: _describe(method) for method in methods}}
         self._config = json.dumps(config, sort_keys=True)
@@ -127,6 +130,17 @@ class PlanState:
         # Of this module alone, and with it as an argument: a deep copy gets one for the copy.
         self.root.__dict__["_apply"] = partial(_move, self.root, self._decisions)
 
+    def add_numbers(self, name: str, values: Tensor) -> None:
+        """Numbers that a resumed run goes on with, whatever it would find itself; fp32, kept as int32 bits."""
+        name = f"{PREFIX}{name}"
+        self.root.register_buffer(name, values.detach().clone().view(torch.int32).to(self.step.device))
+        self._names.append(name)
+
+    def numbers(self, name: str) -> Tensor:
+        """What `add_numbers` was given, or a loaded state had."""
+        buffer: Tensor = getattr(self.root, f"{PREFIX}{name}")
+        return buffer.view(torch.float32)
+
     def remove(self) -> None:
         """Leave no buffer, parameter or hook behind."""
         self.root.__dict__.pop("_apply", None)
@@ -188,6 +202,7 @@ class PlanState:
         methods = {key.partition(".")[0] for key in old if "." in key}
         old = {**{key: value for key, value in self._defaults.items() if key.partition(".")[0] in methods}, **old}
         keys = [key for key in sorted(old.keys() | present.keys()) if old.get(key) != present.get(key)]
+        keys = [key for key in keys if key not in self._measured or old.get(key) in (None, "None")]
         keys = [key for key in keys if key not in self._estimated or not _are_near(old.get(key), present[key])]
         return {key: f"was {old.get(key, 'absent')}, is {present.get(key, 'absent')}" for key in keys}
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.deploy.codec.container import BlobReader, pack, read_file, write_blob
+from paretorch.deploy.codec.integers import Integers
 from paretorch.deploy.codec.sizes import Sizes, on_their_grids
 from paretorch.deploy.filling import build, fill, replayed
 from paretorch.deploy.norms import prepared_state
@@ -20,6 +21,7 @@ from paretorch.deploy.plain import plain
 from paretorch.edits import Edit, edits_of, read_edits, write_edits
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.support.files import write_file
+from paretorch.support.memory import release_free_memory
 
 StrPath = str | os.PathLike[str]
 
@@ -71,15 +73,19 @@ def sizes(
 
 
 def encoded_size(
-    state: Mapping[str, Tensor], module: nn.Module | None = None, edits: Sequence[Edit | Mapping[str, Any]] = ()
+    state: Mapping[str, Tensor],
+    module: nn.Module | None = None,
+    edits: Sequence[Edit | Mapping[str, Any]] | None = None,
 ) -> int:
     """Return the exact bytes of the artefact of a state dict, by encoding it.
 
     Args:
         module: The module of the state dict, whose zoo name the file would hold.
-        edits: The edits that the file would hold.
+        edits: The edits that the file would hold. Default: those of the module.
     """
     head = {} if module is None else _name_of(module)
+    if edits is None and module is not None:
+        edits = edits_of(module)
     if edits:
         head["edits"] = write_edits(edits)
     return len(pack(write_blob(state, head)[0]))
@@ -92,7 +98,7 @@ def sizes_in_file(path: StrPath, source: nn.Module | Mapping[str, Tensor], head:
     return replace(found, total=length, rest=found.rest + length - found.total)
 
 
-def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
+def load(path: StrPath, into: nn.Module | None = None, *, packed: bool = False) -> nn.Module:
     """Fill `into` from an artefact, in place, and return it; without `into`, build the zoo network that the file names.
 
     The file must name exactly the tensors of the module, with their shapes. A module of another floating-point dtype stays so: the
@@ -100,6 +106,10 @@ def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
     that is built is in eval mode, and may be 1024 times as large as the file, or 64 MiB if that is more. Nothing in the file
     is executed, and little more memory is used than the module has. A damaged file, or a tensor of another shape,
     raises before the module changes.
+
+    Args:
+        packed: Keep weights of 2, 4 and 8 bits packed in the memory of the CPU: linear layers, embeddings and large convolutions are
+            replaced by layers that compute with them, in fp32 and for inference only. A module on the meta device is never dense.
 
     Example:
         >>> import tempfile, torch, paretorch as pt
@@ -117,8 +127,11 @@ def load(path: StrPath, into: nn.Module | None = None) -> nn.Module:
         raise ArtefactError("The artefact has maps of activations too large for a file of this size")
     module = build(reader, edits) if own is None else own
     with replayed(module, edits):
-        fill(module, reader)
-    return module if into is None else into
+        filled = fill(module, reader, packed)
+    if packed:
+        del reader
+        release_free_memory()
+    return filled if into is None or filled is not own else into
 
 
 def open_artefact(path: StrPath) -> tuple[nn.Module | dict[str, Tensor], dict[str, Any]]:
@@ -132,6 +145,7 @@ def open_artefact(path: StrPath) -> tuple[nn.Module | dict[str, Tensor], dict[st
         return load(path), reader.head
     state: dict[str, Tensor] = {}
     for name, tensor in reader.tensors(None, reader.limit):
+        assert not isinstance(tensor, Integers)
         state[name] = state[tensor] if isinstance(tensor, str) else tensor
     return state, reader.head
 

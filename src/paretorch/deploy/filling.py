@@ -18,6 +18,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX, register_module_par
 from torch.overrides import TorchFunctionMode
 
 from paretorch.deploy.codec.container import BlobReader, storage_key
+from paretorch.deploy.packed.weights import PackedWeights
 from paretorch.edits import EDITS, Edit, KeepChannels, ModelInfo, Share, edits_of
 from paretorch.errors import ArtefactError, ConfigError, PareError
 
@@ -29,7 +30,8 @@ _DRAWS = (Tensor.normal_, Tensor.uniform_)
 def build(reader: BlobReader, edits: Sequence[Edit] = ()) -> nn.Module:
     """Build the zoo network that the file names, in eval mode, after checking that it is no larger than the file allows.
 
-    Its names are compared as they will be after the structural edits, which are replayed later.
+    Its names are compared as they will be after the structural edits, which are replayed later. If all that it holds is in the file,
+    its tensors are on the meta device: to fill them with random numbers first takes as long as to decode them.
     """
     zoo = reader.head.get("zoo")
     if zoo is None:
@@ -41,19 +43,30 @@ def build(reader: BlobReader, edits: Sequence[Edit] = ()) -> nn.Module:
     from paretorch.zoo import build as build_network
 
     try:
-        with torch.device("meta"), Blank(), _at_most(2 * len(reader.names) + 64):  # takes no memory
-            bare = build_network(zoo[0], **zoo[1])
-        if sum(tensor.numel() * tensor.element_size() for tensor in bare.state_dict().values()) > reader.limit:
+        empty = _build_empty(reader, zoo)
+        if sum(tensor.numel() * tensor.element_size() for tensor in empty.state_dict().values()) > reader.limit:
             raise ArtefactError("The artefact names a zoo network too large for a file of this size")
-        _replay(bare, [edit for edit in edits if isinstance(edit, Share)])  # which change the names in a state dict
+        _replay(empty, [edit for edit in edits if isinstance(edit, Share)])  # which change the names in a state dict
         added = {name for edit in edits for name in edit.added_names()}
-        _check_names(bare, [name for name in reader.names if name not in added])
+        _check_names(empty, [name for name in reader.names if name not in added])
+        if not any(edit.structural for edit in edits) and not any(
+            m._non_persistent_buffers_set for m in empty.modules()
+        ):
+            return empty.eval()
         return build_network(zoo[0], **zoo[1]).eval()
     except ArtefactError:
         raise
     except (PareError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ArtefactError(f"The zoo network that the artefact names cannot be built: {reason}") from error
+
+
+def _build_empty(reader: BlobReader, zoo: list[Any]) -> nn.Module:
+    """Build a zoo network on the meta device, which takes no memory."""
+    from paretorch.zoo import build as build_network
+
+    with torch.device("meta"), Blank(), _at_most(2 * len(reader.names) + 64):
+        return build_network(zoo[0], **zoo[1])
 
 
 class Blank(TorchFunctionMode):
@@ -175,10 +188,16 @@ def _tensors(module: nn.Module) -> list[tuple[Any, Any]]:
     return [(one, one.data) for one in (*module._parameters.values(), *module._buffers.values()) if one is not None]
 
 
-def fill(module: nn.Module, reader: BlobReader) -> None:
+def fill(module: nn.Module, reader: BlobReader, packed: bool = False) -> nn.Module:
     """Copy every tensor of the file into the module, tie those that are tied in the file, and set extra states.
 
     Tensors on the meta device get memory on the CPU.
+
+    Args:
+        packed: Put layers with packed weights in the places of those whose weights have few bits. Their dense weights are not made.
+
+    Returns:
+        The module, or the packed layer if it is one itself.
     """
     _check_names(module, reader.names)
     places = _allocated(module)
@@ -200,15 +219,23 @@ def fill(module: nn.Module, reader: BlobReader) -> None:
             raise ArtefactError(f"{name} and {written[key]} are one tensor in the module and two in the file")
         return state[name]
 
+    weights = PackedWeights(module) if packed else None
     most = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
-    ties = [(name, one) for name, one in reader.tensors(state, most, tensor_of) if isinstance(one, str)]
+    ties = []
+    for name, one in reader.tensors(state, most, tensor_of, () if weights is None else weights.names):
+        if isinstance(one, str):
+            ties.append((name, one))
+        elif weights is not None and name in weights.names:
+            weights.take(name, one, tensor_of(name))
     _install(module, places)
     for name, first in ties:
-        _tie(module, state, name, first)
+        if weights is None or not weights.tie(name, first, state[name]):
+            _tie(module, state, name, first)
     for name, tensor in state.items():
         path, _, leaf = name.rpartition(".")
         if leaf == _EXTRA_STATE_KEY_SUFFIX:  # not a tensor of the module, but made for the state dict
             module.get_submodule(path).set_extra_state(tensor)
+    return module if weights is None else weights.swap()
 
 
 def _allocated(module: nn.Module) -> dict[int, Tensor]:
@@ -224,7 +251,8 @@ def _allocated(module: nn.Module) -> dict[int, Tensor]:
                         f"{path}.{name} has no memory (meta device), and is in no file: compute it, and give the module to load "
                         "again; module.to_empty(device=...) allocates it"
                     )
-                made = torch.empty_like(tensor, device="cpu")
+                # Not empty_like, which imports all of torch's compiler for a tensor without memory.
+                made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
                 is_parameter = isinstance(tensor, nn.Parameter)
                 found[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if is_parameter else made
     return found

@@ -5,7 +5,7 @@ module that it fills, so that the module gets the file's shapes. The modules tha
 activations, weights mixed from shared tensors) are plain modules of this package.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ __all__ = [
     "Scale",
     "Share",
     "edits_of",
+    "forget_scales",
     "read_edits",
     "write_edits",
 ]
@@ -78,6 +79,17 @@ def edits_of(model: nn.Module) -> list[Edit]:
             done.append(f"{name}.")
             found += [edit.renamed(partial(_moved, model, prefix=f"{name}.")) for edit in read_edits(inner)]
     return found
+
+
+def forget_scales(model: nn.Module, weights: Container[str]) -> None:
+    """Drop what the edits of a module say of the grids of these weights, which get other values."""
+    for name, module in model.named_modules():
+        if own := vars(module).get(EDITS):
+            module.__dict__[EDITS] = [
+                edit
+                for edit in read_edits(own)
+                if not (isinstance(edit, Scale) and f"{name}.{edit.weight}".lstrip(".") in weights)
+            ]
 
 
 def _moved(model: nn.Module, name: str, prefix: str = "") -> str:

@@ -92,10 +92,10 @@ def chart(title: str, points: Sequence[Point]) -> str:
 
 
 def _accuracies(points: Sequence[Point], best: float) -> tuple[float, float]:
-    """Return the range of accuracies that the picture shows."""
+    """Return the range of accuracies that the picture shows, within 0 and 1."""
     shown = [point.accuracy for point in points if point.accuracy >= best - _SPAN]
     found = ticks(min(shown), best, 5)
-    return found[0], found[-1]
+    return max(found[0], 0.0), min(found[-1], 1.0)
 
 
 def _decades(points: Sequence[Point]) -> tuple[float, float]:

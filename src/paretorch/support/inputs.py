@@ -303,9 +303,9 @@ class TensorFunction(nn.Module):
 
 def main_output(output: Any) -> Tensor:
     """Return the main tensor of an output: itself, its `logits`, or the first tensor of a tuple; raise if there is none."""
-    parts = parts_of(output)
     if isinstance(output, Tensor):
         return output
+    parts = parts_of(output)
     if isinstance(parts.get("logits"), Tensor):
         logits: Tensor = parts["logits"]
         return logits

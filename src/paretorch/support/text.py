@@ -59,6 +59,33 @@ def parse_bytes(size: Any, dense: Callable[[], int] | None = None) -> int:
     return int(round(float(match[1]) * _UNITS[match[2].upper()], 3))
 
 
+_TIMES = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+_TIME = re.compile(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(us|ms|s)\s*")
+_TIME_HINT = 'write it like "5 ms", "800 us" or "1/2" (of the dense network)'
+
+
+def parse_milliseconds(time: Any, dense: Callable[[], float]) -> float:
+    """Return the milliseconds that a text stands for; a number alone could be seconds or milliseconds, and raises.
+
+    Args:
+        dense: Returns the milliseconds of the dense network, for shares such as "1/2".
+
+    Example:
+        >>> parse_milliseconds("800 us", lambda: 6.0), parse_milliseconds("1/2", lambda: 6.0)
+        (0.8, 3.0)
+    """
+    if not isinstance(time, str) or len(time) > _LONGEST:
+        raise ConfigError(f"latency={time!r:.60}: {_TIME_HINT}")
+    if match := _SHARE.fullmatch(time):
+        if not 0 < int(match[1]) <= int(match[2]):
+            raise ConfigError(f"latency={time!r} is no share of the dense network: {_TIME_HINT}")
+        return dense() * int(match[1]) / int(match[2])
+    match = _TIME.fullmatch(time.lower().replace("\u03bc", "u").replace("\u00b5", "u"))  # both letters mu
+    if match is None or not float(match[1]):
+        raise ConfigError(f"latency={time!r}: {_TIME_HINT}")
+    return float(match[1]) * _TIMES[match[2]]
+
+
 def dense_bytes(model: nn.Module) -> int:
     """Return the bytes of a model's parameters and buffers as plain tensors; tied tensors count once."""
     found = {(tensor.data_ptr(), tensor.shape): tensor for tensor in model.state_dict().values()}

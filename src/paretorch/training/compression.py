@@ -16,7 +16,7 @@ from paretorch.methods.registry import entries
 from paretorch.methods.sharing.soft import SoftSharing
 from paretorch.training.norms import meter_of
 from paretorch.training.recipe import LEARNED, Recipe
-from paretorch.training.tasks import Task
+from paretorch.training.tasks import Task, first_batches
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
@@ -144,7 +144,7 @@ def _made(method: Any, options: dict[str, Any], where: str) -> Any:
 
 def _judge(task: Task, epoch: int) -> Callable[[nn.Module], float]:
     """Minus the loss on some batches of an epoch that was not trained on."""
-    batches = tuple(part[:_JUDGED_BATCHES] for part in task.epoch(epoch))
+    batches = first_batches(task, epoch, _JUDGED_BATCHES)
 
     def score(model: nn.Module) -> float:
         with torch.no_grad():

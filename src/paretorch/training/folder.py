@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from paretorch.errors import ArtefactError, ConfigError, warn
-from paretorch.optim.kernels.compiled import find_compiler
 from paretorch.support import __version__, checked_files
+from paretorch.support.c_code import find_compiler
 from paretorch.support.files import parse_json, read_json, read_text, sweep
 from paretorch.training import shards
 from paretorch.training.files import write_atomically, write_error

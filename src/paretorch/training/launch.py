@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paretorch.errors import ConfigError, PareWarning
-from paretorch.support import checked_files
 from paretorch.support.sharded import is_sharded, whole
 from paretorch.training import run, shards
 from paretorch.training.checkpoint import Checkpoint
@@ -31,9 +30,10 @@ from paretorch.training.recipe import Recipe
 from paretorch.training.recipe_values import changed, require_same_recipe
 from paretorch.training.runtime import Runtime, fast_on_gpu, own_random
 from paretorch.training.stepper import Stepper
-from paretorch.training.tasks import Batch, Task
+from paretorch.training.tasks import Batch, SharedTask, Task
 from paretorch.training.tasks.choose import choose
 from paretorch.training.tracking import require_trackers
+from paretorch.training.writer import Writer
 
 
 def train(recipe: Recipe, out: Path, runtime: Runtime | None = None, *, resume: bool = False) -> dict[str, Any]:
@@ -68,6 +68,8 @@ def _train(recipe: Recipe, out: Path, runtime: Runtime, ranks: Ranks, resume: bo
         return result
     setup = ranks.together(lambda: run.prepare(recipe, runtime))
     ranks.together(lambda: require_parts(recipe, setup.task, runtime, ranks))
+    if isinstance(setup.task, SharedTask):
+        setup.task.share(ranks.rank, ranks.count, runtime.accumulate, ranks.mean)
     with contextlib.ExitStack() as inside:
         inside.enter_context(warnings.catch_warnings())
         if not ranks.is_first:  # the first one warns
@@ -133,12 +135,16 @@ class RankStepper(Stepper):
     def _gradients(self, batch: Batch) -> Tensor:
         rows = []
         for part in range(self._parts):
-            own = tuple(each.chunk(self._parts)[part].chunk(self._ranks.count)[self._ranks.rank] for each in batch)
+            own = tuple(self._own(each.chunk(self._parts)[part]) for each in batch)
             with self._exchanging(part == self._parts - 1):
                 loss, row = self._forward(*own)
                 (loss / self._parts).backward()
             rows.append(row)
         return torch.cat(rows).mean(0, keepdim=True)
+
+    def _own(self, rows: Tensor) -> Tensor:
+        """This rank's rows of a batch; of a stream there are no others."""
+        return rows if self._coming is not None else rows.chunk(self._ranks.count)[self._ranks.rank]
 
     def _exchanging(self, last: bool) -> AbstractContextManager[Any]:
         """Gradients are added up over the ranks once a step, with the last part."""
@@ -204,6 +210,11 @@ class RankTrainer(Trainer):
         if shard and ranks.count > 1:
             share_out(model, device, ranks)
         super().__init__(model, task, recipe, folder, device=device, **options)
+        self._writer = Writer(folder.path, ranks) if ranks.count > 1 else None
+
+    def run(self, *, resume: bool = False) -> dict[str, Any]:
+        with self._writer or contextlib.nullcontext():
+            return super().run(resume=resume)
 
     def _make_stepper(self, rate: Tensor | None) -> Stepper:
         runner = self.model
@@ -219,13 +230,11 @@ class RankTrainer(Trainer):
         return self._ranks.any(super()._stops())
 
     def _save(self, record: Tensor | None = None) -> None:
-        if self._ranks.count == 1:
+        if self._writer is None:
             super()._save(record)
             return
         self._ranks.from_first(self.folder.restore)
-        shards.save(self.folder.path, self._moment(record), self._ranks)
-        if self._ranks.is_first:
-            checked_files.remove(self.folder.checkpoint)
+        self._writer.save(self._moment(record))
 
     def _restore(self) -> None:
         if self._stored is None:

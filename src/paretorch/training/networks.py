@@ -44,7 +44,7 @@ def build_network(
     if names_code(name):
         return _from_user(name, options, wanted)
     if name.startswith("hf:"):
-        return _transformers(name, options)
+        return _transformers(name, options, wanted.get("classes"))
     if name.startswith("timm:"):
         return _timm(name, {**({"num_classes": wanted["classes"]} if "classes" in wanted else {}), **options})
     return zoo.build(name, **{**wanted, **options})
@@ -113,7 +113,7 @@ def _from_user(name: str, options: Mapping[str, Any], wanted: Mapping[str, Any])
     return built
 
 
-def _transformers(name: str, options: Mapping[str, Any]) -> nn.Module:
+def _transformers(name: str, options: Mapping[str, Any], classes: int | None) -> nn.Module:
     try:
         import transformers
     except ImportError as error:
@@ -127,6 +127,8 @@ def _transformers(name: str, options: Mapping[str, Any]) -> nn.Module:
         kind: Any = next(known, None) or transformers.AutoModel
         folder = Path(place)
         if folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+            if classes is not None and "num_labels" not in options:  # trained weights have a head of their own
+                config.num_labels = classes
             built = kind(config) if kind is not transformers.AutoModel else kind.from_config(config)
         else:
             built = kind.from_pretrained(place, config=config)

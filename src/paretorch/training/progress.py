@@ -77,7 +77,7 @@ def make_bar(console: Any = None) -> Any:
 def describe(row: dict[str, Any], epochs: int, held_out: str = "test") -> str:
     """One line of a row: 'search 3/20  loss 0.4123  accuracy 87.10 %  sparsity 50.00 %  bits 3.20'."""
     parts = [f"{row['phase']} {row['epoch']}/{epochs}"]
-    for name in _SHOWN:
+    for name in (*_SHOWN, *(["test_loss"] if headline(row) == "test_loss" else [])):
         if name in row:
             words = name.replace("test_", f"{held_out}_").replace("_", " ")
             parts.append(f"{words} {format_metric(name, row[name])}")
@@ -98,7 +98,8 @@ def format_metric(name: str, value: float) -> str:
 
 def brief(row: dict[str, Any], epochs: int, held_out: str = "test") -> str:
     """What fits beside a bar, in order of what is missed most if it is cut: '3/20 test 86.0 % zeros 50.0 % bits 3.2 loss 0.412 acc 87.1 %'."""
-    labels = {"test_accuracy": held_out, "sparsity": "zeros", "bits": "bits", "loss": "loss", "accuracy": "acc"}
+    best = {"test_loss": f"{held_out} loss"} if headline(row) == "test_loss" else {"test_accuracy": held_out}
+    labels = {**best, "sparsity": "zeros", "bits": "bits", "loss": "loss", "accuracy": "acc"}
     parts = [f"{row['epoch']}/{epochs}"]
     for name, label in labels.items():
         if name in row:

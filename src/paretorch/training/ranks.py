@@ -12,7 +12,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -38,21 +38,29 @@ class Ranks:
     Args:
         rank: Its number, from 0.
         count: How many there are; 1 alone needs no group of processes.
+        group: The group that they talk in; None: torch's default one.
     """
 
     rank: int = 0
     count: int = 1
+    group: Any = None
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+    def apart(self) -> "Ranks":
+        """The same ranks with a group of their own, on the CPU: for another thread, whose messages must not meet those of this one."""
+        if self.count == 1:
+            return self
+        return replace(self, group=dist.new_group(backend="gloo", timeout=timedelta(seconds=_MEET)))
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean over the ranks, of a tensor with the same shape on all of them."""
         if self.count == 1:
             return value
         total = value.clone()
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=self.group)
         return total / self.count
 
     def any(self, value: bool) -> bool:
@@ -60,20 +68,20 @@ class Ranks:
         if self.count == 1:
             return value
         flag = torch.tensor([int(value)])
-        dist.all_reduce(flag, dist.ReduceOp.MAX)
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.group)
         return bool(flag)
 
     def wait(self) -> None:
         """Return when all ranks are here."""
         if self.count > 1:
-            dist.all_reduce(torch.zeros(1))
+            dist.all_reduce(torch.zeros(1), group=self.group)
 
     def each(self, value: T) -> list[T]:
         """What every rank has, by rank; plain values."""
         if self.count == 1:
             return [value]
         found: list[Any] = [None] * self.count
-        dist.all_gather_object(found, value)
+        dist.all_gather_object(found, value, group=self.group)
         return found
 
     def together(self, function: Callable[[], T]) -> T:
@@ -107,12 +115,24 @@ def launched() -> int:
 
 def device_of_rank(name: str) -> str:
     """The device of this rank, where each rank of a machine has a GPU of its own."""
+    if launched() > 1:
+        _require_own(name)
     if launched() == 1 or name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name
     index, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if index >= count:
         raise ConfigError(f"There are more ranks than the {count} GPUs of this machine: use --nproc-per-node {count}")
     return f"cuda:{index}"
+
+
+def _require_own(name: str) -> None:
+    """Refuse a device that ranks cannot have."""
+    if name.startswith("mps"):
+        raise ConfigError("Ranks train on CPUs and on NVIDIA GPUs, not on mps: use --device cpu, or one process")
+    if name.startswith("cuda:") and os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":
+        raise ConfigError(
+            f"Each rank of a machine has a GPU of its own, and --device {name} is one GPU: use --device cuda"
+        )
 
 
 @contextlib.contextmanager
@@ -198,7 +218,7 @@ def _forward(norm: _BatchNorm, ranks: Ranks, x: Tensor) -> Tensor:
         return F.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=norm.eps)
     axes = [axis for axis in range(x.dim()) if axis != 1]
     shape = [-1 if axis == 1 else 1 for axis in range(x.dim())]
-    wide = x.float()
+    wide = x if x.dtype == torch.float64 else x.float()
     # All ranks have equally many rows, so the means over ranks are those over the batch.
     mean = _sum(wide.mean(axes)) / ranks.count
     centred = wide - mean.view(shape)
@@ -207,7 +227,7 @@ def _forward(norm: _BatchNorm, ranks: Ranks, x: Tensor) -> Tensor:
         _track(norm, mean.detach(), variance.detach(), ranks.count * x.numel() // x.shape[1])
     scaled = centred * torch.rsqrt(variance + norm.eps).view(shape)
     if norm.affine:
-        scaled = scaled * norm.weight.float().view(shape) + norm.bias.float().view(shape)
+        scaled = scaled * norm.weight.to(wide.dtype).view(shape) + norm.bias.to(wide.dtype).view(shape)
     normed: Tensor = scaled.to(x.dtype)
     return normed
 

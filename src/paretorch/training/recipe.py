@@ -51,8 +51,9 @@ class DataRecipe:
     """The data set, what is held out of it, its batches and its augmentation.
 
     Args:
-        name: A data set of the zoo, folder:PATH, hf:NAME_OR_FOLDER, or FILE.py:FUNCTION.
-        options: folder: size, test_percent, split_seed; FILE.py:FUNCTION: its arguments; ptb and ptb-char: bptt, the tokens of a chunk; multi30k: vocabulary, and bleu (true or false);
+        name: A data set of the zoo, folder:PATH, webdataset:PATTERN, hf:NAME_OR_FOLDER, or FILE.py:FUNCTION.
+        options: folder: size, test_percent, split_seed, and stream (true: read from the disk as needed) with resize, min_area and jitter, which
+            imagenet and webdataset have too; webdataset: test, the pattern of the test files, and classes; FILE.py:FUNCTION: its arguments; ptb and ptb-char: bptt, the tokens of a chunk; multi30k: vocabulary, and bleu (true or false);
             shortest-paths: limit, the most moves between two points, or limits, one for each of several phases of equal
             length, count, test_count and size of the grids; the network dcgan-generator: loss (hinge or bce),
             critic_steps, critic_width, samples, and features, a classifier's artefact.

@@ -8,6 +8,7 @@ goes through `by_place` first.
 import dataclasses
 import sys
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -158,9 +159,23 @@ def recipe_from(values: Mapping[str, Any], source: str = "the configuration") ->
             raise ConfigError(f"{source}: {section} should be a table of fields, not {places[section]!r}")
     unknown = sorted(set(places) - set(KINDS))
     if unknown:
-        raise ConfigError(f"{source} has unknown fields: {', '.join(unknown)}; known are {', '.join(sorted(KINDS))}")
+        likely = [field for name in unknown for field in _likely(name)]
+        meant = f"did you mean one of: {', '.join(likely)}?" if likely else f"known are {', '.join(sorted(KINDS))}"
+        raise ConfigError(f"{source} has unknown fields: {', '.join(unknown)}; {meant}")
     typed = nested({place: _typed(place, value, source) for place, value in places.items()})
     return Recipe(**typed | {name: kind(**typed.get(name, {})) for name, kind in _SECTIONS.items()})
+
+
+_ALIKE = 0.75  # of 1: typing errors are, other words are not
+
+
+def _likely(name: str) -> list[str]:
+    """The fields that an unknown name may stand for, at their places or without."""
+    places = {place.rpartition(".")[2]: place for place in KINDS} | {place: place for place in KINDS}
+    close = next(
+        filter(None, (get_close_matches(one, places, cutoff=_ALIKE) for one in (name.rpartition(".")[2], name))), []
+    )
+    return list(dict.fromkeys(places[one] for one in close))
 
 
 def changed(recipe: Recipe, values: Mapping[str, Any]) -> Recipe:

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.support.eval_mode import in_eval, run_example
-from paretorch.support.inputs import ModelCall
+from paretorch.support.inputs import ModelCall, main_output
 from paretorch.training.checkpoint import Checkpoint
 from paretorch.training.compression import SAMPLED_MASKS, attach
 from paretorch.training.distillation import Teacher, distillation_loss
@@ -27,7 +28,7 @@ from paretorch.training.runtime import Runtime, fast_on_gpu, own_random
 from paretorch.training.tasks import ImageTask, StatefulTask, Task, runtime_for
 from paretorch.training.tasks.batches import BatchTask
 from paretorch.training.tasks.choose import choose
-from paretorch.training.tasks.images import ImageClassification
+from paretorch.training.tasks.images import Classification
 from paretorch.training.tasks.language import CARRIED
 from paretorch.training.tasks.translation import Translation
 from paretorch.training.tracking import require_trackers
@@ -116,10 +117,12 @@ def check_fit(model: nn.Module, task: Task, recipe: Recipe, wanted: dict[str, An
     """Refuse a network that cannot take the data, or whose outputs are not what the task needs."""
     if isinstance(task, BatchTask):
         task.check(model, recipe.network)
-    elif isinstance(task, ImageClassification):
+    elif isinstance(task, Classification):
         found = _run_image(model, task.example()[:1], recipe)
+        what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        with suppress(ConfigError):  # what has no main output is named below
+            found = main_output(found)
         if not isinstance(found, Tensor) or found.dim() != 2:
-            what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
             raise ConfigError(
                 f"{recipe.network} gives {what} for images of {recipe.data.name}: return logits [rows, classes], or write a --task"
             )

@@ -29,6 +29,8 @@ class Runtime:
             all of them each (DDP).
         accumulate: Take the batch of a step in so many parts, one after another, so that less of it is in memory. Batch norms
             see a part at a time.
+        workers: How many processes read images that stay on the disk; 0: none but this one; None: one per core, shared out among the
+            ranks of a machine.
         track: Where to write the metrics too: "tensorboard", "wandb", "mlflow".
     """
 
@@ -43,12 +45,15 @@ class Runtime:
     track: tuple[str, ...] = ()
     shard: bool = False
     accumulate: int = 1
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         require_one_of("progress", self.progress, ("auto", "bar", "plain", "quiet"))
         require_at_least("checkpoint_epochs", self.checkpoint_epochs, 1)
         require_at_least("checkpoint_steps", self.checkpoint_steps, 0)
         require_at_least("accumulate", self.accumulate, 1)
+        if self.workers is not None:
+            require_at_least("workers", self.workers, 0)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import pickle
 import shutil
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from paretorch.errors import ArtefactError, warn
+from paretorch.support import checked_files
 from paretorch.support.files import read_json
 from paretorch.training.checkpoint import Checkpoint
 from paretorch.training.files import write_atomically, write_error
@@ -54,13 +56,32 @@ def remove(run: Path) -> None:
     shutil.rmtree(run / "checkpoint.ranks", ignore_errors=True)
 
 
-def save(run: Path, content: Checkpoint, ranks: Ranks) -> None:
+@dataclass(frozen=True)
+class Parts:
+    """A checkpoint as one rank writes it.
+
+    Args:
+        tensors: All tensors, by the path to them; of sharded ones this rank's part is written.
+        plain: Everything else, as JSON.
+        random: The shape of each generator's state.
+    """
+
+    tensors: dict[str, Tensor]
+    plain: dict[str, Any]
+    random: dict[str, list[int]]
+
+
+def take_apart(content: Checkpoint, ranks: Ranks) -> Parts:
+    """What this rank has to write of a checkpoint; its tensors are those that training goes on with."""
+    tensors: dict[str, Tensor] = {}
+    plain = _split({**content.__dict__, "random": {}}, "", tensors)
+    _split({f"random/{ranks.rank}": content.random}, "", tensors)
+    return Parts(tensors, plain, {name: list(state.shape) for name, state in content.random.items()})
+
+
+def write(run: Path, parts: Parts, ranks: Ranks) -> None:
     """Write a checkpoint, all ranks together."""
     folder = run / "checkpoint.ranks" / _NEW
-    tensors: dict[str, Tensor] = {}
-    states = {f"random/{ranks.rank}": content.random}
-    plain = _split({**content.__dict__, "random": {}}, "", tensors)
-    _split(states, "", tensors)
 
     def begin() -> None:
         try:
@@ -69,14 +90,13 @@ def save(run: Path, content: Checkpoint, ranks: Ranks) -> None:
         except OSError as error:
             raise write_error(folder, error) from error
 
-    def write() -> dict[str, str]:
+    def checksums() -> dict[str, str]:
         own = [path for path in folder.iterdir() if path.name.startswith(f"__{ranks.rank}_")]
         return {path.name: _checksum(path) for path in [*own, *([folder / _INDEX] if ranks.is_first else [])]}
 
     def publish() -> None:
-        sums = {name: one for part in parts for name, one in part.items()}
-        random = {name: list(state.shape) for name, state in content.random.items()}
-        state = {"format": _FORMAT, "ranks": ranks.count, "sums": sums, "random": random, "content": plain}
+        sums = {name: one for each in found for name, one in each.items()}
+        state = {"format": _FORMAT, "ranks": ranks.count, "sums": sums, "random": parts.random, "content": parts.plain}
         write_atomically(folder / _STATE, json.dumps(state).encode())
         try:
             os.replace(folder, run / "checkpoint.ranks" / str(max(_numbers(run), default=0) + 1))
@@ -84,21 +104,20 @@ def save(run: Path, content: Checkpoint, ranks: Ranks) -> None:
             raise write_error(folder, error) from error
         for number in sorted(_numbers(run))[:-_KEPT]:
             shutil.rmtree(run / "checkpoint.ranks" / str(number), ignore_errors=True)
+        checked_files.remove(run / "checkpoint.pt")
 
     ranks.from_first(begin)
-    _write_tensors(tensors, folder)
-    parts = ranks.each(ranks.together(write))
+    _write_tensors(parts.tensors, folder, ranks)
+    found = ranks.each(ranks.together(checksums))
     ranks.from_first(publish)
 
 
-def _write_tensors(tensors: dict[str, Tensor], folder: Path) -> None:
+def _write_tensors(tensors: dict[str, Tensor], folder: Path, ranks: Ranks) -> None:
     from torch.distributed.checkpoint import state_dict_saver
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            state_dict_saver.save(tensors, checkpoint_id=folder)
+        state_dict_saver.save(tensors, checkpoint_id=folder, process_group=ranks.group)
     except CheckpointException as error:
         for reason, _ in error.failures.values():
             if isinstance(reason, OSError):

@@ -5,6 +5,7 @@ depends on lies on the device: the epoch's batches and learning rates in fixed b
 row is next. A replay then needs no word from the host, and losses are read once per epoch.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from paretorch.core.step.recorded import copy_code
 from paretorch.training.optimizers import set_rate
-from paretorch.training.tasks import Batch, Task
+from paretorch.training.tasks import Batch, Stream, Task
 
 if TYPE_CHECKING:
     from paretorch.core.plan import Plan
@@ -42,9 +43,10 @@ class Stepper:
         samples: int = 1,
     ) -> None:
         self._model, self._task, self._optimizer, self._plan = model, task, optimizer, plan
-        self._compile, self._samples = compile, samples
+        self._compile, self._samples, self._device = compile, samples, device
         self._rate = rate
         self._batches: Batch = ()
+        self._coming: Iterator[Batch] | None = None  # of an epoch that is not in memory
         self._rates = torch.zeros(task.steps, device=device)
         self._host_rates = [0.0] * task.steps
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
@@ -60,14 +62,14 @@ class Stepper:
         self._graph, self._warm = None, 0
         self._forward = torch.compile(copy_code(self._losses), dynamic=False) if self._compile else self._losses
 
-    def begin(self, batches: Batch, rates: list[float], start: int = 0, record: Tensor | None = None) -> None:
+    def begin(
+        self, batches: "Batch | Stream", rates: list[float], start: int = 0, record: Tensor | None = None
+    ) -> None:
         """Lay an epoch out: its batches, a learning rate for each step, and what earlier steps of it recorded."""
-        if self._batches and all(new.shape == old.shape for new, old in zip(batches, self._batches, strict=True)):
-            for new, old in zip(batches, self._batches, strict=True):
-                old.copy_(new)
+        if isinstance(batches, tuple):
+            self._lay_out(batches)
         else:
-            # Copies: later epochs are written over them, and the task's may be views of its own data.
-            self._batches, self._graph, self._warm = tuple(rows.clone() for rows in batches), None, 0
+            self._coming = batches.begin(start)
         self._host_rates = rates
         self._rates.copy_(torch.tensor(rates))
         self._position.fill_(start)
@@ -75,8 +77,19 @@ class Stepper:
         if record is not None:
             self._record[: len(record)].copy_(record)
 
+    def _lay_out(self, batches: Batch) -> None:
+        if self._batches and all(new.shape == old.shape for new, old in zip(batches, self._batches, strict=True)):
+            for new, old in zip(batches, self._batches, strict=True):
+                old.copy_(new, non_blocking=True)
+        else:
+            # Copies: later epochs are written over them, and the task's may be views of its own data.
+            self._batches = tuple(rows.to(self._device, copy=True) for rows in batches)
+            self._graph, self._warm = None, 0
+
     def step(self, index: int) -> None:
         """Take the step `index` of the epoch."""
+        if self._coming is not None:  # the one batch that there is lies where a captured step finds it
+            self._lay_out(tuple(rows.unsqueeze(0) for rows in next(self._coming)))
         if self._rate is None:
             set_rate(self._optimizer, self._host_rates[index])
             self._update()
@@ -103,7 +116,7 @@ class Stepper:
         if self._rate is not None:
             torch.index_select(self._rates, 0, self._position, out=self._rate.view(1))
         # Picked outside of what is compiled: its shapes then do not depend on the length of the epoch.
-        batch = tuple(rows.index_select(0, self._position).squeeze(0) for rows in self._batches)
+        batch = tuple(self._pick(rows) for rows in self._batches)
         row = self._gradients(batch)
         self._optimizer.step()
         if self._plan is not None:
@@ -111,6 +124,9 @@ class Stepper:
         self._optimizer.zero_grad(set_to_none=True)
         self._record.index_copy_(0, self._position, row)
         self._position.add_(1)
+
+    def _pick(self, rows: Tensor) -> Tensor:
+        return rows.squeeze(0) if self._coming is not None else rows.index_select(0, self._position).squeeze(0)
 
     def _gradients(self, batch: Batch) -> Tensor:
         """Add up the gradients of the mean loss; returns loss and tallies."""

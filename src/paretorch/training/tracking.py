@@ -7,10 +7,11 @@ MLflow writes a database into the run folder unless MLFLOW_TRACKING_URI names a 
 from __future__ import annotations
 
 import json
+import logging
 import netrc
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -163,6 +164,19 @@ class _WandB:
         self._run.finish()
 
 
+@contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    """Let these loggers write warnings only."""
+    before = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+
+
 class _MLflow:
     def __init__(self, folder: Path, config: dict[str, Any], step: int, rows: int) -> None:
         from mlflow.tracking import MlflowClient
@@ -171,7 +185,8 @@ class _MLflow:
         (folder / "mlflow").mkdir(parents=True, exist_ok=True)
         local = f"sqlite:///{(folder / 'mlflow' / 'mlflow.db').absolute().as_posix()}"
         address = os.environ.get("MLFLOW_TRACKING_URI") or local
-        self._client = MlflowClient(tracking_uri=address)
+        with _quiet("mlflow.store.db.utils", "alembic.runtime.migration"):  # which tell how a database is made
+            self._client = MlflowClient(tracking_uri=address)
         if not self._memory.ident:
             run = self._client.create_run(self._experiment(folder, address == local), run_name=folder.absolute().name)
             self._memory.ident = run.info.run_id

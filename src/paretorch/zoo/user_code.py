@@ -17,7 +17,7 @@ from typing import Any
 from paretorch.errors import ConfigError, PareError
 from paretorch.support.eval_mode import first_sentence
 
-PREFIXES = ("folder", "hf", "timm")
+PREFIXES = ("folder", "hf", "timm", "webdataset")
 """What names something else than a user's code before the colon."""
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")

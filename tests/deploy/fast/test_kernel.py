@@ -109,7 +109,7 @@ def test_optimize_chooses_it_if_the_timer_says_so(monkeypatch) -> None:
         given = {"dense": 2.0, "packed": 1.0, "before": 3.0, "after": 2.0, str(SETTINGS[2]): 0.5}
         return {name: [given.get(name, 0.8)] * 4 for name in calls}
 
-    monkeypatch.setattr(replacements, "_sparse_layer", lambda a, b: replacements._packed_layer(a, b, timer))
+    monkeypatch.setattr(replacements, "_cpu_layers", lambda a, b: [replacements._packed_layer(a, b, timer)])
     model = nn.Sequential(nn.Linear(130, 70), nn.ReLU()).to(DEVICE, torch.bfloat16)
     with torch.no_grad():
         model[0].weight.copy_(on_the_grid(torch.full((70, 130), 4)))

@@ -50,7 +50,7 @@ def test_a_target_above_what_is_allowed() -> None:
 def test_more_bits_than_the_dtype_has_digits(dtype: torch.dtype, most: int) -> None:
     """A value of p bits has p binary digits: of more, the last would be rounded away, and count all the same."""
     given = precision_map(compress(nn.Linear(4, 3), Uniform(bits=most), steps=1).finalize())
-    for fits in (SMOL(init_bits=most), Uniform(bits=most), GivenPrecision(precisions=given)):
+    for fits in (SMOL(init_bits=most, penalty=1e-4), Uniform(bits=most), GivenPrecision(precisions=given)):
         compress(nn.Linear(4, 3).to(dtype), fits, steps=4)
     if most == 16:
         return

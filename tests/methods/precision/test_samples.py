@@ -72,7 +72,7 @@ def test_activations_are_sampled_too_and_rounded_networks_have_no_noise() -> Non
 @pytest.mark.parametrize("count", [0, -1, 1.5, True, 64, "2"])
 def test_a_count_that_cannot_be_meant(count: object) -> None:
     network = build("linear")
-    compress(network, SMOL(), steps=4)
+    compress(network, SMOL(target_bits=4.0), steps=4)
     with pytest.raises(ConfigError, match="count="):
         noise_samples(network, count)  # type: ignore[arg-type]
 
@@ -81,6 +81,6 @@ def test_what_has_no_plan_or_steps_too_early() -> None:
     with pytest.raises(ConfigError, match="no plan"):
         noise_samples(build("linear"), 2)
     network = build("linear")
-    plan = compress(network, SMOL(), steps=4)
+    plan = compress(network, SMOL(target_bits=4.0), steps=4)
     with pytest.raises(ConfigError, match="after the loop"):
         [plan.step() for _ in noise_samples(network, 2)]

@@ -185,7 +185,8 @@ def test_dropped_weights_cost_no_bits(sparsity: float, each: float, group: str, 
 )
 def test_only_allowed_bits(allowed: set[int], above: float, with_target: bool, group: str) -> None:
     target = min(min(allowed) + above, max(allowed), 8.0) if with_target and min(allowed) <= 8 else None
-    plan = compress(small_net(), SMOL(target_bits=target, allowed_bits=tuple(allowed), group=group), steps=10)
+    goal = {"penalty": 1e-4} if target is None else {"target_bits": target}
+    plan = compress(small_net(), SMOL(allowed_bits=tuple(allowed), group=group, **goal), steps=10)
     scatter(plan)
     plan.harden()
     for found in bits(plan.model).values():
@@ -258,10 +259,10 @@ def test_weights_outside_the_grid() -> None:
     with pytest.raises(ConfigError, match=r'3\.weight has weights up to 5.*scale="auto"'):
         compress(model(), SMOL(scale=0), steps=10)
     for scale in ("fit", 2):
-        plan = compress(model(), SMOL(scale=scale), steps=10)
+        plan = compress(model(), SMOL(scale=scale, penalty=1e-4), steps=10)
         value = plan.finalize()[3].weight[0, 0].detach()
         assert float(value) == pytest.approx(5.0, abs=8 * 2.0**-7)
-    plan = compress(model(), SMOL(scale="auto"), steps=10)
+    plan = compress(model(), SMOL(scale="auto", penalty=1e-4), steps=10)
     top = 2.0 * float(relaxations(plan.model)[1].scale)
     assert float(plan.finalize()[3].weight[0, 0].detach()) == pytest.approx(min(5.0, top), rel=2.0**-7)
 

@@ -82,7 +82,7 @@ def test_what_is_no_search_of_the_same_plan() -> None:
     with pytest.raises(ConfigError, match="more than rounding: sparsity"):
         load_search(twin(SMOL(target_bits=3.0), ContinuousSparsification(target=0.5)), state)
     with pytest.raises(ConfigError, match="no plan in it"):
-        load_search(twin(SMOL()), net().state_dict())
+        load_search(twin(SMOL(target_bits=3.0)), net().state_dict())
     hard = twin(SMOL(target_bits=3.0))
     hard.harden()
     with pytest.raises(ConfigError, match="hardened already"):

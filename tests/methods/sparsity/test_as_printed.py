@@ -86,7 +86,7 @@ def test_without_rescaling_a_grid_stays_as_it_is(init: float) -> None:
 
     model = small_net()
     plain = copy.deepcopy(model)
-    plan = compress(model, ContinuousSparsification(init=init, rescale=False), SMOL(), steps=10)
+    plan = compress(model, ContinuousSparsification(init=init, rescale=False), SMOL(penalty=1e-4), steps=10)
     model.eval()
     plan.refresh()
     expected = torch.sigmoid(torch.tensor(init)) * plain[3].weight.detach()

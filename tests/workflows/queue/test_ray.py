@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 
+from paretorch.training.recipe_values import recipe_from
+from paretorch.training.runtime import Runtime
+from paretorch.workflows import tuning
 from paretorch.workflows.queue import choose_engine
 from paretorch.workflows.studies import run_study
 from paretorch.workflows.studies.study import parse_study
+from paretorch.workflows.tuning.queued import QueuedTrials
+from paretorch.workflows.tuning.trial import Trial
 from tests.workflows.queue.test_jobs import _STUDY, fails_alone, process_of, results
 
 pytestmark = [
@@ -88,3 +93,25 @@ def test_twenty_jobs_lose_a_process_and_a_node(cluster: Any, tmp_path: Path, mon
     begun = time.monotonic()
     compare(cluster, tmp_path, 10, kill_node=True)
     assert time.monotonic() - begun < 900
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("cluster", [0], indirect=True)
+@pytest.mark.timeout(280)
+def test_trials_of_a_search_run_on_the_cluster(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARE_PATIENCE", "10")
+    values = {"network": "digits-cnn", "network_options": {"width": 2}, "data": "digits", "epochs": 4}
+    found = []
+    for engine in (choose_engine("auto", None, "cpu"), None):
+        folder = tmp_path / ("serial" if engine is None else "cluster")
+        trial = Trial(recipe_from({**values, "validation": 200}), Runtime(device="cpu", progress="quiet"), folder)
+        trial.check()
+        train = trial if engine is None else QueuedTrials(trial, engine, ("--device", "cpu"))
+        options = {"storage": folder / "trials.journal", "workers": 1 if engine is None else engine.places}
+        found.append(tuning.search(train, [0.02, 0.05, 0.1], [0.1], method="grid", trials=3, **options))
+    assert found[0].errors.tolist() == found[1].errors.tolist()
+    assert sorted(path.parent.name for path in tmp_path.glob("cluster/lr*/trial.json")) == [
+        "lr0.02-eps0.1",
+        "lr0.05-eps0.1",
+        "lr0.1-eps0.1",
+    ]

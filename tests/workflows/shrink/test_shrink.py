@@ -1,6 +1,7 @@
 """`pt.shrink`: within the budget, near the model, on networks and batches of several kinds; the model stays as it was."""
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paretorch as pt
+from paretorch.edits import edits_of
 from paretorch.support.inputs import ModelCall
 from paretorch.support.text import dense_bytes
 from paretorch.workflows.shrink import shrink_network
@@ -55,6 +57,30 @@ def test_the_file_is_within_the_budget_and_the_model_as_before(convnet: nn.Modul
     assert torch.equal(fresh.eval()(x), small(x))
     agree = (small(x).argmax(1) == copy.deepcopy(convnet).eval()(x).argmax(1)).float().mean()
     assert agree >= 0.7
+
+
+def _compressed(convnet: nn.Module) -> nn.Module:
+    """Half of the channels gone, and the rest on grids with exponents: a file of it lists both."""
+    model = copy.deepcopy(convnet)
+    methods = (pt.ContinuousSparsification(target=0.4, group="channel"), pt.SMOL(target_bits=4.0, scale=3))
+    plan = pt.compress(model, *methods, steps=1, example=images(1)[0])
+    plan.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plan.harden()
+    return plan.finalize()
+
+
+@pytest.mark.parametrize("steps", [0, 4])
+def test_a_network_that_was_compressed_before(convnet: nn.Module, steps: int, tmp_path: Path) -> None:
+    before = _compressed(convnet)
+    assert {edit.kind for edit in edits_of(before)} == {"scale", "keep_channels"}
+    found = shrink_network(before, images(), budget="2.2 kB", steps=steps)
+    assert _file(found.model, tmp_path / "small.pare") == found.record["bytes"] <= 2200
+    assert {edit.kind for edit in edits_of(found.model)} == {"keep_channels"}  # the grids are others now
+    fresh = pt.load(tmp_path / "small.pare", into=copy.deepcopy(convnet)).eval()
+    x = images(1, seed=9)[0]
+    assert torch.equal(fresh(x), found.model(x))
 
 
 @pytest.mark.parametrize("steps", [0, 12])

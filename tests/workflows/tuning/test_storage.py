@@ -257,3 +257,10 @@ def test_a_missing_driver_is_named(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(MissingExtraError, match=r"driver psycopg, .*psycopg\[binary\]"):
         tuning.search(lambda a, e, beat: a, *GRID, trials=1, storage="postgresql://localhost/x")
+
+
+def test_a_database_that_does_not_answer_is_one_sentence() -> None:
+    pytest.importorskip("psycopg")
+    place = "postgresql+psycopg://nobody@127.0.0.1:1/trials"
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:1/trials cannot be opened .*refused"):
+        tuning.search(lambda a, e, beat: a, *GRID, trials=1, storage=place)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from paretorch.core.channels.labels import FIXED, Network
 from paretorch.core.channels.shares import Shares
+from paretorch.core.channels.times import LayerSides, LayerTimes, measure_times
 from paretorch.core.groups import Grouping
 from paretorch.core.relaxation import Relaxation
 from paretorch.errors import DivergenceError
@@ -103,6 +104,7 @@ class Coupling:
         cuts: the sides of modules that lose channels.
         sets: the decisions of every layer whose channels are all decided: one of them stays.
         parts: the decisions of every layer.
+        weights: how many weights shares of "weights" are over, which biases and norms are not.
     """
 
     def __init__(self, net: Network, model: nn.Module, counted: set[str]) -> None:
@@ -130,6 +132,9 @@ class Coupling:
             "macs": entries * torch.tensor([layer.positions for layer in layers], dtype=torch.float32),
         }
         self._shares = Shares(rows, columns, units, self.sets, self.count)
+        self._sides = [LayerSides(one.weight, *both) for one, *both in zip(layers, rows, columns, strict=True)]
+        of_layer = torch.tensor([len(row) * len(column) for row, column in zip(rows, columns, strict=True)])
+        self.weights = int((of_layer * units["weights"]).sum())
 
     def grouping(self, name: str, shape: torch.Size) -> Channels:
         """How the tensor of this name reads the decisions."""
@@ -172,10 +177,41 @@ class Coupling:
         """Count on this device from now on."""
         self._shares.to(device)
 
+    def measure(self, times_of: LayerTimes, multiple: int) -> None:
+        """Have the layers measured, so that shares can be counted in "latency"."""
+        self._shares.use_times(measure_times(self._sides, times_of, multiple))
+
+    @property
+    def times(self) -> Tensor | None:
+        """What was measured: milliseconds by layer, number of rows and number of columns."""
+        return None if self._shares.times is None else self._shares.times.values
+
+    @times.setter
+    def times(self, values: Tensor) -> None:
+        assert self._shares.times is not None
+        self._shares.times.to(values.device)
+        self._shares.times.values = values
+        self._shares.use_times(self._shares.times)
+
+    @property
+    def prices(self) -> Tensor | None:
+        """The measured time that each channel saves, 1 on average; None if nothing was measured."""
+        return self._shares.prices
+
     def least(self, unit: str, multiple: int) -> float:
         """The smallest share that leaves every layer a channel, or `multiple` of them."""
-        ranked = self._ranked(torch.zeros(self.count, dtype=torch.float32))
-        return float(self.share(self._first(ranked, len(self._shares.sets)), unit, multiple))
+        return float(self.share(self.fewest(), unit, multiple))
+
+    def fewest(self) -> Tensor:
+        """One channel of every layer."""
+        return self._first(self._ranked(torch.zeros(self.count, dtype=torch.float32)), len(self._shares.sets))
+
+    def evenly(self) -> Tensor:
+        """Scores by which every layer loses the same share of its channels."""
+        score = torch.zeros(self.count, dtype=torch.float32)
+        for own in self._shares.sets:
+            score[own] = -torch.arange(len(own), dtype=torch.float32) / len(own)
+        return score
 
     def keep_best(self, score: Tensor, share: float, unit: str, multiple: int) -> Tensor:
         """Keep the channels of the highest scores so that their share comes nearest to `share`; each layer keeps one.

@@ -12,6 +12,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from paretorch.core.channels.times import Times
+
+LATENCY = "latency"
+"""The unit of measured times, if there are any."""
+_LEAST_PRICE = 0.05  # of the average: channels that save nothing are not kept whatever they do
+
 
 class Members:
     """Some things (layers, say), and the decision behind each of their members (rows, say); -1: none, it stays."""
@@ -78,6 +84,8 @@ class Shares:
         most = self._rows.most()  # several rows of a grouped layer stand behind one decision
         self._rows_each = torch.tensor([int(most[own].max()) for own in self.sets], dtype=torch.float32)
         self._average_rows, self._average_columns = (self._average(one) for one in (self._rows, self._columns))
+        self.times: Times | None = None
+        self.prices: Tensor | None = None
 
     def to(self, device: torch.device) -> None:
         """Count on this device from now on."""
@@ -87,6 +95,17 @@ class Shares:
             self._sizes, self._rows_each = self._sizes.to(device), self._rows_each.to(device)
             self._average_rows, self._average_columns = self._average_rows.to(device), self._average_columns.to(device)
             self._units = {unit: each.to(device) for unit, each in self._units.items()}
+            if self.times is not None and self.prices is not None:
+                self.times.to(device)
+                self.prices = self.prices.to(device)
+
+    def use_times(self, times: Times) -> None:
+        """Count "latency" by these times, and have the price of each decision: the time that it saves, 1 on average."""
+        self.to(times.values.device)
+        total = torch.zeros(self._rows.decisions, device=self._sizes.device)
+        for members, each in zip((self._rows, self._columns), times.saved(), strict=True):
+            total = total.index_add(0, members.decision, each[members.thing])
+        self.times, self.prices = times, (total / total.mean().clamp_min(1e-12)).clamp_min(_LEAST_PRICE)
 
     def of(self, kept: Tensor, unit: str, multiple: int) -> Tensor:
         """The share that is left if some decisions are kept, (…, decisions) of 0 and 1."""
@@ -105,6 +124,9 @@ class Shares:
         if multiple > 1:
             missing = self._missing(count(self._in_sets), multiple)
             rows, columns = rows + missing @ self._average_rows, columns + missing @ self._average_columns
+        if unit == LATENCY:
+            assert self.times is not None
+            return self.times.each(rows, columns).sum(-1) / self.times.whole()
         return (rows * columns * self._units[unit]).sum(-1)  # no product of matrices: TF32 would round the shares
 
     def _missing(self, counts: Tensor, multiple: int) -> Tensor:

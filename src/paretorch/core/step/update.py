@@ -64,7 +64,8 @@ def warn_undecided(term: Term, step: Tensor) -> None:
 def add_prices(trained: Sequence[tuple[Term, Sequence[nn.Parameter]]], terms: list[Term], engine: Engine) -> None:
     """Add d(λ_keep Σ keep + λ_bits Σ keep·bits)/ds to the gradients of the decisions, in closed form.
 
-    A steered price is a control signal and touches its own decisions only.
+    A steered price is a control signal and touches its own decisions only. What a channel is worth is divided by the time that it takes, if
+    that was measured and the method compares channels by it.
 
     Args:
         trained: the terms whose decisions are trained, with these.
@@ -77,6 +78,8 @@ def add_prices(trained: Sequence[tuple[Term, Sequence[nn.Parameter]]], terms: li
     for decision in (decision for _, decisions in trained for decision in decisions):
         if decision.grad is None:
             decision.grad = torch.zeros_like(decision)
+    for term, decisions in trained:
+        _divide_by_time(term, decisions)
     if any(price is not None for price in prices.values()):
         for batch in engine.known_batches():
             # Decisions that rows share are few: whole, and what is asked of all of a weight's is known.
@@ -94,6 +97,14 @@ def add_prices(trained: Sequence[tuple[Term, Sequence[nn.Parameter]]], terms: li
 
 
 Prices = dict[str, Tensor | None]
+
+
+def _divide_by_time(term: Term, decisions: Sequence[nn.Parameter]) -> None:
+    times = term.time_prices
+    for decision in decisions if times is not None else ():
+        assert times is not None
+        assert decision.grad is not None
+        decision.grad.div_(shard_like(times, decision.grad))
 
 
 def _price_batch(batch: Batch, kinds: set[str], prices: Prices, steered: set[str]) -> None:

@@ -7,8 +7,9 @@ from a zero point, a whole number per group, if that takes fewer bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from paretorch.deploy.codec.codings import (
 )
 from paretorch.deploy.codec.grids import HALF
 from paretorch.deploy.codec.grouped import ESCAPE, FLAT, Grouped, products
+from paretorch.deploy.codec.integers import Integers, smallest_type
 from paretorch.deploy.codec.lines import FORMS
 from paretorch.deploy.codec.multiples import Codes, Floats
 from paretorch.deploy.codec.streams import Array, BitCounts, PartsReader, PartsWriter
@@ -90,38 +92,79 @@ class Affine:
 
     @staticmethod
     def read(reader: PartsReader, shape: Shape, dtype: torch.dtype, out: Array) -> None:
-        if dtype not in (torch.float32, *HALF) or not shape:
-            raise ArtefactError("The artefact has steps of groups for a tensor that cannot have any")
-        index = reader.index
-        axis = index.number(FLAT)
-        if axis != FLAT and axis >= len(shape):
-            raise ArtefactError("The artefact has groups along an axis that the tensor does not have")
-        rows = 1 if axis == FLAT else shape[axis]
-        width = out.size // rows
-        length = 1 + index.number(width - 1)
-        form, shifted = index.number(len(FORMS)), index.number(1)
-        low = index.signed(_MAX_BASE) if form else 0
-        many = -(-width // length)
-        steps = _read_vector(reader, (rows, many))
-        offsets = _read_vector(reader, (rows, many)) if form else steps
-        base = _read_symbols(reader, (rows, many), np.int16, ()) if shifted else None
-        codes = _read_symbols(reader, (rows, width), np.int16)
-        corrections = _read_symbols(reader, (rows, width), np.int8)
-        own = out.reshape(rows, width) if axis in (0, FLAT) else np.empty((rows, width), dtype=out.dtype)
-        for part, columns in _windows(rows, width):
-            groups = np.arange(columns.start, columns.stop) // length
-            numbers = codes[part, columns].astype(np.float32) + np.float32(low - 1 if form else 0)
-            if base is not None:
-                numbers += base[part][:, groups]
-            made = products(form, numbers, steps[part], offsets[part], groups)
-            if form:
-                made[codes[part, columns] == 0] = 0.0
-            words = to_words(torch.from_numpy(made).to(dtype)).reshape(made.shape)
-            own[part, columns] = words + corrections[part, columns].astype(words.dtype)
-        _read_escaped(reader, own, corrections == ESCAPE, dtype)
-        if axis not in (0, FLAT):
-            moved = np.moveaxis(out.reshape(shape), axis, 0)
-            moved[...] = own.reshape(moved.shape)
+        _fill(_read_parts(reader, shape, dtype), reader, shape, dtype, out)
+
+    @staticmethod
+    def read_integers(reader: PartsReader, shape: Shape) -> Integers | Array:
+        """Read an fp32 weight as whole numbers and steps of its outputs; as words if it is no such product everywhere."""
+        parts = _read_parts(reader, shape, torch.float32)
+        rows, width = shape[0], math.prod(shape[1:])
+        along = parts.axis == 0 or (parts.axis == FLAT and width % parts.length == 0)
+        if not along or parts.form or parts.corrections.any():
+            out = np.empty(rows * width, dtype=np.uint32)
+            _fill(parts, reader, shape, torch.float32, out)
+            return out
+        numbers, steps = parts.codes.reshape(rows, width), parts.steps.reshape(rows, -1)
+        if parts.base is not None:
+            numbers = numbers.astype(np.int32) + _spread(parts.base.reshape(rows, -1), parts.length, width)
+        kind = smallest_type(int(numbers.min()), int(numbers.max()))
+        return Integers(numbers.astype(kind, copy=False), steps, min(parts.length, width))
+
+
+class _Parts(NamedTuple):
+    """What is stored of a weight, but for its escaped values."""
+
+    axis: int
+    length: int
+    form: int
+    low: int
+    steps: Floats
+    offsets: Floats
+    base: Array | None
+    codes: Array
+    corrections: Array
+
+
+def _read_parts(reader: PartsReader, shape: Shape, dtype: torch.dtype) -> _Parts:
+    if dtype not in (torch.float32, *HALF) or not shape:
+        raise ArtefactError("The artefact has steps of groups for a tensor that cannot have any")
+    index = reader.index
+    axis = index.number(FLAT)
+    if axis != FLAT and axis >= len(shape):
+        raise ArtefactError("The artefact has groups along an axis that the tensor does not have")
+    rows = 1 if axis == FLAT else shape[axis]
+    width = math.prod(shape) // rows
+    length = 1 + index.number(width - 1)
+    form, shifted = index.number(len(FORMS)), index.number(1)
+    low = index.signed(_MAX_BASE) if form else 0
+    many = -(-width // length)
+    steps = _read_vector(reader, (rows, many))
+    offsets = _read_vector(reader, (rows, many)) if form else steps
+    base = _read_symbols(reader, (rows, many), np.int16, ()) if shifted else None
+    codes = _read_symbols(reader, (rows, width), np.int16)
+    return _Parts(axis, length, form, low, steps, offsets, base, codes, _read_symbols(reader, (rows, width), np.int8))
+
+
+def _fill(parts: _Parts, reader: PartsReader, shape: Shape, dtype: torch.dtype, out: Array) -> None:
+    """Write the words of all values, flat."""
+    axis, form = parts.axis, parts.form
+    rows, width = parts.codes.shape
+    own = out.reshape(rows, width) if axis in (0, FLAT) else np.empty((rows, width), dtype=out.dtype)
+    for part, columns in _windows(rows, width):
+        groups = np.arange(columns.start, columns.stop) // parts.length
+        codes = parts.codes[part, columns]
+        numbers = codes.astype(np.float32) + np.float32(parts.low - 1 if form else 0)
+        if parts.base is not None:
+            numbers += parts.base[part][:, groups]
+        made = products(form, numbers, parts.steps[part], parts.offsets[part], groups)
+        if form:
+            made[codes == 0] = 0.0
+        words = to_words(torch.from_numpy(made).to(dtype)).reshape(made.shape)
+        own[part, columns] = words + parts.corrections[part, columns].astype(words.dtype)
+    _read_escaped(reader, own, parts.corrections == ESCAPE, dtype)
+    if axis not in (0, FLAT):
+        moved = np.moveaxis(out.reshape(shape), axis, 0)
+        moved[...] = own.reshape(moved.shape)
 
 
 def _windows(rows: int, width: int) -> Iterator[tuple[slice, slice]]:

@@ -20,13 +20,15 @@ import torch
 
 from paretorch.deploy.codec import grids
 from paretorch.deploy.codec.grids import HALF
+from paretorch.deploy.codec.integers import Integers, smallest_type
 from paretorch.deploy.codec.slice_groups import levels_of
 from paretorch.deploy.codec.streams import Array, BitCounts, PartsReader, PartsWriter
-from paretorch.deploy.codec.symbols import Symbols, decode_symbols, read_tables
+from paretorch.deploy.codec.symbols import Symbols, Tables, decode_symbols, read_tables
 from paretorch.deploy.codec.words import Planes, binary_words, read_planes, to_floats, to_words
 from paretorch.errors import ArtefactError
 
 Shape = tuple[int, ...]
+_LEAST_EXPONENT, _LARGEST_EXPONENT = -126, 100  # of a step that is a normal number, as are its multiples
 SMALL = 4  # values: integer tensors of up to this size go into the index
 
 
@@ -117,6 +119,26 @@ class Grid:
         tables = read_tables(reader.index, reader.coded, out.size, shape)
         decode_symbols(reader.coded, tables, binary_words(tables.alphabet, exponent, dtype), out, shape)
 
+    @staticmethod
+    def read_integers(reader: PartsReader, shape: Shape) -> Integers | Array:
+        """Read an fp32 weight as whole numbers and one step; as words if fp32 has no such step."""
+        exponent = reader.index.signed(2000)
+        tables = read_tables(reader.index, reader.coded, math.prod(shape), shape)
+        if _LEAST_EXPONENT <= exponent <= _LARGEST_EXPONENT:
+            numbers = _read_numbers(reader, tables, shape)
+            return Integers(numbers, np.full((shape[0], 1), 2.0**exponent, dtype=np.float32), numbers.shape[1])
+        out = np.empty(math.prod(shape), dtype=np.uint32)
+        decode_symbols(reader.coded, tables, binary_words(tables.alphabet, exponent, torch.float32), out, shape)
+        return out
+
+
+def _read_numbers(reader: PartsReader, tables: Tables, shape: Shape) -> Array:
+    """Return whole numbers (outputs, inputs), in the smallest type that holds them."""
+    alphabet = tables.alphabet
+    numbers = np.empty(math.prod(shape), dtype=smallest_type(int(alphabet.min()), int(alphabet.max())))
+    decode_symbols(reader.coded, tables, alphabet.astype(numbers.dtype), numbers, shape)
+    return numbers.reshape(shape[0], -1)
+
 
 class Codebook:
     name = "book"
@@ -175,6 +197,21 @@ class Steps:
             weights *= own.view(np.float32).reshape([-1 if i == axis else 1 for i in range(len(shape))])
         if dtype != torch.float32:
             out[:] = to_words(torch.from_numpy(products).to(dtype))
+
+    @staticmethod
+    def read_integers(reader: PartsReader, shape: Shape) -> Integers | Array:
+        """Read an fp32 weight as whole numbers and a step per output; as words if steps are along another axis."""
+        axis = reader.index.number(len(shape) - 1)
+        tables = read_tables(reader.index, reader.coded, math.prod(shape), shape)
+        numbers = _read_numbers(reader, tables, shape)
+        own = np.empty(shape[axis], dtype=np.uint32)
+        read_planes(reader, own, torch.float32)
+        steps = own.view(np.float32)
+        if axis == 0:
+            return Integers(numbers, steps[:, None], numbers.shape[1])
+        spread = steps.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+        with np.errstate(all="ignore"):  # forged steps may be anything
+            return np.asarray(numbers.reshape(shape) * spread, dtype=np.float32).ravel().view(np.uint32)
 
 
 class Dense:

@@ -17,7 +17,7 @@ import math
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paretorch.deploy.codec.integers import Integers
 from paretorch.deploy.codec.sizes import TensorSize
 from paretorch.deploy.codec.streams import ByteReader, ByteWriter, Decoder, PartsReader, PartsWriter
-from paretorch.deploy.codec.tensors import decode_tensor, encode_tensor
+from paretorch.deploy.codec.tensors import decode_integers, decode_tensor, encode_tensor
 from paretorch.deploy.codec.words import DTYPES, dtype_number
 from paretorch.errors import ArtefactError, ConfigError
 from paretorch.support.files import error_reason
@@ -196,8 +197,12 @@ class BlobReader:
         self._declared = None if version == 1 else [self._declaration(i) for i in range(len(self.names))]
 
     def tensors(
-        self, expect: Mapping[str, Tensor] | None, most: int, into: Callable[[str], Tensor] | None = None
-    ) -> Iterator[tuple[str, Tensor | str]]:
+        self,
+        expect: Mapping[str, Tensor] | None,
+        most: int,
+        into: Callable[[str], Tensor] | None = None,
+        as_integers: Container[str] = (),
+    ) -> Iterator[tuple[str, Tensor | Integers | str]]:
         """Yield name and tensor, or name and the earlier name that the tensor is tied to.
 
         Args:
@@ -205,6 +210,7 @@ class BlobReader:
             most: The most bytes of all tensors. Like `expect`, checked before the first tensor is yielded (in version 1: before
                 each tensor).
             into: Returns the tensor to fill, by name.
+            as_integers: Names of tensors to yield as whole numbers and steps, or dense if they are not stored so.
         """
         if self._declared is not None:
             for name, declared in zip(self.names, self._declared, strict=True):
@@ -217,6 +223,8 @@ class BlobReader:
                 most = _admit(name, declared, expect, most)
             if isinstance(declared, str):
                 yield name, declared
+            elif name in as_integers:
+                yield name, decode_integers(self._source, declared[1], declared[0])
             else:
                 dtype, shape = declared
                 yield name, decode_tensor(self._source, shape, dtype, into(name) if into else None)

@@ -105,9 +105,11 @@ class Decoder:
     """
 
     def __init__(self, words: bytes | memoryview) -> None:
+        self._coder: Any = None  # so that a file without coded words is read without constriction
         try:
-            aligned = np.frombuffer(words, dtype="<u4")
-            self._coder = _coder(np.require(aligned, np.uint32, ["A"]))
+            if len(words):
+                aligned = np.frombuffer(words, dtype="<u4")
+                self._coder = _coder(np.require(aligned, np.uint32, ["A"]))
         except ValueError as error:
             raise ArtefactError("The artefact's coded part has an impossible end") from error
 
@@ -117,12 +119,13 @@ class Decoder:
             out[:] = table[int(np.argmax(np.asarray(drops) >= 0))]
             return
         model = _model(drops)
+        self._coder = _coder() if self._coder is None else self._coder
         for start in range(0, out.size, _CHUNK):
             part = out[start : start + _CHUNK]
             part[:] = table[self._coder.decode(model, part.size)]
 
     def finish(self) -> None:
-        if not self._coder.is_empty():
+        if self._coder is not None and not self._coder.is_empty():
             raise ArtefactError("The artefact's coded part is longer than its tensors need")
 
 

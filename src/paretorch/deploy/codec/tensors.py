@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,14 +27,16 @@ from paretorch.deploy.codec.codings import (
 from paretorch.deploy.codec.grids import HALF, read_binary, read_grid, read_rounded
 from paretorch.deploy.codec.grids import Grid as StepGrid
 from paretorch.deploy.codec.grouped import Grouped, read_groups
+from paretorch.deploy.codec.integers import Integers
 from paretorch.deploy.codec.sizes import TensorSize
 from paretorch.deploy.codec.streams import Array, PartsReader, PartsWriter
-from paretorch.deploy.codec.words import to_floats, to_words, words_of
+from paretorch.deploy.codec.words import from_words, to_floats, to_words, words_of
 from paretorch.edits.scale import digits
 from paretorch.errors import ArtefactError
 
 # A coding's position is its number in the file: append only.
 CODINGS: tuple[type[Coding], ...] = (*PLAIN_CODINGS, Affine)
+_OF_INTEGERS = (Grid, Steps, Affine)
 _CERTAIN = (
     1 << 12
 )  # weights: with more, a grid with a small alphabet is not compared with planes, as its table is negligible
@@ -77,9 +82,7 @@ def decode_tensor(
     if into is None or not alike:
         made = decode_tensor(reader, shape, dtype, torch.empty(shape, dtype=dtype))
         return made if into is None else into.copy_(made)
-    coding = CODINGS[reader.index.number(len(CODINGS) - 1)]
-    if not into.numel() and coding is not Constant:  # the tables of its slices could have any size
-        raise ArtefactError("The artefact codes a tensor without elements")
+    coding = _read_coding(reader, shape)
     words = words_of(into) if into.numel() else np.empty(0, dtype=f"u{dtype.itemsize}")
     coding.read(reader, shape, dtype, words)
     if dtype == torch.bool:
@@ -87,6 +90,24 @@ def decode_tensor(
     if not into.is_inference():
         increment_version(into)  # as every change in place does
     return into
+
+
+def decode_integers(reader: PartsReader, shape: tuple[int, ...], dtype: torch.dtype) -> Integers | Tensor:
+    """Read the next tensor as whole numbers and steps, if it is stored so, without making it dense; else as a tensor."""
+    coding: Any = _read_coding(reader, shape)
+    if dtype == torch.float32 and len(shape) > 1 and coding in _OF_INTEGERS:
+        found: Integers | Array = coding.read_integers(reader, shape)
+    else:
+        found = np.empty(math.prod(shape), dtype=f"u{dtype.itemsize}")
+        coding.read(reader, shape, dtype, found)
+    return found if isinstance(found, Integers) else from_words(found, dtype).view(shape)
+
+
+def _read_coding(reader: PartsReader, shape: tuple[int, ...]) -> type[Coding]:
+    coding = CODINGS[reader.index.number(len(CODINGS) - 1)]
+    if not math.prod(shape) and coding is not Constant:  # the tables of its slices could have any size
+        raise ArtefactError("The artefact codes a tensor without elements")
+    return coding
 
 
 def _smallest(words: Array, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Coding, dict[int, int], int | None]:

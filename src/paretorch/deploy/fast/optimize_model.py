@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from paretorch.deploy.fast.replacements import (
     capture_inputs,
     could_be_replaced,
-    find_replacement,
+    find_replacements,
     replace_modules,
-    why_kept,
 )
 from paretorch.deploy.measure.latency import Call, Timer, is_faster, speedup_in_words, timer
+from paretorch.deploy.packed.swap import why_kept
 from paretorch.deploy.plain import copied
 from paretorch.errors import ConfigError
 from paretorch.support.eval_mode import checked_example, first_sentence
@@ -161,23 +161,36 @@ def _run(model: nn.Module, call: ModelCall) -> Any:
 def _choose(
     name: str, layer: nn.Module, inputs: list[Tensor], layer_timer: Timer, kernel_timer: Timer, limit: float
 ) -> tuple[Choice, nn.Module | None]:
-    found = find_replacement(layer, inputs, kernel_timer)
+    found = find_replacements(layer, inputs, kernel_timer)
     if isinstance(found, str):
         return Choice(name, _DENSE, found), None
-    kind, module, setting = found
+    reasons, calls = [], {_DENSE: _calls(layer, inputs)}
+    for kind, module, _ in found:
+        reason = _why_not(kind, module, layer, inputs, limit)
+        if reason is None:
+            calls[kind] = _calls(module, inputs)
+        else:
+            reasons.append(reason)
+    if len(calls) == 1:
+        return Choice(name, _DENSE, ", and ".join(reasons)), None
+    times = layer_timer(calls)
+    middle = {key: statistics.median(values) for key, values in times.items()}
+    words = ", ".join(f"{milliseconds:.3f} ms {key}" for key, milliseconds in middle.items())
+    best = min((one for one in found if one.kind in times), key=lambda one: middle[one.kind])
+    if not is_faster(times[_DENSE], times[best.kind]):
+        return Choice(name, _DENSE, f"{words}: not faster", middle), None
+    setting = f" ({best.setting})" if best.setting else ""
+    words = f"{words}: {speedup_in_words(times[_DENSE], times[best.kind])}{setting}"
+    return Choice(name, best.kind, words, middle), best.module
+
+
+def _why_not(kind: str, module: nn.Module, layer: nn.Module, inputs: list[Tensor], limit: float) -> str | None:
+    """Return why a layer cannot take another one's place; None if it computes the same."""
     try:
         apart = max(difference(layer(x), module(x)) for x in inputs)
     except (RuntimeError, TypeError) as error:
-        return Choice(name, _DENSE, f"{kind} does not run here: {first_sentence(error)}"), None
-    if apart > limit:
-        return Choice(name, _DENSE, f"{kind} differs by {apart:.1e}, more than {limit:.0e}"), None
-    times = layer_timer({_DENSE: _calls(layer, inputs), kind: _calls(module, inputs)})
-    middle = {key: statistics.median(values) for key, values in times.items()}
-    words = f"{middle[_DENSE]:.3f} ms dense, {middle[kind]:.3f} ms {kind}"
-    if not is_faster(times[_DENSE], times[kind]):
-        return Choice(name, _DENSE, f"{words}: not faster", middle), None
-    words = f"{words}: {speedup_in_words(times[_DENSE], times[kind])}" + (f" ({setting})" if setting else "")
-    return Choice(name, kind, words, middle), module
+        return f"{kind} does not run here: {first_sentence(error)}"
+    return f"{kind} differs by {apart:.1e}, more than {limit:.0e}" if apart > limit else None
 
 
 def _calls(layer: nn.Module, inputs: list[Tensor]) -> Call:

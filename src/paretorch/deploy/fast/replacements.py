@@ -20,6 +20,10 @@ from paretorch.deploy.fast.launch import SETTINGS, Setting
 from paretorch.deploy.fast.layers import PackedLinear, SparseLinear, SparsePointwise
 from paretorch.deploy.fast.packing import Order, Packed
 from paretorch.deploy.measure.latency import Call, Timer, is_faster
+from paretorch.deploy.packed.few_bits import WIDTHS as FEW_WIDTHS
+from paretorch.deploy.packed.find import pack_values
+from paretorch.deploy.packed.layers import FewBitLinear
+from paretorch.deploy.packed.swap import has_own_forward, leave_fused_paths
 from paretorch.errors import ConfigError
 from paretorch.support.inputs import ModelCall
 
@@ -44,40 +48,38 @@ def could_be_replaced(module: nn.Module) -> bool:
     """
     if not isinstance(module, nn.Linear | nn.Conv2d):
         return False
-    if isinstance(module, nn.Conv2d) and not _has_own_forward(module):
+    if isinstance(module, nn.Conv2d) and not has_own_forward(module):
         return module.kernel_size == (1, 1) and module.groups == 1 and module.padding in ((0, 0), "valid", "same")
     return True
 
 
-def why_kept(module: nn.Module) -> str | None:
-    """Return why a layer must stay, whatever its weights; None if it may be replaced."""
-    if _has_own_forward(module):
-        return f"{type(module).__name__} has a forward pass of its own"
-    if not {"weight", "bias"} <= module._parameters.keys():
-        return "its weight or bias is computed (by a parametrization)"
-    if module._forward_hooks or module._forward_pre_hooks:
-        return "it has forward hooks"
-    return None
-
-
-def _has_own_forward(module: nn.Module) -> bool:
-    """Return whether a subclass of Linear or Conv2d overrides what its base computes."""
-    base: type[nn.Module] = nn.Conv2d if isinstance(module, nn.Conv2d) else nn.Linear
-    computing = ("__call__", "forward", "_conv_forward")
-    changed = any(getattr(type(module), name, None) is not getattr(base, name, None) for name in computing)
-    return changed or "forward" in vars(module)  # which a single layer may have
-
-
-def find_replacement(layer: nn.Module, inputs: list[Tensor], timer: Timer) -> Replacement | str:
+def find_replacements(layer: nn.Module, inputs: list[Tensor], timer: Timer) -> list[Replacement] | str:
     """Return what could replace the layer, or why nothing can. The timer chooses between settings of one kernel."""
     assert isinstance(layer, nn.Linear | nn.Conv2d)
     if not inputs:
         return "the example does not reach it"
     if layer.weight.device.type == "cpu":
-        return _sparse_layer(layer, inputs)
+        return _cpu_layers(layer, inputs)
     if isinstance(layer, nn.Conv2d):
         return f"no faster convolution for {layer.weight.device.type}"
-    return _packed_layer(layer, inputs, timer)
+    found = _packed_layer(layer, inputs, timer)
+    return found if isinstance(found, str) else [found]
+
+
+def _cpu_layers(layer: nn.Linear | nn.Conv2d, inputs: list[Tensor]) -> list[Replacement] | str:
+    tried = [_sparse_layer(layer, inputs)] + ([_few_bit_layer(layer, inputs)] if isinstance(layer, nn.Linear) else [])
+    found = [one for one in tried if isinstance(one, Replacement)]
+    return found or ", and ".join(one for one in tried if isinstance(one, str))
+
+
+def _few_bit_layer(layer: nn.Linear, inputs: list[Tensor]) -> Replacement | str:
+    if layer.weight.dtype != torch.float32 or any(x.dtype != torch.float32 for x in inputs):
+        return "packed weights compute in float32 alone"
+    weight = pack_values(layer.weight)
+    if weight is None:
+        return "its weights are on no grid of 2, 4 or 8 bits"
+    shares = ", ".join(f"{width}" for width, count in zip(FEW_WIDTHS, weight.blocks, strict=False) if count)
+    return Replacement("packed", FewBitLinear(weight, layer.bias), f"{shares or 0} bits")
 
 
 def _sparse_layer(layer: nn.Linear | nn.Conv2d, inputs: list[Tensor]) -> Replacement | str:
@@ -132,10 +134,7 @@ def replace_modules(model: nn.Module, swaps: Mapping[nn.Module, nn.Module]) -> n
     shared: dict[int, Any] = {id(t): t for t in [*model.parameters(), *model.buffers()]}
     shared |= {id(old): new for old, new in swaps.items()}
     result = copy.deepcopy(model, shared)
-    for module in result.modules():
-        if isinstance(module, nn.TransformerEncoderLayer) and {*module.children()} & {*swaps.values()}:
-            # Else, in eval mode, torch would read the layers' weights and call a fused kernel in place of the new layers.
-            module.activation_relu_or_gelu = 0
+    leave_fused_paths(result, swaps)
     return result
 
 

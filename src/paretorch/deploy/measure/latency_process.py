@@ -19,12 +19,13 @@ def main(folder: Path, job: dict[str, Any]) -> dict[str, list[float]]:
     torch.set_num_threads(job["threads"])
     stored = load_file(folder / "example.safetensors")
     arguments = [stored[str(i)] for i in range(len(stored))]
-    calls = {name: _call(folder / name, arguments, job["threads"]) for name in job["files"]}
+    calls = {name: file_call(folder / name, arguments, job["threads"]) for name in job["files"]}
     with torch.inference_mode():
         return timed_rounds(calls, job["rounds"], job["seconds"])
 
 
-def _call(path: Path, arguments: list[Tensor], threads: int) -> Call:
+def file_call(path: Path, arguments: list[Tensor], threads: int) -> Call:
+    """Return a call of an exported network."""
     if path.suffix == ".onnxruntime":
         import onnxruntime
 

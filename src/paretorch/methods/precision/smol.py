@@ -82,7 +82,8 @@ _PROPORTIONAL, _INTEGRAL = 40.0, 800.0  # of ln λ against the relative error of
 class SMOL(Steered, Recordable, Method):
     """Learn how many bits each weight needs.
 
-    target_bits: average bits over the selected weights, dropped ones counting 0; None: `penalty` decides.
+    target_bits: average bits over the selected weights, dropped ones counting 0; None: a budget, `penalty` or `init_bits` decides, of which
+    one must be given.
     penalty: λ, the price of one bit; with a target, only where λ starts (None: 0.27 over the number of weights, which
     is the thesis' 1e-6 for ResNet-20). init_bits: precision at the start. anneal: share of the steps until the target.
     zero_precision: give 0 bits to weights that are nearer to zero than to their grid. rounding: "floor" or "round".
@@ -236,6 +237,15 @@ class SMOL(Steered, Recordable, Method):
             return replace(own, group=group_for(own.format, site))
         return replace(own, target_bits=self.target_bits)
 
+    def check_goal(self) -> None:
+        own = {"format": self.format, "init_bits": self.init_bits, "allowed_bits": self.allowed_bits}
+        chosen = any(_decides(options) for options in (own, *self.overrides.values()))
+        if self.target_bits is None and self.penalty is None and not chosen:
+            raise ConfigError(
+                f"{type(self).__name__} has nothing to say how many bits to keep: give target_bits=, such as 4.0, or compress a "
+                "budget= or for a runtime=, or choose penalty= as the thesis does"
+            )
+
     def check_beside(self, kinds: set[str]) -> None:
         lowest = min(self.allowed_bits, default=1)
         if (
@@ -385,6 +395,12 @@ class SMOL(Steered, Recordable, Method):
         if self.format is not None:
             return {"bits": average_bits(term)}
         return {"bits": average_bits(term), "bit_price": term.scalar("price")}
+
+
+def _decides(options: Mapping[str, Any]) -> bool:
+    """Whether options say where the bits begin or must end, so that a default price may do the rest."""
+    started = options.get("init_bits", SMOL.init_bits) != SMOL.init_bits
+    return started or bool(options.get("format")) or len(options.get("allowed_bits", ())) == 1
 
 
 def _is_printed(options: Mapping[str, Any]) -> bool:

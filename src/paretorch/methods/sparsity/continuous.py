@@ -19,6 +19,8 @@ same weight is learned too, so that the grid stays a grid). What differs from th
   network, in 300 steps, their gradients are too small for β to decide anything. There s follows the weights' saliencies (see
   `paretorch.methods.sparsity.saliency`), c is 1, and the network is whole at the first step. "auto" looks whether the network is trained.
 - Whole channels are chosen after 90 % of the steps, at the latest: one that comes back late upsets the norms behind it.
+- With `latency=` of `compress` the target is a share of measured time, and saliencies are compared per millisecond that a channel saves: a wide layer
+  that takes no time is not cut in vain.
 """
 
 import math
@@ -31,6 +33,7 @@ from torch import Tensor, nn
 
 from paretorch.core.attach.sites import Site
 from paretorch.core.channels.coupling import Coupling, threshold_for
+from paretorch.core.channels.shares import LATENCY
 from paretorch.core.groups import Grouping
 from paretorch.core.method import Automatic, Couples, Recordable, Term
 from paretorch.core.step.optimizers import drop_rate, require_drops, sgd
@@ -48,6 +51,7 @@ _STEEP = 1e6  # times the temperature: gates have no slope then
 _CLOSED = 1e-5  # of a gate at the start: less would be an error of rounding, by which c would multiply all weights
 _FAR, _NEARER = 0.5, 0.2  # of a shift that follows a sample: how far off it jumps, and how fast it moves otherwise
 _OPEN = 25.0  # a shift at which every gate is open, whatever the saliency
+_BLOCK = 8  # channels: layers keep a multiple of so many if their time counts
 _TINY = 1e-4  # the least |s + τ| after rounding: far above the rounding error of s + τ
 
 STARTS = ("auto", "saliency", "uniform")
@@ -123,8 +127,6 @@ class ContinuousSparsification(Couples, Automatic, Recordable, Pruning):
             raise ConfigError(f"gate={self.gate!r} is not known: use one of {', '.join(GATES)}")
         if self.start not in STARTS:
             raise ConfigError(f"start={self.start!r} is not known: use one of {', '.join(STARTS)}")
-        if self.start == "saliency" and self.target is None:
-            raise ConfigError('start="saliency" needs a target=, the share of weights to drop')
         if self.start == "saliency" and self.penalty:
             raise ConfigError('penalty= moves decisions that start="uniform": leave it out, the target decides')
         require_number("init", self.init, -10.0, 10.0, "give a number from -10 to 10; the thesis uses -0.3 to 0.3")
@@ -142,15 +144,17 @@ class ContinuousSparsification(Couples, Automatic, Recordable, Pruning):
         require_number("lr", self.lr, 0.0, math.inf, "give a positive rate", above=True)
         require_number("momentum", self.momentum, 0.0, 1.0, "give 0 to 1")
         require_drops(self.drops)
-        if self.count not in ("weights", "macs"):
+        if self.count not in ("weights", "macs", LATENCY):
             raise ConfigError(f'count={self.count!r}: use "weights" or "macs"')
         require_count("multiple", self.multiple, 1, "give a number of channels, such as 16")
         if self.multiple > 1 and self.group != "channel":
             raise ConfigError(f'multiple={self.multiple} needs group="channel"')
-        if self.count == "macs" and self.group != "channel":
-            raise ConfigError('count="macs" needs group="channel": single zeros save no multiply-adds')
+        if self.count != "weights" and self.group != "channel":
+            raise ConfigError(f'count="{self.count}" needs group="channel": single zeros save no multiply-adds')
 
     def check_goal(self) -> None:
+        if self.start == "saliency" and self.target is None:
+            raise ConfigError('start="saliency" needs a target=, the share of weights to drop')
         chooses_init = self.init != 0.0 or any("init" in options for options in self.overrides.values())
         is_printed = self.start == "uniform" and self.gradient_anneal <= self.anneal  # there init=0 is as good as any
         if self.target is None and not (chooses_init or self.penalty or is_printed):
@@ -166,6 +170,14 @@ class ContinuousSparsification(Couples, Automatic, Recordable, Pruning):
     @property
     def block(self) -> int:
         return self.multiple
+
+    @property
+    def weighs_prices(self) -> bool:
+        return self.count == LATENCY and self.start == "saliency"
+
+    def with_latency(self, share: float) -> Self:
+        multiple = self.multiple if self.multiple > 1 else _BLOCK
+        return replace(self, target=1.0 - share, count=LATENCY, multiple=multiple)
 
     def undecided(self, term: Term) -> Tensor:
         """The average distance of the soft masks from those that rounding makes, where it turns some over included."""
@@ -185,13 +197,15 @@ class ContinuousSparsification(Couples, Automatic, Recordable, Pruning):
 
     def check_groups(self, smallest: float, total: float) -> None:
         super().check_groups(smallest, total)
-        if self.count == "macs" or self.multiple > 1:
-            asked = 'count="macs"' if self.count == "macs" else f"multiple={self.multiple}"
+        if self.count != "weights" or self.multiple > 1:
+            asked = f'count="{self.count}"' if self.count != "weights" else f"multiple={self.multiple}"
             raise ConfigError(
                 f"{asked} needs to know which channels belong together: give compress an example= of the inputs"
             )
 
     def check_coupling(self, coupling: Coupling) -> None:
+        if self.count == LATENCY:  # the target follows from what was measured
+            return
         least = coupling.least(self.count, self.multiple)
         if self.target is not None and 1.0 - self.target < least:
             kept = "a channel" if self.multiple == 1 else f"{self.multiple} channels"

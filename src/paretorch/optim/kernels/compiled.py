@@ -6,18 +6,10 @@ The loop is compiled at the first step, by the C compiler of the machine, and ke
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import hashlib
-import os
-import platform
-import shlex
-import shutil
-import subprocess
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -27,7 +19,7 @@ from torch import Tensor
 from paretorch.optim.hyperparameters import Hyperparameters, Scalar
 from paretorch.optim.kernels.bucket import Bucket, Gradients, root_mean_square
 from paretorch.optim.kernels.parameter import ParameterView
-from paretorch.support.files import replacing, sweep
+from paretorch.support.c_code import load_library
 
 CHUNK = 1 << 15
 """Elements that a thread takes at a time; few enough that their sum in fp32 is exact to six digits."""
@@ -40,9 +32,6 @@ _CHUNK_DTYPE = np.dtype(
     [(name, np.uint64) for name in "pgmv"] + [("length", np.int64), ("squares", float), ("live", float)]
 )
 _SOURCE = Path(__file__).with_suffix(".c")
-_COMPILER_FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-shared", "-fPIC", "-pthread")
-_COMPILE_TIMEOUT = 60
-"""Seconds."""
 
 
 class _Numbers(ctypes.Structure):
@@ -125,108 +114,9 @@ def library(dtype: torch.dtype) -> Any:
 
 def build(definitions: Sequence[str]) -> Any:
     """The library of `compiled.c`, compiled with these definitions or taken from the cache; None if that fails."""
-    loaded = _load(_SOURCE, definitions)
+    loaded = load_library(_SOURCE, definitions)
     if loaded is None:
         return None
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     loaded.adaptive_step.argtypes, loaded.adaptive_step.restype = [pointer, number, pointer, number], None
     return loaded
-
-
-def _load(source: Path, definitions: Sequence[str]) -> ctypes.CDLL | None:
-    compiler = find_compiler()
-    if compiler is None or os.name != "posix":
-        return None
-    command = [*compiler, *_COMPILER_FLAGS, *(f"-D{each}" for each in definitions)]
-    name = f"{source.stem}-{_build_key(source, command)}"
-    try:
-        folder = _cache_folder()
-        cached = None if folder is None else _find_cached(folder, name)
-        if cached is not None:
-            return ctypes.CDLL(str(cached))
-        with TemporaryDirectory() as scratch:  # a library that is loaded stays usable after its file is gone
-            compiled = _compile(source, command, Path(scratch) / f"{name}.so")
-            if folder is not None:
-                with contextlib.suppress(OSError):  # a full disk, for example: then it is compiled again next time
-                    compiled = _keep(compiled, folder, name)
-            return ctypes.CDLL(str(compiled))
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def find_compiler() -> list[str] | None:
-    """The command of the C compiler: $CC if it is set, else the first of cc, gcc and clang that is installed."""
-    for candidate in [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc", "clang"]:
-        words = shlex.split(candidate)
-        if words and shutil.which(words[0]):
-            return words
-    return None
-
-
-def _compile(source: Path, command: list[str], target: Path) -> Path:
-    # Not every compiler knows -march=native.
-    for extra, required in ((["-march=native"], False), ([], True)):
-        words = [*command, *extra, str(source), "-o", str(target), "-lm"]
-        done = subprocess.run(words, check=required, capture_output=True, timeout=_COMPILE_TIMEOUT)
-        if done.returncode == 0:
-            break
-    return target
-
-
-def _keep(compiled: Path, folder: Path, name: str) -> Path:
-    """Copy a library into the cache under a name that holds the digest of its content."""
-    sweep(folder)
-    content = compiled.read_bytes()
-    target = folder / f"{name}-{_digest(content)}.so"
-    with replacing(target) as temporary:  # whole or not at all; other processes may be loading the same file
-        Path(temporary).write_bytes(content)
-    return target
-
-
-def _find_cached(folder: Path, name: str) -> Path | None:
-    """The library in the cache whose content has the digest in its name. Damaged ones are removed.
-
-    Loading a truncated library ends the process with SIGBUS, so it has to be found by reading. The digest protects from
-    accidents only; `_cache_folder` protects from other users.
-    """
-    for path in sorted(folder.glob(f"{name}-*.so")):
-        with contextlib.suppress(OSError):  # another process may have removed it
-            if path.is_file() and path.stem == f"{name}-{_digest(path.read_bytes())}":
-                return path
-            path.unlink()
-    return None
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:32]
-
-
-def _cache_folder() -> Path | None:
-    """The folder of compiled libraries, or None if others could write there: its content is executed."""
-    try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paretorch"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-        private = found.st_uid == os.getuid() and not found.st_mode & 0o022
-    except (OSError, RuntimeError, AttributeError):  # AttributeError on Windows, which has no getuid
-        return None
-    return folder if private and os.access(folder, os.W_OK) else None
-
-
-def _build_key(source: Path, command: list[str]) -> str:
-    """A hash of all that the library depends on, the processor included: home folders are shared between machines."""
-    facts = [*command, platform.machine(), _processor()]
-    compiler = shutil.which(command[0])
-    if compiler:
-        facts.append(f"{os.path.realpath(compiler)} {os.stat(compiler).st_mtime_ns}")
-    return hashlib.sha256(source.read_bytes() + "\n".join(facts).encode()).hexdigest()[:16]
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return "".join(
-        next((line for line in lines if line.startswith(word)), "") for word in ("model name", "flags", "Features")
-    )

@@ -1,6 +1,7 @@
 """What can be trained: a `Task` has batches, a loss and an evaluation. The loop knows nothing else about the data."""
 
 import hashlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -12,12 +13,24 @@ from paretorch.training.runtime import Runtime
 Batch = tuple[Tensor, ...]
 
 
+class Stream(Protocol):
+    """The batches of an epoch that are not in memory, all of the same shapes: a pure function of the epoch, and of the step."""
+
+    def begin(self, step: int) -> Iterator[Batch]:
+        """The batches from a step on, on the host; of several ranks, the part of this one."""
+        ...
+
+    def first(self, count: int) -> Batch:
+        """Up to `count` batches at the start, whole on every rank, as rows of tensors on the device."""
+        ...
+
+
 class Task(Protocol):
     """A thing to learn.
 
     An epoch comes as a whole: tensors of shape [steps, ...] on the device, of which the loop takes row i at step i. So
-    a captured step finds its batch by a counter on the device and waits for nothing. `epoch` must be a pure function of
-    its argument (and the task's seed), with the same shapes every time; `loss` must not look at values on the host.
+    a captured step finds its batch by a counter on the device and waits for nothing. What does not fit comes as a `Stream`. `epoch` must
+    be a pure function of its argument (and the task's seed), with the same shapes every time; `loss` must not look at values on the host.
 
     Three attributes may be there too. Two are True where they are not: `fixed_shapes` is False where `loss` does look at
     values on the host, to find the shape of its batch, so that a step cannot be replayed from a CUDA graph; `compiles`
@@ -32,7 +45,7 @@ class Task(Protocol):
     steps: int
     """Steps per epoch."""
 
-    def epoch(self, number: int) -> Batch:
+    def epoch(self, number: int) -> "Batch | Stream":
         """All batches of an epoch, in training order."""
         ...
 
@@ -69,6 +82,21 @@ class ImageTask(Protocol):
     def draw(self, model: nn.Module) -> Tensor:
         """What a network on the CPU makes, as one picture: bytes [channels, height, width], the same every time."""
         ...
+
+
+@runtime_checkable
+class SharedTask(Protocol):
+    """A task whose ranks read their parts of a batch only, and evaluate a part each."""
+
+    def share(self, rank: int, count: int, parts: int, mean: Callable[[Tensor], Tensor]) -> None:
+        """Before training: which of how many ranks this is, in how many parts one after another it takes a batch, and means over ranks."""
+        ...
+
+
+def first_batches(task: Task, number: int, count: int) -> Batch:
+    """Up to `count` batches at the start of an epoch, as rows of tensors."""
+    found = task.epoch(number)
+    return tuple(part[:count] for part in found) if isinstance(found, tuple) else found.first(count)
 
 
 def runtime_for(runtime: Runtime, task: Task) -> Runtime:

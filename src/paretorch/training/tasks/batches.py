@@ -5,7 +5,8 @@ read as a whole; batches whose shapes differ from the first, such as a last one 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from paretorch.errors import ConfigError, DataError, PareError
+from paretorch.errors import ConfigError, DataError, DivergenceError, PareError
 from paretorch.support.eval_mode import first_sentence, in_eval
 from paretorch.support.inputs import LABELS, ModelCall, main_output, parameters_of, parts_of
 from paretorch.training.tasks import Batch, derive_seed
@@ -50,6 +51,17 @@ def _labelled(batch: Any) -> tuple[ModelCall, Tensor]:
 
 def classify(model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """Cross-entropy of logits [rows, ..., classes] and labels [rows, ...]."""
+    logits, labels = _logits_and_labels(model, batch)
+    if not labels.is_cuda or not torch.is_grad_enabled():  # a step of training waits for no GPU
+        _require_classes(labels, logits.shape[-1])
+    logits, labels = logits.flatten(0, -2), labels.flatten().long()
+    counts = labels != _IGNORED
+    right = ((logits.detach().argmax(1) == labels) & counts).sum() / counts.sum().clamp_min(1)
+    return F.cross_entropy(logits, labels, ignore_index=_IGNORED), {"accuracy": right}
+
+
+def _logits_and_labels(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    """Return the logits and labels of a batch; raise if their shapes do not match."""
     call, labels = _labelled(batch)
     logits = main_output(call(model)).float()
     if labels.is_floating_point() or logits.dim() != labels.dim() + 1 or logits.shape[:-1] != labels.shape:
@@ -57,10 +69,16 @@ def classify(model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
             f"--task classify takes logits [rows, classes] and whole labels [rows]; the model gives {tuple(logits.shape)}, "
             f"the labels are {tuple(labels.shape)} of {labels.dtype}"
         )
-    logits, labels = logits.flatten(0, -2), labels.flatten().long()
-    counts = labels != _IGNORED
-    right = ((logits.detach().argmax(1) == labels) & counts).sum() / counts.sum().clamp_min(1)
-    return F.cross_entropy(logits, labels, ignore_index=_IGNORED), {"accuracy": right}
+    return logits, labels
+
+
+def _require_classes(labels: Tensor, classes: int) -> None:
+    """Raise if a label is none of the classes."""
+    wrong = labels[(labels != _IGNORED) & ((labels < 0) | (labels >= classes))]
+    if len(wrong):
+        raise DataError(
+            f"there is the label {int(wrong[0])}, and the model gives {classes} classes, 0 to {classes - 1}"
+        )
 
 
 def regress(model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -145,6 +163,7 @@ class BatchTask:
         self._train, self._test, self._kind, self._source = train, test, kind, source
         self._device, self._seed, self._autocast = torch.device(device), seed, autocast
         self._loss = find_loss(kind)
+        self._network = "the network"
         self._first, self._spec = self._batches(0)
         self.steps = len(self._first)
         self.tallies: tuple[str, ...] = ("accuracy",) if kind == "classify" else ()
@@ -152,31 +171,34 @@ class BatchTask:
             raise DataError(f"{source}: the test part has no batches")
 
     def check(self, model: nn.Module, network: str) -> None:
-        """Run one batch and raise what is wrong; also reads what a user's own task reports."""
+        """Run one batch of each part and raise what is wrong; also reads what a user's own task reports."""
+        self._network = network
+        with in_eval(model), self._refusals():
+            _, metrics = self._run(model, self._rebuilt(self._first[0]))
+            if self._kind == "classify":
+                self._check_labels(model)
+            self._run(model, self._placed(next(iter(self._test))))
+        self.tallies = tuple(metrics)
+
+    def _check_labels(self, model: nn.Module) -> None:
+        """Look at the labels of a whole epoch: a GPU that meets a wrong one in training ends the process."""
+        classes = _logits_and_labels(model, self._rebuilt(self._first[0]))[0].shape[-1]
+        for leaves in self._first:
+            _require_classes(_labelled(self._rebuilt(leaves))[1], classes)
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Turn what a batch or a network of a user raises into one sentence that names both."""
         try:
-            with in_eval(model):
-                _, metrics = self._run(model, self._rebuilt(self._first[0]))
+            yield
+        except DivergenceError:
+            raise
         except PareError as error:
-            raise ConfigError(f"{network} on {self._source}: {error}") from error
+            raise ConfigError(f"{self._network} on {self._source}: {error}") from error
         except Exception as error:  # what a forward pass raises is not ours to list
             raise ConfigError(
-                f"{network} cannot take a batch of {self._source}: {type(error).__name__}: {first_sentence(error)}"
+                f"{self._network} cannot take a batch of {self._source}: {type(error).__name__}: {first_sentence(error)}"
             ) from error
-        self.tallies = tuple(metrics)
-        if self._kind == "classify":
-            self._check_labels(model, network)
-
-    def _check_labels(self, model: nn.Module, network: str) -> None:
-        call, _ = inputs_and_labels(self._rebuilt(self._first[0]))
-        with in_eval(model):
-            classes = main_output(call(model)).shape[-1]
-        for leaves in self._first:
-            labels = _labelled(self._rebuilt(leaves))[1]
-            wrong = labels[(labels != _IGNORED) & ((labels < 0) | (labels >= classes))]
-            if len(wrong):
-                raise DataError(
-                    f"{self._source} has the label {int(wrong[0])}, and {network} gives {classes} classes, 0 to {classes - 1}"
-                )
 
     def epoch(self, number: int) -> Batch:
         batches, _ = self._batches(number)
@@ -195,7 +217,8 @@ class BatchTask:
             for batch in self._test:
                 placed = self._placed(batch)
                 rows = max(1, inputs_and_labels(placed)[0].batch)
-                loss, metrics = self._run(model, placed)
+                with self._refusals():
+                    loss, metrics = self._run(model, placed)
                 for name, value in {"loss": loss, **metrics}.items():
                     totals[name] = totals.get(name, 0.0) + rows * float(value)
                 count += rows

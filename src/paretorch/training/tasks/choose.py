@@ -1,18 +1,19 @@
 """From a recipe's `data` to the task, and to what the network must be built with."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paretorch.errors import ConfigError
 from paretorch.training.networks import is_zoo
-from paretorch.training.recipe import DataRecipe, Recipe
+from paretorch.training.recipe import Recipe
 from paretorch.training.runtime import Runtime
 from paretorch.training.tasks import Task
 from paretorch.training.tasks.batches import BatchTask
+from paretorch.training.tasks.choose_disk import FOLDER_OPTIONS, IMAGENET, choose_on_disk, in_memory, is_on_disk
 from paretorch.training.tasks.images import ImageClassification
-from paretorch.zoo.data import user_data
+from paretorch.training.tasks.options import batch_of, data_options, held_out_of
 from paretorch.zoo.user_code import names_code
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ _NETWORKS = {
 _GENERATOR = "dcgan-generator"
 _GAN = {"loss": "hinge", "critic_steps": 2, "critic_width": 64, "samples": 10000, "features": ""}
 _BPTT = {"ptb": 70, "ptb-char": 150}
-_TENTH = 10  # of the training images, what a validation of 1 holds out of a user's folder
 
 
 def choose(recipe: Recipe, runtime: Runtime, device: torch.device, images: "Images | None" = None) -> Chosen:
@@ -61,42 +61,33 @@ def latent_of(recipe: Recipe) -> int | None:
 def _images(recipe: Recipe, runtime: Runtime, images: "Images | None", how: dict[str, Any]) -> Chosen:
     from paretorch import zoo
 
+    if images is None and is_on_disk(recipe):
+        return choose_on_disk(recipe, runtime, how)
     latent = latent_of(recipe)
     folder = recipe.data.name.startswith("folder:")
-    options = _options(recipe, user_data.FOLDER_OPTIONS if folder else {} if latent is None else _GAN)
+    options = data_options(recipe, FOLDER_OPTIONS if folder else {} if latent is None else _GAN)
     try:
         images = images or zoo.data.load(
-            recipe.data.name, runtime.root, runtime.download, **(options if folder else {})
+            recipe.data.name, runtime.root, runtime.download, **(in_memory(options) if folder else {})
         )
     except ConfigError as error:
         if folder:
             raise
-        raise ConfigError(f"{error} Of other kinds there are: {', '.join(sorted(_NETWORKS))}") from error
+        raise ConfigError(f"{error} Of other kinds there are: {', '.join(sorted((*_NETWORKS, IMAGENET)))}") from error
     if recipe.data.validation:
-        tenth = folder and recipe.data.validation == 1
-        held_out = max(1, len(images.train[1]) // _TENTH) if tenth else recipe.data.validation
-        images = images.validation(held_out, seed=0)
+        images = images.validation(held_out_of(recipe, len(images.train[1])), seed=0)
     if recipe.task not in (None, "classify"):
         return _image_batches(recipe, images, how), {"classes": images.classes}
     if latent is not None:
         return _gan(recipe, images, {"latent": latent, **options}, how)
     task = ImageClassification(
         images,
-        batch=_batch(recipe, images),
+        batch=batch_of(recipe, len(images.train[1])),
         how=_augmentation(recipe),
         label_smoothing=recipe.data.label_smoothing,
         **how,
     )
     return task, {"classes": images.classes}
-
-
-def _batch(recipe: Recipe, images: "Images") -> int:
-    """The recipe's batch; the default one is halved until a user's folder has enough images for it."""
-    batch = recipe.data.batch
-    if recipe.data.name.startswith("folder:") and batch == DataRecipe.batch:
-        while batch > len(images.train[1]):
-            batch //= 2  # what divides the default, such as a number of ranks, divides most of its halves too
-    return batch
 
 
 def _image_batches(recipe: Recipe, images: "Images", how: dict[str, Any]) -> Task:
@@ -129,7 +120,7 @@ def _loaders(recipe: Recipe, how: dict[str, Any]) -> Task:
     if names_code(name):
         parts = user_loaders(name, recipe.data.options or {})
     else:
-        _options(recipe, {})
+        data_options(recipe, {})
         parts = table_loaders(name, recipe.data.batch)
     if recipe.data.validation and parts.validation is None:
         raise ConfigError(f"--data {name} has no validation part to judge by: give train, validation and test")
@@ -163,7 +154,7 @@ def _text(recipe: Recipe, runtime: Runtime, how: dict[str, Any]) -> Chosen:
     from paretorch.training.tasks.language import LanguageModel
     from paretorch.zoo.data import text
 
-    options = _options(recipe, {"bptt": _BPTT[recipe.data.name]})
+    options = data_options(recipe, {"bptt": _BPTT[recipe.data.name]})
     characters = recipe.data.name == "ptb-char"
     corpus = text.load("char" if characters else "word", runtime.root)
     task = LanguageModel(
@@ -181,7 +172,7 @@ def _text(recipe: Recipe, runtime: Runtime, how: dict[str, Any]) -> Chosen:
 def _translation(recipe: Recipe, runtime: Runtime, how: dict[str, Any]) -> Chosen:
     from paretorch.training.tasks.translation import Translation, load_multi30k
 
-    options = _options(recipe, {"vocabulary": 10000, "bleu": False})
+    options = data_options(recipe, {"vocabulary": 10000, "bleu": False})
     pairs = load_multi30k(runtime.root, options["vocabulary"])
     task = Translation(
         pairs,
@@ -197,25 +188,10 @@ def _translation(recipe: Recipe, runtime: Runtime, how: dict[str, Any]) -> Chose
 def _grids(recipe: Recipe, how: dict[str, Any]) -> Chosen:
     from paretorch.training.tasks.shortest_paths import ShortestPaths, make_grids
 
-    options = _options(recipe, {"limit": 10, "limits": [], "count": 5000, "test_count": 1000, "size": 32})
+    options = data_options(recipe, {"limit": 10, "limits": [], "count": 5000, "test_count": 1000, "size": 32})
     last, limits = options.pop("limit"), options.pop("limits")
     limits = limits or [last]
     if recipe.epochs % len(limits):
         raise ConfigError(f"{len(limits)} phases of equal length cannot share {recipe.epochs} epochs: use a multiple")
     phases = [make_grids(limit, **options, validation=recipe.data.validation) for limit in limits]
     return ShortestPaths(phases, epochs=recipe.epochs // len(limits), batch=recipe.data.batch, **how), {}
-
-
-def _options(recipe: Recipe, usual: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe's `data_options` over the usual ones; unknown names and wrong types are refused by name."""
-    given = dict(recipe.data.options or {})
-    if unknown := sorted(set(given) - set(usual)):
-        known = ", ".join(usual) or "none"
-        raise ConfigError(f"{recipe.data.name} has no data option {unknown[0]!r}; it has: {known}")
-    words = {bool: "true or false", str: "a text", list: "a list of whole numbers from 1", int: "a whole number from 1"}
-    for name, value in given.items():
-        whole = [value] if type(value) is int else value if type(value) is list else []
-        if type(value) is not type(usual[name]) or not all(type(one) is int and one >= 1 for one in whole):
-            wanted = words[type(usual[name])]
-            raise ConfigError(f"The data option {name} of {recipe.data.name} must be {wanted}, not {value!r}")
-    return {**usual, **given}

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from paretorch.deploy import encoded_size
 from paretorch.deploy.plain import copied, plain
+from paretorch.edits import forget_scales
 from paretorch.errors import ConfigError
 from paretorch.support.checks import require_count
 from paretorch.support.eval_mode import in_eval
@@ -248,6 +249,7 @@ def post_train(
     limit = parse_bytes(budget, lambda: dense_bytes(own))
     dense = copied(own, "post_train").requires_grad_(False)
     layers = _layers_of(dense, include, exclude)
+    forget_scales(dense, {layer.name for layer in layers})
     given = read_batches(batches, most_batches, dense, layers[0].weight.device)
     with in_eval(dense):
         first = try_run(dense, given[0])

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from paretorch.deploy.plain import copied, plain
+from paretorch.edits import forget_scales
 from paretorch.errors import ConfigError
 from paretorch.workflows.posttraining.calibration import collect, execution_order, read_batches, stages
 from paretorch.workflows.posttraining.layers import find_layers
@@ -70,6 +71,7 @@ def change_in_stages(
     result = copied(plain(model, "post-training"), "post-training")
     given = read_batches(batches, most_batches, result, next(result.parameters()).device)
     layers, once = execution_order(result, given[0], find_layers(result, include, exclude))
+    forget_scales(result, {layer.name for layer in layers})
     for stage in stages(layers, most_stages):
         moments = collect(result, given, stage, once)
         for layer in stage:

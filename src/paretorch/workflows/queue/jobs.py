@@ -98,6 +98,7 @@ def run_jobs(
     begin: Callable[[Job], None] = lambda job: None,
     until: float = math.inf,
     log: Log = print,
+    log_ends: bool = True,
     watch: Callable[[], None] | None = None,
 ) -> Ends:
     """Run the jobs that are not over, together with all other workers that have them too; returns how they ended.
@@ -111,9 +112,10 @@ def run_jobs(
         begin: Called with a job before its process is started.
         until: The time, by `time.monotonic`, at which running jobs keep their last step and end.
         log: Called with a line when something happens.
-        watch: Called now and then.
+        log_ends: Whether the end of a job is something that happens.
+        watch: Called now and then; what it raises ends the jobs, which keep their last steps.
     """
-    return _Worker(jobs, engine, is_over, ended, begin, log).run(until, watch or (lambda: None))
+    return _Worker(jobs, engine, is_over, ended, begin, log, log_ends).run(until, watch or (lambda: None))
 
 
 class _Worker:
@@ -125,8 +127,10 @@ class _Worker:
         ended: Callable[[Job, int, str], str | None],
         begin: Callable[[Job], None],
         log: Log,
+        log_ends: bool,
     ) -> None:
         self._engine, self._is_over, self._ended, self._begin, self._log = engine, is_over, ended, begin, log
+        self._log_ends = log_ends
         self._waiting, self._count = list(jobs), len(jobs)
         self._running: list[_Running] = []
         self._claims, self._order = Claims(), random.Random()
@@ -232,7 +236,8 @@ class _Worker:
 
     def _log_end(self, job: Job, what: str) -> None:
         self._done += 1
-        self._log(f"[{self._done}/{self._count}] {job.name}: {what}")
+        if self._log_ends:
+            self._log(f"[{self._done}/{self._count}] {job.name}: {what}")
 
     def _log_waiting(self) -> None:
         """Say once that other workers have all that is left."""

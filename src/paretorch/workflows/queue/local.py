@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -36,18 +37,20 @@ class LocalEngine:
         self.places = places
         self._gpus = visible_gpus() if device in ("auto", "cuda") else []
         self._on: dict[subprocess.Popen[bytes], str] = {}
+        self._lock = threading.Lock()  # threads may share an engine
 
     def start(self, job: Job, claim: int) -> subprocess.Popen[bytes]:
         """Start a process for the job."""
         threads = str(max(1, (os.cpu_count() or 1) // self.places))
         environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": threads}
         environment.setdefault("OMP_NUM_THREADS", threads)
-        gpu = self._next_gpu()
-        if gpu:
-            environment["CUDA_VISIBLE_DEVICES"] = gpu
-        with open(job.log, "ab") as log:
+        environment.setdefault("PARE_WORKERS", threads)  # what reads images for a job
+        with self._lock, open(job.log, "ab") as log:
+            gpu = self._next_gpu()
+            if gpu:
+                environment["CUDA_VISIBLE_DEVICES"] = gpu
             process = start(WORKER, str(job.folder), str(claim), *job.words, log=log, environment=environment)
-        self._on[process] = gpu
+            self._on[process] = gpu
         return process
 
     def stop(self, processes: Sequence[Process]) -> None:

@@ -119,6 +119,7 @@ class ShrinkFolder:
         if path is None:
             return
         self.artefact = path / "model.pare"
+        self._cut = path / "cut.pare"
         self._settings, self._result, self._checkpoint = (
             path / name for name in ("shrink.json", "result.json", "checkpoint.pt")
         )
@@ -188,6 +189,23 @@ class ShrinkFolder:
         self._last = time.monotonic()
         self._cost = self._last - start if SECONDS else 0.0
 
+    def load_cut(self, into: nn.Module) -> nn.Module | None:
+        """Return the network without the channels that are gone, filled into `into`; None if there is none yet."""
+        if self._path is None or not self._cut.exists():
+            return None
+        from paretorch.deploy import load
+
+        return load(self._cut, into=into)
+
+    def save_cut(self, model: nn.Module) -> None:
+        """Keep the network without the channels that are gone."""
+        if self._path is None:
+            return
+        from paretorch.deploy import save
+
+        self._begin()
+        save(model, self._cut)
+
     def finish(self, model: nn.Module, record: Mapping[str, Any]) -> None:
         """Write the file and the record; the checkpoint goes."""
         if self._path is None:
@@ -198,6 +216,7 @@ class ShrinkFolder:
         save(model, self.artefact)
         write_atomically(self._result, json.dumps(dict(record), indent=2).encode())
         checked_files.remove(self._checkpoint)
+        self._cut.unlink(missing_ok=True)
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from paretorch.core.finish.recalibrate import recalibrate_norms
 from paretorch.core.formats import WeightFormat
 from paretorch.deploy import encoded_size, load
+from paretorch.deploy.measure.stopwatch import TIMED_ONLY
 from paretorch.deploy.plain import copied, plain
+from paretorch.edits import edits_of, forget_scales
 from paretorch.errors import ConfigError, DivergenceError, PareWarning, warn
 from paretorch.support.checks import require_count
 from paretorch.support.text import dense_bytes, parse_bytes
@@ -26,10 +26,12 @@ from paretorch.training.files import alone_in
 from paretorch.training.norms import compact_state, make_compact
 from paretorch.workflows.posttraining import post_train
 from paretorch.workflows.posttraining.calibration import divergence
+from paretorch.workflows.posttraining.layers import find_layers
 from paretorch.workflows.shrink.coded import CodedWeights
+from paretorch.workflows.shrink.cutting import cut_network
 from paretorch.workflows.shrink.folder import ShrinkFolder, ShrinkProgress, describe, fingerprint
 from paretorch.workflows.shrink.formatted import FormattedWeights, formats_for, round_to_formats
-from paretorch.workflows.shrink.objective import Batches, Objective, as_given
+from paretorch.workflows.shrink.objective import Batches, Objective, estimate_norms
 from paretorch.workflows.shrink.tuning import RATES, Tuner, trial_length
 
 _FITS = 0.97  # of the budget: a smaller file is tried again with a smaller μ
@@ -47,7 +49,7 @@ def has_short_vectors(model: nn.Module) -> bool:
 def size_now(student: nn.Module, short: bool) -> int:
     """Return the bytes of the student's file if its vectors are made short as `land` does; the student stays as it is."""
     state = student.state_dict()
-    return encoded_size(compact_state(student, state) if short else state, student)
+    return encoded_size(compact_state(student, state) if short else state, student, edits_of(student))
 
 
 def size_of(model: nn.Module) -> int:
@@ -88,19 +90,6 @@ def land(
     return fitting
 
 
-def estimate_norms(student: nn.Module, objective: Objective, batches: Batches) -> None:
-    """Estimate batch norms anew, unless the statistics that are there bring held-out batches nearer to the dense network."""
-    norms = [module for module in student.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
-    if not norms:
-        return
-    before = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
-    distance = objective.distance(student, batches.held_out)
-    recalibrate_norms(student, [as_given(call) for call in batches.calibration])
-    if not objective.distance(student, batches.held_out) < distance:
-        for buffer, value in before:
-            buffer.copy_(value)
-
-
 _SHOWN = 10  # steps between two counts of zeros and bits
 
 
@@ -126,21 +115,37 @@ def shrink_network(
     folder: str | Path | None = None,
     progress: str = "auto",
     runtime: str | None = None,
+    latency: str | None = None,
 ) -> Shrunk:
     """As `paretorch.shrink`, and with a record of what was done."""
     require_count("steps", steps, 0, "give the number of training steps, 0 for none")
     network = plain(model, "shrink")
     dense = copied(network, "shrink").requires_grad_(False)
-    limit, forms = _wanted(dense, budget, runtime)
+    limit, formats = _wanted(dense, budget, runtime, latency)
+    if latency is not None and steps < 2:
+        raise ConfigError(
+            f"shrink: steps={steps} with latency=, which removes channels: give steps to learn without them"
+        )
+    changed = {layer.name for layer in find_layers(dense)} if formats is None else formats_for(dense, formats)
+    forget_scales(dense, changed)
     path = None if folder is None else Path(folder)
+    options = {"budget": limit or None, "runtime": runtime, "latency": latency}
+    asked = {name: value for name, value in options.items() if value is not None}
     with ShrinkProgress(progress) as shown, contextlib.nullcontext() if path is None else alone_in(path):
-        job = _Job(dense, limit, steps, shown, forms)
-        asked = {"budget": limit} if runtime is None else {"runtime": runtime}
         store = ShrinkFolder(path, {"network": fingerprint(dense), **asked, "steps": steps})
         if (record := store.result()) is not None:
             small = load(store.artefact, into=copied(network, "shrink"))
         else:
-            small, record = job.run(batches, store)
+            data = Batches(batches, dense, _device_of(dense))
+            small, record = dense, {}
+            if latency is not None:
+                own = steps if formats is None and not limit else steps - steps // 2
+                steps -= own
+                small, record = cut_network(dense, data, store, latency, runtime, own, shown)
+            if limit or formats is not None:
+                forms = None if formats is None else formats_for(small, formats)
+                small, more = _Job(small, limit, steps, shown, forms, dense).run(data, store)
+                record = {**record, **more, "seconds": {**record.get("seconds", {}), **more["seconds"]}}
             store.finish(small, record)
     for ours, theirs in zip(small.parameters(), network.parameters(), strict=True):
         ours.requires_grad_(theirs.requires_grad)
@@ -148,16 +153,23 @@ def shrink_network(
 
 
 def _wanted(
-    dense: nn.Module, budget: int | str | None, runtime: str | None
-) -> tuple[int, dict[str, WeightFormat] | None]:
-    """Return the bytes of the file, 0 with a runtime, and the formats that the runtime has for the weights."""
-    if (budget is None) == (runtime is None):
+    dense: nn.Module, budget: int | str | None, runtime: str | None, latency: str | None
+) -> tuple[int, str | None]:
+    """Return the bytes of the file, 0 for any number, and the runtime whose formats the weights get."""
+    formats = None if latency is not None and runtime in TIMED_ONLY else runtime
+    if (budget is not None and formats is not None) or budget is formats is latency is None:
         both = "not both: the formats of a runtime say how many bytes a weight takes" if budget is not None else "one"
         raise ConfigError(f'shrink: give budget=, such as "1/10", or runtime=, such as "gguf:Q4_0", {both}')
     if budget is not None:
         return parse_bytes(budget, lambda: dense_bytes(dense)), None
-    assert runtime is not None
-    return 0, formats_for(dense, runtime)
+    if formats is not None:
+        formats_for(dense, formats)  # which raises for an unknown one
+    return 0, formats
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    first = next(iter(model.parameters()), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 class _Job:
@@ -166,6 +178,7 @@ class _Job:
     Args:
         limit: Bytes of the file.
         forms: The format of each weight, in place of a limit.
+        teacher: The network to answer as, if that is another one.
     """
 
     def __init__(
@@ -175,18 +188,16 @@ class _Job:
         steps: int,
         shown: ShrinkProgress,
         forms: dict[str, WeightFormat] | None = None,
+        teacher: nn.Module | None = None,
     ) -> None:
-        self._forms = forms
+        self._forms, self._teacher = forms, dense if teacher is None else teacher
         self._dense, self._limit, self._steps, self._shown = dense, limit, steps, shown
-        first = next(iter(dense.parameters()), None)
-        self._device = torch.device("cpu") if first is None else first.device
         self._seconds: dict[str, float] = {}
 
-    def run(self, batches: Iterable[Any], store: ShrinkFolder) -> tuple[nn.Module, dict[str, Any]]:
-        data = Batches(batches, self._dense, self._device)
-        objective = Objective(self._dense, data.calibration[0])
+    def run(self, data: Batches, store: ShrinkFolder) -> tuple[nn.Module, dict[str, Any]]:
+        objective = Objective(self._teacher, data.calibration[0])
         objective.check([*data.calibration, *data.held_out])
-        state = store.load(self._device)
+        state = store.load(_device_of(self._dense))
         if not state:
             state = self._round(data, objective)
             store.save(state)
@@ -297,7 +308,7 @@ class _Job:
     def _record(self, size: int, record: dict[str, Any]) -> dict[str, Any]:
         return {
             "bytes": size,
-            "dense_bytes": dense_bytes(self._dense),
+            "dense_bytes": dense_bytes(self._teacher),
             **({"budget": self._limit} if self._forms is None else {"formats": _counts(self._forms)}),
             "steps": self._steps,
             **record,

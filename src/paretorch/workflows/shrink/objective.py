@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from paretorch.core.finish.recalibrate import recalibrate_norms
 from paretorch.errors import ConfigError, DataError
 from paretorch.support.arithmetic import exact
 from paretorch.support.eval_mode import first_sentence, in_eval
@@ -184,3 +186,16 @@ def _has_logits(outputs: Any, example: ModelCall) -> bool:
     reads_tokens = not any(tensor.is_floating_point() for tensor in example.tensors)
     dims = (2, 3) if reads_tokens else (2,)
     return isinstance(outputs, Tensor) and len(found) == 1 and found[0].dim() in dims and found[0].shape[-1] > 1
+
+
+def estimate_norms(student: nn.Module, objective: Objective, batches: Batches) -> None:
+    """Estimate batch norms anew, unless the statistics that are there bring held-out batches nearer to the dense network."""
+    norms = [module for module in student.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    if not norms:
+        return
+    before = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
+    distance = objective.distance(student, batches.held_out)
+    recalibrate_norms(student, [as_given(call) for call in batches.calibration])
+    if not objective.distance(student, batches.held_out) < distance:
+        for buffer, value in before:
+            buffer.copy_(value)

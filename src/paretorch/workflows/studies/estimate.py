@@ -67,3 +67,16 @@ def ticket_minutes(study: Study, methods: Sequence[str] = ()) -> float:
     (recipe,) = study.settings.values()
     epochs = ticket_epochs(study, methods) + len(study.seeds) * recipe.epochs
     return epochs * seconds_per_epoch(recipe.network, recipe.data.batch) / 60
+
+
+def search_minutes(study: Study, label: str) -> float:
+    """Of one of its searches over all seeds, by the name that rows have without the seed, such as "imp-rate0.2"."""
+    (recipe,) = study.settings.values()
+    searches = [
+        one
+        for table in study.tickets
+        for one in make_searches({"seeds": list(study.seeds), **table}, study.name)
+        if one.name.rpartition("-seed")[0] == label
+    ]
+    epochs = sum(one.trainings() * recipe.epochs for one in searches)
+    return epochs * seconds_per_epoch(recipe.network, recipe.data.batch) / 60

@@ -61,6 +61,11 @@ def open_study(place: str | Path | None, name: str, facts: Mapping[str, Any]) ->
     return study
 
 
+def another_of(study: Study) -> Study:
+    """The same study for another thread, with a sampler of its own."""
+    return optuna.load_study(study_name=study.study_name, storage=study._storage)
+
+
 @contextlib.contextmanager
 def quiet_optuna() -> Iterator[None]:
     """Optuna says nothing but errors, and as much as before afterwards."""
@@ -208,16 +213,18 @@ class TakenOver(PareError):
 
 
 class Beat:
-    """Tells others that the worker of a trial is there; calling it raises if they gave it up all the same."""
+    """Tells others that the worker of a trial is there; calling it raises if they gave it up all the same, or if it is to stop."""
 
-    def __init__(self, study: Study, trial: optuna.Trial) -> None:
-        self._study, self._trial = study, trial
+    def __init__(self, study: Study, trial: optuna.Trial, stop: threading.Event) -> None:
+        self._study, self._trial, self._stop = study, trial, stop
         self._count = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._go_on, daemon=True)
 
     def __call__(self) -> None:
-        """Raise if the trial belongs to another worker."""
+        """Raise if the trial belongs to another worker, or if this one is to stop."""
+        if self._stop.is_set():
+            raise KeyboardInterrupt
         trials = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         if all(each.number != self._trial.number for each in trials):
             raise TakenOver(f"Trial {self._trial.number} was given to another worker while this one was silent")

@@ -1,5 +1,7 @@
-"""One trial of `pare tune`: a learning rate and an ε, trained, and the error that they give."""
+"""One trial of `pare tune`: a learning rate and an ε, trained, and the error that they give, in trial.json of its folder."""
 
+import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,8 @@ import torch
 from paretorch import zoo
 from paretorch.errors import DivergenceError
 from paretorch.support import checked_files
-from paretorch.support.files import sweep
+from paretorch.support.files import read_json, sweep
+from paretorch.training.files import alone_in, write_atomically
 from paretorch.training.folder import RunFolder
 from paretorch.training.progress import headline
 from paretorch.training.recipe import Recipe
@@ -28,6 +31,9 @@ _ERRORS = {
     "test_frechet": ("Fréchet distance", ""),
     "test_loss": ("validation loss", ""),
 }
+
+
+_RESULT = "trial.json"
 
 
 class Trial:
@@ -52,13 +58,46 @@ class Trial:
 
     def __call__(self, alpha: float, eps: float, beat: Callable[[], None]) -> float:
         """The error of a setting; `beat` is called after each epoch."""
-        recipe = changed(self.recipe, {"optimizer.lr": alpha, "optimizer.eps": eps or None})
+        recipe = self.recipe_of(alpha, eps)
         setup = prepare(recipe, self._runtime, self._images)
-        place = self.folder / f"lr{exactly(alpha)}-eps{exactly(eps)}"
-        folder = _WatchedFolder(place, recipe, setup.device, beat, self._limit)
+        folder = _WatchedFolder(self.place(alpha, eps), recipe, setup.device, beat, self._limit)
         last = trainer_of(setup, recipe, folder, self._runtime).run(resume=True)
+        error = self._error_of(float(last[self._metric]))
         checked_files.remove(folder.checkpoint)
-        value = float(last[self._metric])
+        return error
+
+    def train_once(self, alpha: float, eps: float) -> None:
+        """Train a setting whose job this process has, and keep its error, or that it diverged, in its folder."""
+        place = self.place(alpha, eps)
+        with alone_in(place):
+            if self.result(alpha, eps) is not None:
+                return
+            try:
+                error: float | None = self(alpha, eps, lambda: None)
+            except DivergenceError:
+                error = None
+            content = {"recipe": self.recipe_of(alpha, eps).as_dict(), "error": error}
+            write_atomically(place / _RESULT, json.dumps(content).encode())
+
+    def result(self, alpha: float, eps: float) -> float | None:
+        """The error that is kept in a setting's folder, NaN if it diverged; None if there is none, or one of another recipe."""
+        try:
+            content = read_json(self.place(alpha, eps) / _RESULT)
+            if content["recipe"] != json.loads(json.dumps(self.recipe_of(alpha, eps).as_dict())):
+                return None
+            return math.nan if content["error"] is None else float(content["error"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def place(self, alpha: float, eps: float) -> Path:
+        """The folder of a setting."""
+        return self.folder / f"lr{exactly(alpha)}-eps{exactly(eps)}"
+
+    def recipe_of(self, alpha: float, eps: float) -> Recipe:
+        """What is trained with a setting."""
+        return changed(self.recipe, {"optimizer.lr": alpha, "optimizer.eps": eps or None})
+
+    def _error_of(self, value: float) -> float:
         if self._metric in ("test_accuracy", "test_f1"):
             return 100 * (1 - value)
         return 100 - value if self._metric == "test_bleu" else value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,15 @@ from paretorch.errors import ConfigError, DivergenceError
 from paretorch.workflows.queue import Silence
 from paretorch.workflows.tuning.landscape import Floats
 from paretorch.workflows.tuning.samplers import SAMPLERS, sampler
-from paretorch.workflows.tuning.storage import Beat, TakenOver, is_dead, open_study, quiet_optuna, readable
+from paretorch.workflows.tuning.storage import (
+    Beat,
+    TakenOver,
+    another_of,
+    is_dead,
+    open_study,
+    quiet_optuna,
+    readable,
+)
 
 METHODS = (*SAMPLERS, "grid")
 _REPEATS = 10
@@ -73,6 +82,7 @@ def search(
     first: tuple[float, float] | None = None,
     facts: Mapping[str, Any] | None = None,
     on_trial: OnTrial | None = None,
+    workers: int = 1,
 ) -> Found:
     """Try `trials` settings (all workers together, those under way too) and return everything that is known.
 
@@ -83,7 +93,11 @@ def search(
     storage, name: see `open_study`. A setting that is known is not trained again, and one whose worker died is taken over.
     first: α and ε to begin near; without them descent begins at random, as in the thesis.
     on_trial: called after each setting with what is known and that setting.
+    workers: how many settings to try at the same time. `train` is then called from so many threads; if one fails or the search is
+        interrupted, the others' next call of the function that they were given raises KeyboardInterrupt.
     """
+    if workers < 1:
+        raise ConfigError(f"A search has at least 1 worker, not {workers}")
     if method not in METHODS:
         raise ConfigError(f"Unknown method {method!r}: choose from {', '.join(METHODS)}")
     alphas, epsilons = [float(alpha) for alpha in alphas], [float(eps) for eps in epsilons]  # of arrays too
@@ -100,7 +114,50 @@ def search(
             _known(study, alphas, epsilons)
         if first is not None and not study.get_trials(deepcopy=False):
             study.enqueue_trial({"alpha": _nearest(alphas, first[0]), "eps": _nearest(epsilons, first[1])})
-        return _work(study, train, alphas, epsilons, method, trials, seed, on_trial)
+        begun = len(study.get_trials(deepcopy=False))
+        works = []
+        for number in range(min(workers, trials, len(alphas) * len(epsilons))):
+            own = study if number == 0 else another_of(study)
+            # Descent and CMA-ES draw from the number of the trial; the others would repeat the first worker's draws.
+            own.sampler = sampler(
+                "random" if method == "grid" else method,
+                seed if method in ("gld", "cgld", "cmaes") else seed + begun + number,
+            )
+            works.append(partial(_work, own, train, alphas, epsilons, method, trials))
+        return works[0](on_trial, threading.Event()) if len(works) == 1 else _together(works, on_trial)
+
+
+def _together(works: Sequence[Callable[[OnTrial | None, threading.Event], Found]], on_trial: OnTrial | None) -> Found:
+    """Let each work in a thread; what one of them raises ends them all."""
+    stop, lock = threading.Event(), threading.Lock()
+    found: list[Found] = []
+    errors: list[BaseException] = []
+
+    def one_at_a_time(known: Found, alpha: float, eps: float) -> None:
+        with lock:
+            if on_trial is not None:
+                on_trial(known, alpha, eps)
+
+    def run(work: Callable[[OnTrial | None, threading.Event], Found]) -> None:
+        try:
+            found.append(work(one_at_a_time, stop))
+        except BaseException as error:  # raised in the thread that waits
+            errors.append(error)
+            stop.set()
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+    return max(found, key=lambda known: len(known.order))
 
 
 def _work(
@@ -110,17 +167,12 @@ def _work(
     epsilons: Sequence[float],
     method: str,
     trials: int,
-    seed: int,
     on_trial: OnTrial | None,
+    stop: threading.Event,
 ) -> Found:
-    begun = len(study.get_trials(deepcopy=False))
-    # Descent and CMA-ES draw from the number of the trial; the others would repeat the first worker's draws.
-    study.sampler = sampler(
-        "random" if method == "grid" else method, seed if method in ("gld", "cgld", "cmaes") else seed + begun
-    )
     wanted, repeats = min(trials, len(alphas) * len(epsilons)), 0
     silence = Silence(is_slow=True)
-    while (found := _known(study, alphas, epsilons)).tried.sum() < wanted:
+    while (found := _known(study, alphas, epsilons)).tried.sum() < wanted and not stop.is_set():
         _take_over(study, silence)
         if len(_busy(study, silence)) >= wanted - found.tried.sum():
             time.sleep(_PAUSE)
@@ -128,7 +180,7 @@ def _work(
         if method == "grid" or repeats >= _REPEATS:
             _enqueue_untried(study, found, silence, by_chance=repeats > 0)
         trial = study.ask()
-        beat = Beat(study, trial)
+        beat = Beat(study, trial, stop)
         try:
             beat.write()
             cell = trial.suggest_int("alpha", 0, len(alphas) - 1), trial.suggest_int("eps", 0, len(epsilons) - 1)
