@@ -1,13 +1,14 @@
 """Claim: llama.cpp computes a GGUF file of ours as torch computes the network, and loses less by it than by its own rounding.
 
 For each format: the bytes of the file, the loss on held-out rows in torch and in llama.cpp, and the largest difference of a logit relative to the largest
-logit. "rounded" has the steps of least squared error, without data; "shrunk" is `pt.shrink` on rows that are not held out. Beside them is the file
+logit. "rounded" has the steps of least squared error, without data; "shrunk" is `pt.shrink` on rows that are not held out: rounded by
+second order, then trained ("trained" says whether that helped). Beside them is the file
 that llama.cpp's own quantizer makes of the dense network, all tensors in the same format where it has codes for them.
 
 The folder is that of `benchmarks/story_bed.py`: a network that transformers can load, and ids.pt, one row of tokens per text; the last rows are held out.
 Needs llama-cpp-python.
 
-    python benchmarks/gguf_llama.py FOLDER --steps 60 --json results/gguf-llama/cpu.json
+    python benchmarks/gguf_llama.py FOLDER --steps 0 --json results/gguf-llama/cpu.json
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from torch import Tensor, nn
 import paretorch as pt
 from paretorch.errors import PareWarning
 from paretorch.training.folder import environment
+from paretorch.workflows.shrink import shrink_network
 
 FORMATS = {"Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "Q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
            "TQ2_0": llama_cpp.LLAMA_FTYPE_MOSTLY_TQ2_0}  # fmt: skip
@@ -110,7 +112,9 @@ def measure(model: nn.Module, path: Path, rows: Tensor, threads: int) -> dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=60, help="of pt.shrink; -1: leave it out")
+    parser.add_argument(
+        "--steps", type=int, default=0, help="of pt.shrink behind its rounding by second order; -1: leave it out"
+    )
     parser.add_argument("--held", type=int, default=24, help="rows that are held out, the last ones")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
@@ -149,15 +153,18 @@ def main() -> None:
             path = pt.export(small, folder / "rounded.gguf", runtime=runtime)
             add({"way": "rounded", "format": form, **measure(small, path, held, options.threads)})
             if options.steps >= 0:
-                small = pt.shrink(dense, Parts(trained, options.seed), runtime=runtime, steps=options.steps).eval()
-                path = pt.export(small, folder / "shrunk.gguf", runtime=runtime)
-                add(
-                    {
-                        "way": f"shrunk, {options.steps} steps",
-                        "format": form,
-                        **measure(small, path, held, options.threads),
-                    }
+                found = shrink_network(
+                    dense, Parts(trained, options.seed), runtime=runtime, steps=options.steps, progress="quiet"
                 )
+                small = found.model.eval()
+                path = pt.export(small, folder / "shrunk.gguf", runtime=runtime)
+                about = {
+                    "way": "shrunk",
+                    "format": form,
+                    "steps": options.steps,
+                    "trained": found.record.get("trained", False),
+                }
+                add({**about, **measure(small, path, held, options.threads)})
 
 
 if __name__ == "__main__":
