@@ -88,6 +88,7 @@ def test_the_call_runs_the_files_that_are_named_and_they_are_few(tmp_path: Path)
     named = first_column(section("One call, file by file"))
     assert [one for one in named if not (SOURCE / one).is_file()] == []
     assert len(named) == len(set(named)) <= 40
+    assert all(getattr(pt, name) is not None for name in pt.__all__)  # which imports them
     before, files = sys.getprofile(), Files()
     sys.setprofile(files)
     try:
