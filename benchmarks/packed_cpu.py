@@ -376,7 +376,9 @@ def image_process(path: Path, packed: bool, started: float) -> None:
 
 def measure_image(folder: Path, rounds: int) -> dict[str, Any]:
     size = write_resnet(folder / "resnet50.pare")
-    print(f"A process that imports torch and the runtime, loads {size:,} bytes and answers one image, on two threads")
+    print(
+        f"A process that imports torch and the runtime, loads {size:,} bytes and answers one image, threads: {torch.get_num_threads()}"
+    )
     runs: dict[str, list[dict[str, Any]]] = {"dense": [], "packed": []}
     for _ in range(rounds):
         for name in runs:
