@@ -1,6 +1,7 @@
-"""The numbers of docs/many-gpus.md about ranks are those of results/two-ranks."""
+"""The numbers of docs/many-gpus.md are those of results/two-ranks and results/job_queue.json."""
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +49,26 @@ def test_how_long_training_waits_for_a_checkpoint() -> None:
         f"({now['wait_most_s']:.2f} s at most), and for {before['wait_median_s']:.2f} s when training waited"
     )
     assert told in " ".join(_PAGE.split())
+
+
+_QUEUE = json.loads((_ROOT / "results/job_queue.json").read_text())
+
+
+def _time(hours: float) -> str:
+    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
+
+
+@pytest.mark.parametrize("gpus", sorted({row["gpus"] for row in _QUEUE["searches"]}))
+def test_how_long_a_search_takes(gpus: int) -> None:
+    rows = {row["search"]: row for row in _QUEUE["searches"] if row["gpus"] == gpus}
+    found = [rows[name] for name in ("tickets of ResNet-20", "grid of WRN-28-4")]
+    times = [time for row in found for time in (row["paper_hours"], statistics.mean(row["simulated_hours"]))]
+    assert " | ".join([f"| {gpus:,}", *map(_time, times)]) in _PAGE
+    assert all(abs(row["paper_hours"] / statistics.mean(row["simulated_hours"]) - 1) < 0.1 for row in found)
+
+
+def test_what_the_queue_costs() -> None:
+    most = max(_QUEUE["simulated"], key=lambda row: row["workers"])
+    assert f"jobs that nobody has begun | {100 * most['busy_while_jobs_wait']:.1f} % |" in _PAGE
+    assert f"wait for their silence | {100 * most['busy']:.1f} % |" in _PAGE
+    assert f"the process's own start | {_QUEUE['overhead_seconds']:.1f} s |" in _PAGE
