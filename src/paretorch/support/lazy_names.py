@@ -5,21 +5,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 
 class _Package(ModuleType):
-    """A package that looks for its public names in the modules that define them."""
+    """A package that looks for its public names in the modules that define them, and for its modules."""
 
     _homes: Mapping[str, str]
 
     def __getattr__(self, name: str) -> Any:
-        if name not in self._homes:
+        if name in self._homes:
+            found = getattr(import_module(f"{self.__name__}.{self._homes[name]}"), name)
+            setattr(self, name, found)
+            return found
+        if name.startswith("_") or find_spec(f"{self.__name__}.{name}") is None:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        found = getattr(import_module(f"{self.__name__}.{self._homes[name]}"), name)
-        setattr(self, name, found)
-        return found
+        return import_module(f"{self.__name__}.{name}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Importing a module binds its name in the package, also if a function has the same name.

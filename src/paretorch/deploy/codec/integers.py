@@ -27,7 +27,8 @@ class Integers:
         """The weights of some outputs in fp32."""
         numbers, steps = self.numbers[start:stop], self.steps[start:stop]
         spread = steps if steps.shape[1] == 1 else np.repeat(steps, self.group, axis=1)[:, : numbers.shape[1]]
-        return np.asarray(numbers * spread, dtype=np.float32)
+        with np.errstate(all="ignore"):  # forged steps may be anything
+            return np.asarray(numbers * spread, dtype=np.float32)
 
 
 def smallest_type(low: int, high: int) -> np.dtype[Any]:
