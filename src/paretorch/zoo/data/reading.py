@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -84,7 +85,6 @@ class Reader:
         self._name, self._views = images.name, Views(images, view, seed)
         self._workers, self._pinned = workers, pinned
         self._wanted = _Wanted()
-        self._loader: DataLoader[Any] | None = None
         self._reading: object = None
 
     def read(self, batch: Callable[[int], list[Item]], start: int, stop: int) -> Iterator[Arrays]:
@@ -120,25 +120,37 @@ class Reader:
 
     def close(self) -> None:
         """End the processes; the next batch starts new ones."""
-        self._loader, self._reading = None, None
+        self._reading = None
+        _loaders.pop(self, None)
 
     def _begin(self, batch: Callable[[int], list[Item]], steps: range) -> Iterator[Any]:
-        self._wanted.batch, self._wanted.steps = batch, steps
-        if self._loader is None:
-            self._loader = make_loader(self._views, self._workers, batch_sampler=self._wanted, pin_memory=self._pinned)
-        loader = self._loader
-        return keeping_sigchld(lambda: iter(loader))
+        self._wanted.batch, self._wanted.steps = weakref.ref(batch), steps
+        if self not in _loaders:
+            _loaders[self] = make_loader(
+                self._views, self._workers, batch_sampler=self._wanted, pin_memory=self._pinned
+            )
+        return keeping_sigchld(lambda: iter(_loaders[self]))
+
+
+# Readers are in cycles with those who train. In a cycle the garbage collector would end the queues of a loader before its workers, which
+# notice that after five seconds each: so loaders are kept here, and know nothing of their readers.
+_loaders: "weakref.WeakKeyDictionary[Reader, DataLoader[Any]]" = weakref.WeakKeyDictionary()
 
 
 class _Wanted:
     """What the workers are to read next, as a DataLoader asks for it."""
 
     def __init__(self) -> None:
-        self.batch: Callable[[int], list[Item]] = lambda step: []
+        self.batch: Callable[[], Callable[[int], list[Item]] | None] = lambda: None
         self.steps = range(0)
 
     def __iter__(self) -> Iterator[list[Item]]:
-        return map(self.batch, self.steps)
+        for step in self.steps:
+            batch = self.batch()
+            if batch is None:  # nobody reads any more
+                return
+            yield batch(step)
+            del batch
 
 
 def make_loader(dataset: Dataset[Any], workers: int, **options: Any) -> "DataLoader[Any]":
