@@ -25,8 +25,6 @@ bit in the mark of a checksum, a worker that ended in a traceback since its stor
 their beats waited for its lock (the row above has a patience of 10 seconds, with which that happened), journals with a trial that was asked for one value of two, or with
 finished trials of which some have no time, and sharded runs that were continued with other last bits in their weights.
 
-The searches of ten workers on a journal and on PostgreSQL were made before slow storages were waited for; they were not made again since.
-
 ## The twelve findings of 0.1.0, and what covers each
 
 | finding | tests |
