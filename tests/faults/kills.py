@@ -34,12 +34,13 @@ def begin(scene: Scene, folder: Path, log: Path, faults: Faults | None = None) -
     pid = os.fork()
     if pid:
         return pid
-    code = 1
+    code, captured = 1, sys.stderr
     try:
         os.setsid()  # what it starts is killed with it at the limit
         words = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.dup2(words, 1)
         os.dup2(words, 2)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)  # pytest has a file of its own there
         if faults is None:
             scene.begin(folder)
         else:
@@ -58,6 +59,7 @@ def begin(scene: Scene, folder: Path, log: Path, faults: Faults | None = None) -
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        captured.flush()
         os._exit(code)
 
 
